@@ -1,0 +1,145 @@
+"""Which attributes a span carries: constant ones by descriptor, and columns of numbers by row.
+
+Every exporter asks here, so that OTLP, Chrome and the SDK bridge say the same of a span.
+"""
+
+import uuid
+from collections.abc import Mapping
+
+import numpy as np
+
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP, Bind, collective_id, p2p_id
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.spans import Column, Process, SpanBatch
+
+Value = str | int | bool
+NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
+_INSTANCE_NAMESPACE = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")  # semconv's, for derived ids
+
+
+def constant_attributes(descriptor: Descriptor, source: int, flags: int, error_type: str) -> dict[str, Value]:
+    """Return what every span of *descriptor* with this source, these flags and this error carries."""
+    d = descriptor
+    out: dict[str, Value] = {}
+    if d.kind in (s.COLLECTIVE, s.P2P):
+        out[s.DL_COMM_OPERATION] = d.name
+        out[s.DL_COMM_ASYNC] = bool(flags & s.Flag.ASYNC)
+    if d.kind == s.STAGE:
+        out[s.DL_PHASE] = d.name
+    named = (
+        (s.DL_COMM_BACKEND, d.backend),
+        (s.DL_COMM_GROUP_ID, d.group),
+        (s.DL_COMM_GROUP_SIZE, d.group_size),
+        (s.DL_COMM_DTYPE, d.dtype),
+        (s.DL_TENSOR_NAME, d.tensor),
+        (s.DL_QUEUE_TYPE, d.queue_type),
+        (s.DL_ACTIVITY, d.activity),
+        (s.ERROR_TYPE, error_type),
+    )
+    out.update({name: value for name, value in named if value})
+    if d.kind not in (s.STEP, s.STAGE):
+        out[s.DL_TIME_SOURCE] = s.SOURCE_NAMES[source]
+    if flags & s.Flag.TRUNCATED:
+        out[s.DL_SPAN_TRUNCATED] = True
+    return out
+
+
+def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tuple[str, Column, Column]]:
+    """Return (attribute, int64 values, mask of the rows that carry it), each of shape (n,).
+
+    Args:
+        batch: The spans.
+        left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
+    """
+    rows = batch.rows
+    step, stage = batch.is_kind(s.STEP), batch.is_kind(s.STAGE)
+    collective, p2p = batch.is_kind(s.COLLECTIVE), batch.is_kind(s.P2P)
+    phase = batch.is_kind(s.PHASE)
+    size = rows["size"].view(np.int64) if rows.flags.c_contiguous else rows["size"].astype(np.int64)
+    a, b, seq = (rows[name].astype(np.int64) for name in ("a", "b", "seq"))
+    partition = rows["partition"].astype(np.int64)
+    key = batch.lookup(lambda d: d.key, np.int64)
+    comm = collective | p2p
+    columns = [
+        (s.DL_STEP, rows["step"].astype(np.int64), rows["step"] != NO_STEP),
+        (s.DL_STEP_USER, size, step & (rows["size"] != NO_USER_STEP)),
+        (s.DL_BATCH_SIZE, a, step & (a > 0)),
+        (s.DL_EPOCH, b, step & (b >= 0)),
+        (s.DL_STAGE_COUNT, a, stage),
+        (s.DL_STAGE_TOTAL, size, stage),
+        (s.DL_COMM_SEQ, seq, comm & (seq > 0)),
+        (s.DL_COMM_SIZE, size, comm | (phase & (size > 0))),
+        (s.DL_COMM_ROOT, b, collective & (b >= 0)),
+        (s.DL_COMM_PEER_RANK, a, p2p & (a >= 0)),
+        (s.DL_COMM_TAG, b, p2p),
+        (s.DL_QUEUE_WAIT, a, (collective | phase) & (a > 0)),
+        (s.DL_KEY, key << 16 | partition, phase & (key >= 0)),
+        (s.DL_PARTITION, partition, rows["level"] == s.Level.PARTITION),
+    ]
+    if left_out is not None:
+        columns.append((s.DL_SPANS_LEFT_OUT, left_out.astype(np.int64), left_out > 0))
+    return columns
+
+
+def collective_ids(batch: SpanBatch) -> Column:
+    """Return the id that each row's operation has on every rank, shape (n,), uint64; 0 where none is certain."""
+    out = np.zeros(len(batch), np.uint64)
+    bind = batch.process.bind
+    if bind is None:
+        return out
+    rows = batch.rows
+    known = np.flatnonzero(batch.is_kind(s.COLLECTIVE, s.P2P) & (rows["seq"] > 0))
+    for i in known:
+        d = batch.descriptor_of(int(i))
+        out[i] = _operation_id(bind, d, int(rows["seq"][i]), int(rows["a"][i]), int(rows["b"][i]))
+    return out
+
+
+def _operation_id(bind: Bind, d: Descriptor, seq: int, a: int, b: int) -> int:
+    if d.kind == s.P2P:
+        sends = d.name.lstrip("i").startswith("send")
+        source, destination = (bind.rank, a) if sends else (a, bind.rank)
+        return p2p_id(bind, d.group, source, destination, b, seq)
+    # torch counts per group, so the name says nothing; elsewhere the tensor's own count does.
+    name = "" if d.backend in s.TORCH_BACKENDS else d.tensor
+    return collective_id(bind, s.COLLECTIVE, d.group, name, seq)
+
+
+def resource_attributes(process: Process) -> dict[str, Value]:
+    """Return the resource of *process*: which job, which rank, which host."""
+    out: dict[str, Value] = {s.SERVICE_NAME: "otel_dltrace"}
+    bind = process.bind
+    if bind is not None:
+        out |= {
+            s.SERVICE_NAME: bind.job_name,
+            s.DL_JOB_ID: bind.job,
+            s.DL_JOB_NAME: bind.job_name,
+            s.DL_JOB_GENERATION: bind.generation_number,
+            s.DL_JOB_ATTEMPT: bind.attempt,
+            s.DL_WORLD: bind.world,
+            s.DL_ROLE: bind.role,
+            s.DL_RANK: bind.rank,
+            s.DL_LOCAL_RANK: bind.local_rank,
+            s.DL_NODE_RANK: bind.node_rank,
+            s.DL_WORLD_SIZE: bind.world_size,
+        }
+    out |= {
+        s.HOST_NAME: process.host,
+        s.HOST_ID: process.boot_id or process.host,
+        s.PROCESS_PID: process.pid,
+        s.DL_CLOCK_UNCERTAINTY: process.anchor.uncertainty,
+    }
+    out |= dict(process.resource)
+    # Last, since operators set one instance id for all ranks of a container.
+    out[s.SERVICE_INSTANCE_ID] = str(uuid.uuid5(_INSTANCE_NAMESPACE, f"{process.nonce:016x}"))
+    return out
+
+
+def span_attributes(batch: SpanBatch, row: int, columns: Mapping[str, tuple[Column, Column]]) -> dict[str, Value]:
+    """Return all attributes of one row; *columns* maps a name to (values, mask), made once per batch."""
+    r = batch.rows[row]
+    error = batch.errors[int(r["error"])][0] if r["error"] else ""
+    out = constant_attributes(batch.descriptor_of(row), int(r["source"]), int(r["flags"]), error)
+    out.update({name: int(values[row]) for name, (values, mask) in columns.items() if mask[row]})
+    return out

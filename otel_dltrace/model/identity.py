@@ -1,0 +1,115 @@
+"""Ids that every rank computes alike, without exchanging a message (contract 1)."""
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_PREFIX = b"otel_dltrace.1"
+NO_STEP = 0xFFFF_FFFF
+"""The step of a record made before the first step, or in a program without steps."""
+
+Word = TypeVar("Word")  # an int, or a numpy array of uint64
+
+
+def digest(tag: str, *fields: str | int) -> bytes:
+    """Return SHA-256 over the project's tag and the fields, each as u32 length and UTF-8."""
+    sha = hashlib.sha256(_PREFIX)
+    for field in (tag, *fields):
+        data = str(field).encode("utf-8", "replace")
+        sha.update(len(data).to_bytes(4, "little") + data)
+    return sha.digest()
+
+
+def h64(tag: str, *fields: str | int) -> int:
+    """Return 64 bits of the digest, never 0."""
+    return int.from_bytes(digest(tag, *fields)[:8], "big") or 1
+
+
+def h128(tag: str, *fields: str | int) -> int:
+    """Return 128 bits of the digest; the top bit is set, as Tempo prints ids without leading zeros."""
+    return int.from_bytes(digest(tag, *fields)[:16], "big") | 1 << 127
+
+
+def mix64(x: Any) -> Any:
+    """Return splitmix64 of *x*, an int or an array of uint64: a bijection on 64 bits."""
+    x = (x + 0x9E37_79B9_7F4A_7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def span_id(nonce: Any, step: Any, span_no: Any) -> Any:
+    """Return the id of a process's span: no random numbers, and a replay gives the same ids."""
+    mixed = mix64(nonce ^ (step << 32 | span_no))
+    return mixed + (mixed == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Who a process is, learned early or late; holds from *from_step* on."""
+
+    job: str
+    generation: str
+    job_name: str = "job"
+    world: str = "default"
+    role: str = "worker"
+    rank: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    servers: int = 0
+    attempt: int = 0
+    from_step: int = 0
+    resource: str = ""
+
+    @property
+    def generation_number(self) -> int:
+        """The number before the random bytes; 0 where there is none."""
+        head = self.generation.split(".", 1)[0]
+        return int(head) if head.isdigit() else 0
+
+    def fields(self) -> dict[str, Any]:
+        """Return what is stored in the names file."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> "Bind":
+        """Return the bind stored as *fields*; unknown ones, of a newer writer, are ignored."""
+        return cls(**{k: v for k, v in fields.items() if k in cls.__dataclass_fields__})
+
+    def from_now(self, step: int) -> "Bind":
+        """Return the same identity, valid from *step*."""
+        return replace(self, from_step=step)
+
+
+def trace_id(bind: Bind, step: int | str, shard: int = 0) -> int:
+    """Return the trace id that all ranks use for *step* (or for a named part of a run without steps)."""
+    return h128("trace", bind.job, bind.generation, bind.world, shard, step)
+
+
+def root_id(bind: Bind, step: int | str, shard: int = 0) -> int:
+    """Return the id of the root span of *step*."""
+    return h64("root", bind.job, bind.generation, bind.world, shard, step)
+
+
+def rank_step_id(bind: Bind, step: int) -> int:
+    """Return the id of this rank's step span."""
+    return h64("rank", bind.job, bind.generation, bind.world, bind.role, bind.rank, step)
+
+
+def collective_id(bind: Bind, kind: str, group: str, name: str, seq: int) -> int:
+    """Return the id that names one collective on every rank of its group."""
+    return h64("coll", bind.job, bind.generation, bind.world, kind, group, name, seq)
+
+
+def p2p_id(bind: Bind, group: str, source: int, destination: int, tag: int, nth: int) -> int:
+    """Return the id that a send and its receive share."""
+    return h64("p2p", bind.job, bind.generation, bind.world, group, source, destination, tag, nth)
+
+
+def run_directory_name(bind: Bind) -> str:
+    """Return ``dltrace-<job name>-<8 digits>``: one name per generation, the same on every host."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in bind.job_name)[:64] or "job"
+    return f"dltrace-{name}-{h64(bind.job, bind.generation):016x}"[: len(name) + 17]

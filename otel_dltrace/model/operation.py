@@ -1,0 +1,57 @@
+"""What is constant about a span: the descriptor, interned once per process, then a number."""
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from otel_dltrace.model import semconv
+
+MAX_DESCRIPTORS = 1 << 16
+MAX_TEXT = 4096
+_NONAME = re.compile(r"\.noname\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """The constant part of a span.
+
+    *kind* is one of ``step stage collective p2p phase tick metric`` and says how a
+    record's fields are read; *key* is BytePS's declared key, -1 for none.
+    """
+
+    kind: str
+    name: str
+    group: str = ""
+    group_size: int = 0
+    backend: str = ""
+    tensor: str = ""
+    key: int = -1
+    queue_type: str = ""
+    activity: str = ""
+    dtype: str = ""
+
+    def normal(self) -> "Descriptor":
+        """Return the descriptor as it is stored: unnamed tensors folded, text bounded.
+
+        Horovod numbers unnamed tensors without end (``allreduce.noname.17``), which would grow
+        the table for ever; a name of a megabyte would fill the names file.
+        """
+        values = {k: _clean(v) if isinstance(v, str) else v for k, v in asdict(self).items()}
+        return Descriptor(**values)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, for storing."""
+        return {k: v for k, v in asdict(self).items() if v != _DEFAULTS.get(k)}
+
+
+def _clean(text: str) -> str:
+    text = _NONAME.sub(".noname.N", text[:MAX_TEXT])
+    # Lone surrogates (file names read as bytes) cannot be encoded as UTF-8.
+    return text.encode("utf-8", "replace").decode()
+
+
+_DEFAULTS = {
+    name: f.default for name, f in Descriptor.__dataclass_fields__.items() if name not in ("kind", "name")
+}
+OTHER = Descriptor(semconv.PHASE, semconv.OTHER)
+RANK_STEP = Descriptor(semconv.STEP, semconv.RANK_STEP)

@@ -1,0 +1,120 @@
+"""What is recorded, what goes out in full, and how many spans a trace may hold (contract 5 and 8)."""
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.identity import h64
+from otel_dltrace.model.semconv import Level
+
+STEP_SHARE = 16
+"""Spans that a rank sends in every step, whatever the budget: itself and its stages."""
+FULL_RANK = 2000
+"""Spans of one rank at full detail that the budget reckons with."""
+SLOW = 1.5
+SLOW_WINDOW = 50
+
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_SETTING = re.compile(r"(first|every)=(\d+)")
+
+
+def parse_level(text: str) -> Level:
+    """Return the level called *text*.
+
+    Raises:
+        ConfigError: There is no such level.
+    """
+    try:
+        return Level[text.strip().upper()]
+    except KeyError:
+        names = ", ".join(level.name.lower() for level in Level)
+        raise ConfigError(f"OTEL_DLTRACE_LEVEL={text!r} is no level; use one of {names}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steps that go out in full: the union of ranges (both ends included) and periods."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    periods: tuple[int, ...] = ()
+    everything: bool = False
+
+    def __contains__(self, step: int) -> bool:
+        """Return whether *step* goes out in full."""
+        return (
+            self.everything
+            or any(low <= step <= high for low, high in self.ranges)
+            or any(step % period == 0 for period in self.periods)
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> "Window":
+        """Return the window written as ``first=50,every=50``, ``10-20`` or ``all``.
+
+        Raises:
+            ConfigError: A part is none of these.
+        """
+        ranges, periods, everything = [], [], False
+        for part in (part.strip() for part in text.split(",")):
+            if match := _RANGE.fullmatch(part):
+                low, high = int(match[1]), int(match[2])
+                if high < low:
+                    raise ConfigError(f"OTEL_DLTRACE_STEPS={text!r}: {part} ends before it starts")
+                ranges.append((low, high))
+            elif (match := _SETTING.fullmatch(part)) and int(match[2]) > 0:
+                value = int(match[2])
+                if match[1] == "first":
+                    ranges.append((0, value - 1))
+                else:
+                    periods.append(value)
+            elif part == "all":
+                everything = True
+            else:
+                raise ConfigError(
+                    f"OTEL_DLTRACE_STEPS={text!r}: {part!r} is no window; "
+                    "use first=N, every=N, A-B or all, joined by commas"
+                )
+        return cls(tuple(ranges), tuple(periods), everything)
+
+
+class SlowSteps:
+    """Tells a step that took more than 1.5 times the median of the rank's last 50."""
+
+    def __init__(self) -> None:
+        self._last: deque[int] = deque(maxlen=SLOW_WINDOW)
+
+    def is_slow(self, duration: int) -> bool:
+        """Return whether *duration* (ns) is slow against the steps before it, and remember it."""
+        slow = len(self._last) >= 3 and duration > SLOW * median(self._last)
+        self._last.append(duration)
+        return slow
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank may send of one step: its shard, and how many spans beyond its stages."""
+
+    shard: int
+    full: bool
+    limit: int
+
+
+def share_of(rank: int, world_size: int, servers: int, budget: int, step: int) -> Share:
+    """Return *rank*'s share of the budget of spans per trace in *step*.
+
+    All drains compute the same from what they are bound to, so nobody needs to be asked.
+    A budget of 0 means none: everything goes out.
+    """
+    if budget <= 0:
+        return Share(0, True, 1 << 62)
+    members = max(1, world_size + servers)
+    shards = -(-members * STEP_SHARE * 10 // (8 * budget))
+    shard = rank * shards // members
+    first = -(-shard * members // shards)
+    width = max(1, -(-(shard + 1) * members // shards) - first)
+    left = budget - width * STEP_SHARE
+    in_full = min(max(left // FULL_RANK, 1), width)
+    full = (rank + h64("turn", step)) % width < in_full
+    return Share(shard, full, max(0, left // in_full))

@@ -1,0 +1,47 @@
+"""From the host's monotonic clock to wall time: one offset per host, and how sure it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+STEP_NS = 1_000_000
+"""A wall clock that moved by more than this against the monotonic one was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """One paired reading: *wall* ns was seen at *monotonic* ns, give or take *uncertainty* ns."""
+
+    monotonic: int
+    wall: int
+    uncertainty: int
+
+    @property
+    def offset(self) -> int:
+        """Wall minus monotonic, in ns."""
+        return self.wall - self.monotonic
+
+
+def tightest_anchor(monotonic: Callable[[], int], wall: Callable[[], int], readings: int = 5) -> Anchor:
+    """Return the tightest of *readings* paired reads of the two clocks (functions returning ns)."""
+    best = None
+    for _ in range(readings):
+        before, at, after = monotonic(), wall(), monotonic()
+        anchor = Anchor((before + after) // 2, at, (after - before + 1) // 2)
+        if best is None or anchor.uncertainty < best.uncertainty:
+            best = anchor
+    assert best is not None
+    return best
+
+
+class HostClock:
+    """The host's offset; it stays the same until the wall clock is set, so that spans keep their order."""
+
+    def __init__(self, anchor: Anchor) -> None:
+        self.anchor = anchor
+
+    def renew(self, anchor: Anchor) -> bool:
+        """Take *anchor* if the wall clock was set since the last one; return whether it was."""
+        if abs(anchor.offset - self.anchor.offset) <= STEP_NS + anchor.uncertainty + self.anchor.uncertainty:
+            return False
+        self.anchor = anchor
+        return True

@@ -1,0 +1,161 @@
+"""Who am I: rank and world from the variables of every launcher, given as a mapping."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+Env = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process's place, as its launcher says; a process without launcher is 0 of 1."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    node_rank: int = 0
+    local_world_size: int = 1
+    role: str = "worker"
+    servers: int = 0
+    attempt: int = 0
+    launcher: str = ""
+    job: str = ""
+    run: str = ""
+
+
+def _number(env: Env, *names: str, default: int = 0) -> int:
+    """Return the first of *names* that holds a whole number."""
+    for name in names:
+        if env.get(name, "").strip().isdigit():
+            return int(env[name])
+    return default
+
+
+def _torchrun(env: Env) -> World:
+    return World(
+        _number(env, "RANK"),
+        _number(env, "WORLD_SIZE", default=1),
+        _number(env, "LOCAL_RANK"),
+        _number(env, "GROUP_RANK", "PET_NODE_RANK"),
+        _number(env, "LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE", default=1),
+        attempt=_number(env, "TORCHELASTIC_RESTART_COUNT"),
+        launcher="torchrun",
+    )
+
+
+def _byteps(env: Env) -> World:
+    """BytePS: one worker is a machine, its GPUs are local ranks; servers are counted apart."""
+    local_size = _number(env, "BYTEPS_LOCAL_SIZE", default=1)
+    worker, local = _number(env, "DMLC_WORKER_ID"), _number(env, "BYTEPS_LOCAL_RANK")
+    role = env.get("DMLC_ROLE", "worker")
+    if role == "joint":
+        role = "worker"
+    if role == "worker":
+        rank = _number(env, "BYTEPS_GLOBAL_RANK", default=worker * local_size + local)
+    else:
+        rank = _number(env, "DMLC_SERVER_ID", "DMLC_RANK")
+    return World(
+        rank,
+        max(1, _number(env, "DMLC_NUM_WORKER", default=1)) * local_size,
+        local,
+        worker,
+        local_size,
+        role,
+        _number(env, "DMLC_NUM_SERVER"),
+        launcher="byteps",
+    )
+
+
+def _horovod(env: Env) -> World:
+    return World(
+        _number(env, "HOROVOD_RANK"),
+        _number(env, "HOROVOD_SIZE", default=1),
+        _number(env, "HOROVOD_LOCAL_RANK"),
+        _number(env, "HOROVOD_CROSS_RANK"),
+        _number(env, "HOROVOD_LOCAL_SIZE", default=1),
+        launcher="horovod",
+    )
+
+
+def _open_mpi(env: Env) -> World:
+    return World(
+        _number(env, "OMPI_COMM_WORLD_RANK"),
+        _number(env, "OMPI_COMM_WORLD_SIZE", default=1),
+        _number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        # OMPI_COMM_WORLD_NODE_RANK is a rank within the node, not the node's own.
+        _number(env, "SLURM_NODEID"),
+        _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", default=1),
+        launcher="openmpi",
+    )
+
+
+def _slurm(env: Env) -> World:
+    # Without srun a batch script's shell has SLURM_PROCID=0 and the allocation's SLURM_NTASKS.
+    tasks = _number(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", default=1)
+    nodes = max(1, _number(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", default=1))
+    return World(
+        _number(env, "SLURM_PROCID"),
+        tasks,
+        _number(env, "SLURM_LOCALID"),
+        _number(env, "SLURM_NODEID"),
+        max(1, tasks // nodes),
+        launcher="slurm",
+    )
+
+
+def _pmi(env: Env) -> World:
+    return World(
+        _number(env, "PMI_RANK"),
+        _number(env, "PMI_SIZE", default=1),
+        _number(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        local_world_size=_number(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", default=1),
+        launcher="mpich",
+    )
+
+
+def _pmix(env: Env) -> World:
+    return World(_number(env, "PMIX_RANK"), _number(env, "PMIX_SIZE", default=1), launcher="pmix")
+
+
+# The first launcher whose variables are there speaks: the innermost one comes first, since
+# horovodrun starts ranks through mpirun, and mpirun may itself run inside a Slurm allocation.
+LAUNCHERS: tuple[tuple[tuple[str, ...], Callable[[Env], World]], ...] = (
+    (("RANK", "WORLD_SIZE"), _torchrun),
+    (("HOROVOD_RANK", "HOROVOD_SIZE"), _horovod),
+    (("DMLC_ROLE",), _byteps),
+    (("DMLC_WORKER_ID", "DMLC_NUM_WORKER"), _byteps),
+    (("OMPI_COMM_WORLD_RANK",), _open_mpi),
+    (("PMI_RANK",), _pmi),
+    (("SLURM_PROCID", "SLURM_STEP_ID"), _slurm),
+    (("PMIX_RANK",), _pmix),
+)
+
+
+def world_from_env(env: Env) -> World:
+    """Return who the launcher's variables in *env* say we are."""
+    for needed, read in LAUNCHERS:
+        if all(env.get(name, "") != "" for name in needed):
+            break
+    else:
+        return _with_job(World(), env)
+    return _with_job(read(env), env)
+
+
+def _with_job(world: World, env: Env) -> World:
+    """Add what the variables say about the job: its id, and the id of this run of it."""
+    return replace(world, job=job_from_env(env), run=env.get("PMIX_NAMESPACE", ""))
+
+
+def job_from_env(env: Env) -> str:
+    """Return the id that the environment gives this job, or "" (contract 1)."""
+    if env.get("OTEL_DLTRACE_JOB"):
+        return env["OTEL_DLTRACE_JOB"]
+    for name in ("KUBERNETES_JOB_UID", "JOB_UID"):
+        if env.get(name):
+            return env[name]
+    if env.get("SLURM_JOB_ID"):
+        return f"{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', '')}".rstrip(".")
+    if env.get("PMIX_NAMESPACE"):
+        return env["PMIX_NAMESPACE"]
+    run = env.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if run == "none" else run

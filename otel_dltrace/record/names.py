@@ -1,0 +1,167 @@
+"""The names file beside a ring: append-only, self-checking, so that a lap of the ring cannot erase a name."""
+
+import json
+import os
+import struct
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.operation import MAX_DESCRIPTORS, MAX_TEXT, OTHER, Descriptor
+from otel_dltrace.model.time import Anchor
+
+STRING, DESCRIPTOR, BIND, ANCHOR = 1, 2, 3, 4
+_HEAD = struct.Struct("<IB")
+_CRC = struct.Struct("<I")
+
+
+class NamesWriter:
+    """Interns descriptors and strings; once a file is open, each is in it before its number is used.
+
+    The table outlives the file: a forked child writes it to its own, so numbers stay valid.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._lock = threading.RLock()
+        self._descriptors: dict[Descriptor, int] = {OTHER: 0}
+        self._strings: dict[str, int] = {}
+        self.binds: list[Bind] = []
+
+    def open(self, path: Path, mode: int, anchor: Anchor, home: dict[str, Any]) -> None:
+        """Write what is known so far to *path*, then everything that comes.
+
+        Args:
+            path: The file; it must not exist.
+            mode: Its permission bits.
+            anchor: The writer's paired clocks.
+            home: Whose drain and which folder this ring is for, and who the environment says we are.
+        """
+        with self._lock:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, mode)
+            clocks = {"monotonic": anchor.monotonic, "wall": anchor.wall, "uncertainty": anchor.uncertainty}
+            self._append(ANCHOR, json.dumps(clocks | home).encode())
+            for descriptor, number in self._descriptors.items():
+                self._append_descriptor(number, descriptor)
+            for text, number in self._strings.items():
+                self._append_string(number, text)
+            for bind in self.binds:
+                self._append(BIND, json.dumps(bind.fields()).encode())
+
+    def descriptor(self, descriptor: Descriptor) -> int:
+        """Return the number of *descriptor*; 0, which is ``other``, once the table is full."""
+        known = self._descriptors.get(descriptor)
+        if known is not None:
+            return known
+        with self._lock:
+            normal = descriptor.normal()
+            number = self._descriptors.get(normal)
+            if number is None:
+                number = len(self._descriptors)
+                if number >= MAX_DESCRIPTORS or not self._append_descriptor(number, normal):
+                    return 0
+                self._descriptors[normal] = number
+            return number
+
+    def string(self, text: str) -> int:
+        """Return the number of *text*, from 1; 0 once the table is full."""
+        with self._lock:
+            number = self._strings.get(text)
+            if number is None:
+                number = len(self._strings) + 1
+                if number >= MAX_DESCRIPTORS or not self._append_string(number, text):
+                    return 0
+                self._strings[text] = number
+            return number
+
+    def bind(self, bind: Bind) -> None:
+        """Say who this process is, from a step on."""
+        with self._lock:
+            self.binds.append(bind)
+            self._append(BIND, json.dumps(bind.fields()).encode())
+
+    def _append_descriptor(self, number: int, descriptor: Descriptor) -> bool:
+        return self._append(DESCRIPTOR, json.dumps({"id": number, **descriptor.fields()}).encode())
+
+    def _append_string(self, number: int, text: str) -> bool:
+        return self._append(STRING, number.to_bytes(4, "little") + text[:MAX_TEXT].encode("utf-8", "replace"))
+
+    def _append(self, kind: int, payload: bytes) -> bool:
+        if self._fd < 0:
+            return True
+        head = _HEAD.pack(len(payload), kind)
+        data = head + payload + _CRC.pack(crc32(head[4:] + payload))
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        try:
+            if os.write(self._fd, data) == len(data):
+                return True
+        except OSError:
+            pass
+        os.ftruncate(self._fd, size)  # tmpfs is full: half a name would hide all that follow
+        return False
+
+    def close(self) -> None:
+        """Close the file; it stays for the readers."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
+
+    def after_fork(self) -> None:
+        """Forget the parent's file, which this child must not write to, and its lock."""
+        self._lock = threading.RLock()
+        self.close()
+
+
+@dataclass
+class Names:
+    """What a names file says so far; `read` goes on where it stopped."""
+
+    descriptors: list[Descriptor] = field(default_factory=lambda: [OTHER])
+    strings: dict[int, str] = field(default_factory=dict)
+    binds: list[Bind] = field(default_factory=list)
+    anchor: Anchor | None = None
+    home: dict[str, Any] = field(default_factory=dict)
+    position: int = 0
+
+    def read(self, data: bytes) -> None:
+        """Take in *data*, the file's bytes from `position` on; half a record at the end waits for the next call.
+
+        A record whose checksum is wrong ends the reading: what follows has no known start.
+        """
+        at = 0
+        while at + _HEAD.size <= len(data):
+            length, kind = _HEAD.unpack_from(data, at)
+            end = at + _HEAD.size + length
+            if end + _CRC.size > len(data):
+                break
+            payload = data[at + _HEAD.size : end]
+            if _CRC.unpack_from(data, end)[0] != crc32(data[at + 4 : end]):
+                break
+            self._take(kind, payload)
+            at = end + _CRC.size
+        self.position += at
+
+    def _take(self, kind: int, payload: bytes) -> None:
+        if kind == STRING:
+            self.strings[int.from_bytes(payload[:4], "little")] = payload[4:].decode("utf-8", "replace")
+            return
+        fields = json.loads(payload)
+        if kind == DESCRIPTOR:
+            number = fields.pop("id")
+            known = {k: v for k, v in fields.items() if k in Descriptor.__dataclass_fields__}
+            if number == len(self.descriptors):
+                self.descriptors.append(Descriptor(**known))
+        elif kind == BIND:
+            self.binds.append(Bind.read(fields))
+        elif kind == ANCHOR:
+            self.anchor = Anchor(fields.pop("monotonic"), fields.pop("wall"), fields.pop("uncertainty"))
+            self.home = fields
+
+    def bind_at(self, step: int) -> Bind | None:
+        """Return who the process is in *step*: the latest bind that holds there."""
+        holding = [bind for bind in self.binds if bind.from_step <= step]
+        return holding[-1] if holding else next(iter(self.binds), None)
