@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from otel_dltrace.model import identity
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.identity import NO_STEP, Bind, collective_id, p2p_id
+from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, Process, SpanBatch
 
@@ -39,7 +40,7 @@ def constant_attributes(descriptor: Descriptor, source: int, flags: int, error_t
     )
     out.update({name: value for name, value in named if value})
     if d.kind not in (s.STEP, s.STAGE):
-        out[s.DL_TIME_SOURCE] = s.SOURCE_NAMES[source]
+        out[s.DL_TIME_SOURCE] = s.SOURCE_NAMES[min(source, s.Source.BOUND)]
     if flags & s.Flag.TRUNCATED:
         out[s.DL_SPAN_TRUNCATED] = True
     return out
@@ -88,22 +89,25 @@ def collective_ids(batch: SpanBatch) -> Column:
     bind = batch.process.bind
     if bind is None:
         return out
-    rows = batch.rows
-    known = np.flatnonzero(batch.is_kind(s.COLLECTIVE, s.P2P) & (rows["seq"] > 0))
-    for i in known:
-        d = batch.descriptor_of(int(i))
-        out[i] = _operation_id(bind, d, int(rows["seq"][i]), int(rows["a"][i]), int(rows["b"][i]))
+    known = np.flatnonzero(batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["seq"] > 0))
+    known = known[np.argsort(batch["descriptor"][known], kind="stable")]
+    numbers = batch["descriptor"][known]
+    for some in np.split(known, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1) if len(known) else ():
+        d, seqs = batch.descriptor_of(int(some[0])), batch["seq"][some].tolist()
+        if d.kind == s.P2P:
+            ends = zip(batch["a"][some].tolist(), batch["b"][some].tolist(), seqs, strict=True)
+            out[some] = [_p2p_id(bind, d, peer, tag, nth) for peer, tag, nth in ends]
+        else:
+            # torch counts per group, so the name says nothing; elsewhere the tensor's own count does.
+            name = "" if d.backend in s.TORCH_BACKENDS else d.tensor
+            out[some] = identity.collective_ids(bind, s.COLLECTIVE, d.group, name, seqs)
     return out
 
 
-def _operation_id(bind: Bind, d: Descriptor, seq: int, a: int, b: int) -> int:
-    if d.kind == s.P2P:
-        sends = d.name.lstrip("i").startswith("send")
-        source, destination = (bind.rank, a) if sends else (a, bind.rank)
-        return p2p_id(bind, d.group, source, destination, b, seq)
-    # torch counts per group, so the name says nothing; elsewhere the tensor's own count does.
-    name = "" if d.backend in s.TORCH_BACKENDS else d.tensor
-    return collective_id(bind, s.COLLECTIVE, d.group, name, seq)
+def _p2p_id(bind: Bind, d: Descriptor, peer: int, tag: int, nth: int) -> int:
+    sends = d.name.lstrip("i").startswith("send")
+    source, destination = (bind.rank, peer) if sends else (peer, bind.rank)
+    return identity.p2p_id(bind, d.group, source, destination, tag, nth)
 
 
 def resource_attributes(process: Process) -> dict[str, Value]:

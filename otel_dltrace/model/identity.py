@@ -1,29 +1,46 @@
 """Ids that every rank computes alike, without exchanging a message (contract 1)."""
 
 import hashlib
+import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PREFIX = b"otel_dltrace.1"
+_LENGTHS = tuple(n.to_bytes(4, "little") for n in range(32))  # of a 64-bit integer in decimal, and to spare
+_HEAD = struct.Struct(">Q24x")  # the first 8 of a digest's 32 bytes
 NO_STEP = 0xFFFF_FFFF
 """The step of a record made before the first step, or in a program without steps."""
 
 Word = TypeVar("Word")  # an int, or a numpy array of uint64
 
 
+def _spell(*fields: str | int) -> bytes:
+    texts = [str(field).encode("utf-8", "replace") for field in fields]
+    return b"".join([len(text).to_bytes(4, "little") + text for text in texts])
+
+
 def digest(tag: str, *fields: str | int) -> bytes:
     """Return SHA-256 over the project's tag and the fields, each as u32 length and UTF-8."""
-    sha = hashlib.sha256(_PREFIX)
-    for field in (tag, *fields):
-        data = str(field).encode("utf-8", "replace")
-        sha.update(len(data).to_bytes(4, "little") + data)
-    return sha.digest()
+    return hashlib.sha256(_PREFIX + _spell(tag, *fields)).digest()
 
 
 def h64(tag: str, *fields: str | int) -> int:
     """Return 64 bits of the digest, never 0."""
     return int.from_bytes(digest(tag, *fields)[:8], "big") or 1
+
+
+def h64_each(tag: str, *fields: str | int, last: Iterable[int]) -> list[int]:
+    """Return ``h64(tag, *fields, x)`` for each x of *last*; what they share is hashed once."""
+    copy = hashlib.sha256(_PREFIX + _spell(tag, *fields)).copy
+    digests = []
+    for x in last:
+        text = b"%d" % x
+        sha = copy()
+        sha.update(_LENGTHS[len(text)] + text)
+        digests.append(sha.digest())
+    return [head or 1 for (head,) in _HEAD.iter_unpack(b"".join(digests))]
 
 
 def h128(tag: str, *fields: str | int) -> int:
@@ -101,7 +118,12 @@ def rank_step_id(bind: Bind, step: int) -> int:
 
 def collective_id(bind: Bind, kind: str, group: str, name: str, seq: int) -> int:
     """Return the id that names one collective on every rank of its group."""
-    return h64("coll", bind.job, bind.generation, bind.world, kind, group, name, seq)
+    return collective_ids(bind, kind, group, name, (seq,))[0]
+
+
+def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Iterable[int]) -> list[int]:
+    """Return the ids of many collectives of one group."""
+    return h64_each("coll", bind.job, bind.generation, bind.world, kind, group, name, last=seqs)
 
 
 def p2p_id(bind: Bind, group: str, source: int, destination: int, tag: int, nth: int) -> int:

@@ -87,8 +87,9 @@ class SpanBatch:
 
     def lookup(self, value: Callable[[Descriptor], Any], dtype: Any) -> Column:
         """Return *value* of each row's descriptor as a column, shape (n,)."""
-        table = np.array([value(d) for d in self.descriptors] or [value(OTHER)], dtype=dtype)
-        return table[np.minimum(self.rows["descriptor"], len(table) - 1)]
+        table = np.array([value(d) for d in (*self.descriptors, OTHER)], dtype=dtype)
+        column: Column = table[np.minimum(self.rows["descriptor"], len(self.descriptors))]
+        return column
 
     def is_kind(self, *kinds: str) -> Column:
         """Return a mask, shape (n,), of the rows whose descriptor is of one of *kinds*."""
@@ -136,8 +137,8 @@ def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) 
     rows["parent_id"] = np.where(rows["parent_no"] > 0, parent, np.uint64(0))
     if process.bind is None:
         return
-    table = np.array([d.kind == semconv.STEP for d in descriptors] or [False])
-    is_step = table[np.minimum(rows["descriptor"], len(table) - 1)]
+    table = np.array([d.kind == semconv.STEP for d in (*descriptors, OTHER)])
+    is_step = table[np.minimum(rows["descriptor"], len(descriptors))]
     steps, inverse = np.unique(rows["step"], return_inverse=True)
     ids = np.array([0 if s == NO_STEP else rank_step_id(process.bind, int(s)) for s in steps], np.uint64)
     of_row = ids[inverse]

@@ -10,20 +10,30 @@ R = TypeVar("R")
 _said: set[str] = set()
 
 
-def say(sentence: str) -> None:
-    """Print one sentence on standard error, the same one only once."""
-    if sentence in _said:
+def say(sentence: str, key: str = "") -> None:
+    """Print one sentence on standard error, only once for each *key* (default: the sentence)."""
+    key = key or sentence
+    if key in _said:
         return
-    _said.add(sentence)
+    _said.add(key)
     try:
         print(f"otel_dltrace: {sentence}", file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
-        pass  # standard error is closed: there is nobody to tell
+    except Exception:  # noqa: BLE001, S110  -- closed, or interrupted by the handler we run in: nobody to tell
+        pass
 
 
 def failed(where: str, error: BaseException) -> None:
     """Tell once that tracing gave up at *where*; the program goes on untraced there."""
-    say(f"{where} failed and is not traced ({type(error).__name__}: {error})")
+    kind = type(error).__name__
+    say(f"{where} failed and is not traced ({kind}: {text_of(error)})", f"{where} {kind}")
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of *error*; nothing where even that raises."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  -- a user's own class
+        return ""
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -33,7 +43,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
     def never_raises(*args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             return function(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  -- the one place
             failed(function.__qualname__, error)
             return None
 

@@ -20,38 +20,55 @@ from otel_dltrace.record.ring import (
     AMEND_ERROR,
     BEGIN,
     COUNTER,
-    RECORD_FORMAT,
+    RECORD,
     SPAN,
     RingWriter,
 )
 
-_pack = struct.Struct(RECORD_FORMAT).pack_into
+# RECORD_FORMAT with its spare field as padding, which costs nothing to pack.
+_pack = struct.Struct("<IIIBBHQQQIIiiH2xI").pack_into
+# The same bytes where flags, source, seq, a, b and partition are 0, as in most phases: a third cheaper.
+_pack_short = struct.Struct("<IIIIQQQI16xI").pack_into
+_SPAN_AT = tuple(SPAN | level << 12 for level in range(16))
 _pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
-_M16, _M32, _M64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
+_error = struct.error
+_HOLE = bytes(RECORD)
+_M16, _M32, _M64, _SIGN = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000
 BLOCK = 256  # span numbers a thread takes at a time
 
-Slots = tuple[Iterator[int], int, Any]  # offsets left, lease, buffer: always of one chunk
-_NO_SLOTS: Slots = (iter(()), 0, None)
+Chunk = tuple[Iterator[int], int, Any, int]
+"""Offsets left, lease, buffer, index: replaced as one, so that they always belong together."""
+_NO_CHUNK: Chunk = (iter(()), 0, None, -1)
 
 
 class _Lane:
-    """What one thread holds: a chunk, and a block of span numbers."""
+    """What one thread holds: a chunk, and a block of span numbers.
 
-    __slots__ = ("chunk", "index", "numbers", "ring")
+    When the thread ends (or, called from C, loses its Python state after each call) what is left
+    goes to *parked*, for the next thread: else every such call would use up a chunk.
+    """
 
-    def __init__(self) -> None:
-        self.chunk = _NO_SLOTS
-        self.numbers: Iterator[int] = iter(())
-        self.index = -1
-        self.ring: RingWriter | None = None
+    __slots__ = ("chunk", "numbers", "parked", "thread")
+
+    def __init__(self, parked: list[tuple[Chunk, Iterator[int]]]) -> None:
+        self.parked = parked
+        self.thread = threading.get_native_id()
+        try:
+            self.chunk, self.numbers = parked.pop()
+        except IndexError:
+            self.chunk, self.numbers = _NO_CHUNK, iter(())
 
     def __del__(self) -> None:
-        if self.ring is not None:
-            self.ring.release(self.index)
+        if self.chunk[3] >= 0:
+            self.parked.append((self.chunk, self.numbers))
 
 
 class Recorder:
     """Writes the records of one process; makes its ring at the first one.
+
+    A signal handler or a garbage collection may interrupt a record anywhere a Python call returns,
+    and record itself. So a slot is packed only if its chunk is still this thread's (`lane.chunk is
+    chunk`), and nothing can come between that test and the pack.
 
     Attributes:
         level: The finest level that is recorded; 0 while tracing is off.
@@ -70,11 +87,12 @@ class Recorder:
         self.step = NO_STEP
         self.names = NamesWriter()
         self.ring: RingWriter | None = None
-        self._folder, self._size, self._home = folder, size, home or {}
+        self._folder, self._size, self.home = folder, size, home or {}
         self._on_first_record = on_first_record
-        self._off_level = int(level)
         self._lock = threading.RLock()
+        self._making = False
         self._next_block = 1
+        self._parked: list[tuple[Chunk, Iterator[int]]] = []
         self._local = threading.local()
 
     # -- the hot path: one flat function for each kind of record --------------------------------
@@ -103,32 +121,44 @@ class Recorder:
             lane = self._local.lane
         except AttributeError:
             lane = self._new_lane()
-        slots, lease, buffer = lane.chunk
+        if not number:
+            number = next(lane.numbers, 0) or self._next_number(lane)
+        if step < 0:
+            step = self.step
+        chunk = lane.chunk
+        slots, lease, buffer, _ = chunk
         offset = next(slots, 0)
-        if not offset:
-            offset, lease, buffer = self._next_slot(lane)
-            if not offset:
+        if offset and lane.chunk is chunk:
+            try:
+                if seq or a or b or source or flags or partition:
+                    _pack(
+                        buffer,
+                        offset,
+                        number,
+                        step,
+                        descriptor,
+                        2,  # SPAN
+                        level << 4 | source,
+                        flags,
+                        start,
+                        end,
+                        size,
+                        parent,
+                        seq,
+                        a,
+                        b,
+                        partition,
+                        lease,
+                    )
+                else:
+                    head = _SPAN_AT[level]
+                    _pack_short(buffer, offset, number, step, descriptor, head, start, end, size, parent, lease)
+            except _error:
+                buffer[offset : offset + RECORD] = _HOLE
+            else:
                 return
-        _pack(
-            buffer,
-            offset,
-            number or next(lane.numbers, 0) or self._next_number(lane),
-            (self.step if step < 0 else step) & _M32,
-            descriptor & _M32,
-            SPAN,
-            level << 4 | source,
-            flags & _M16,
-            start & _M64,
-            end & _M64,
-            size & _M64,
-            parent & _M32,
-            seq & _M32,
-            a & _M32,
-            b & _M32,
-            partition & _M16,
-            0,
-            lease,
-        )
+        fields = (number, step, descriptor, SPAN, level << 4 | source, flags)
+        self._write(lane, _pack, _masked(fields, start, end, size, parent, seq, a, b, partition))
 
     def begin(
         self,
@@ -154,113 +184,127 @@ class Recorder:
             lane = self._local.lane
         except AttributeError:
             lane = self._new_lane()
-        number = number or next(lane.numbers, 0) or self._next_number(lane)
-        slots, lease, buffer = lane.chunk
+        if not number:
+            number = next(lane.numbers, 0) or self._next_number(lane)
+        if step < 0:
+            step = self.step
+        chunk = lane.chunk
+        slots, lease, buffer, _ = chunk
         offset = next(slots, 0)
-        if not offset:
-            offset, lease, buffer = self._next_slot(lane)
-            if not offset:
+        if offset and lane.chunk is chunk:
+            try:
+                _pack(
+                    buffer, offset, number, step, descriptor, 1, level << 4, flags, start, 0, size, parent, seq, a, b, 0, lease
+                )
+            except _error:
+                buffer[offset : offset + RECORD] = _HOLE
+            else:
                 return number
-        _pack(
-            buffer,
-            offset,
-            number,
-            (self.step if step < 0 else step) & _M32,
-            descriptor & _M32,
-            BEGIN,
-            level << 4,
-            flags & _M16,
-            start & _M64,
-            0,
-            size & _M64,
-            parent & _M32,
-            seq & _M32,
-            a & _M32,
-            b & _M32,
-            0,
-            0,
-            lease,
-        )
+        head = (number, step, descriptor, BEGIN, level << 4, flags)
+        self._write(lane, _pack, _masked(head, start, 0, size, parent, seq, a, b, 0))
         return number
 
     def counter(self, descriptor: int, level: int, at: int, value: int) -> None:
         """Record that the metric *descriptor* had *value* at *at* (monotonic ns)."""
-        if level > self.level:
-            return
-        lane = self._lane()
-        offset, lease, buffer = self._slot(lane)
-        if offset:
-            head = (0, self.step & _M32, descriptor & _M32, COUNTER, level << 4, 0)
-            _pack(buffer, offset, *head, at & _M64, 0, value & _M64, 0, 0, 0, 0, 0, 0, lease)
+        if level <= self.level:
+            head = (0, self.step, descriptor, COUNTER, level << 4, 0)
+            self._write(self._lane(), _pack, _masked(head, at, 0, value, 0, 0, 0, 0, 0))
 
     def error(self, number: int, level: int, error: BaseException, step: int = -1) -> None:
         """Record that the span *number* failed with *error*: its type, and 36 bytes of its message."""
         if level > self.level:
             return
-        lane = self._lane()
         kind = self.names.string(f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."))
-        message = str(error).encode("utf-8", "replace")[:36]
-        offset, lease, buffer = self._slot(lane)
-        if offset:
-            head = (number, (self.step if step < 0 else step) & _M32, 0, AMEND, level << 4, Flag.ERROR)
-            _pack_amend_error(buffer, offset, *head, kind, message, AMEND_ERROR, lease)
+        message = guard.text_of(error).encode("utf-8", "replace")[:36]
+        step = (self.step if step < 0 else step) & _M32
+        head = (number & _M32, step, 0, AMEND, level << 4, int(Flag.ERROR))
+        self._write(self._lane(), _pack_amend_error, (*head, kind, message, AMEND_ERROR))
+
+    def _write(self, lane: _Lane, pack: Callable[..., None], fields: tuple[int | bytes, ...]) -> None:
+        """Pack *fields* into the next slot, of a newly leased chunk if need be."""
+        while True:
+            chunk = lane.chunk
+            slots, lease, buffer, _ = chunk
+            offset = next(slots, 0)
+            if not offset:
+                if not self._lease(lane):
+                    return
+            elif lane.chunk is chunk:
+                pack(buffer, offset, *fields, lease)
+                return
 
     # -- lanes ----------------------------------------------------------------------------------
 
     def number(self) -> int:
         """Draw a span number."""
-        lane = self._lane()
+        try:
+            lane = self._local.lane
+        except AttributeError:
+            lane = self._new_lane()
         return next(lane.numbers, 0) or self._next_number(lane)
 
     def _lane(self) -> _Lane:
         lane: _Lane | None = getattr(self._local, "lane", None)
-        return lane if lane is not None else self._new_lane()
+        return lane or self._new_lane()
 
     def _new_lane(self) -> _Lane:
-        lane = self._local.lane = _Lane()
+        lane = self._local.lane = _Lane(self._parked)
         return lane
 
-    def _slot(self, lane: _Lane) -> tuple[int, int, Any]:
-        slots, lease, buffer = lane.chunk
-        offset = next(slots, 0)
-        return (offset, lease, buffer) if offset else self._next_slot(lane)
+    def _lease(self, lane: _Lane) -> bool:
+        """Give *lane* a new chunk for its full one; return whether there was one.
 
-    def _next_slot(self, lane: _Lane) -> tuple[int, int, Any]:
-        """Return a slot of a freshly leased chunk; offset 0 where there is no ring to write to."""
+        Every chunk that is put into a lane is taken out once and given back by who took it out,
+        whatever a signal handler does in between.
+        """
         ring = self.ring or self._make_ring()
         if ring is None:
-            return 0, 0, None
-        if lane.ring is not ring:
-            lane.ring, lane.index = ring, -1
-        slots, lease, lane.index = ring.lease(lane.index)
-        lane.chunk = (slots, lease, ring.buffer)
-        return next(slots, 0), lease, ring.buffer
+            return False
+        old, lane.chunk = lane.chunk, _NO_CHUNK
+        ring.release(old[3])
+        slots, lease, index = ring.lease(lane.thread)
+        if index >= 0:
+            chunk = (slots, lease, ring.buffer, index)
+        elif self._parked:
+            chunk = self._parked.pop()[0]
+        else:
+            return False
+        old, lane.chunk = lane.chunk, chunk
+        ring.release(old[3])
+        return True
 
     def _next_number(self, lane: _Lane) -> int:
         with self._lock:
             first = self._next_block
-            self._next_block = first + BLOCK
-        lane.numbers = iter(range(first, first + BLOCK))
-        return next(lane.numbers)
+            # The last number has 32 bits; the step beside it keeps ids apart after that.
+            self._next_block = first + BLOCK if first + 2 * BLOCK <= 1 << 32 else 1
+        lane.numbers = iter(range(first + 1, first + BLOCK))
+        return first
 
     # -- the ring's life ------------------------------------------------------------------------
 
     def _make_ring(self) -> RingWriter | None:
         """Make the ring and its names file; without room, tracing is off with one sentence."""
         with self._lock:
-            if self.ring is not None or not self.level:
-                return self.ring
+            if self.ring is not None or not self.level or self._making:
+                return self.ring  # none: a signal handler that records while the ring is being made
+            self._making = True
+            ring = None
             try:
                 ring = RingWriter(self._folder, self._size)
-                mode = os.stat(ring.path).st_mode & 0o777
+                mode = ring.path.stat().st_mode & 0o777
                 anchor = tightest_anchor(time.monotonic_ns, time.time_ns)
-                self.names.open(ring.path.with_suffix(".names"), mode, anchor, self._home)
+                self.names.open(ring.path.with_suffix(".names"), mode, anchor, self.home)
             except (RingError, OSError) as error:
                 self.level = 0
                 guard.say(str(error))
+                if ring is not None:
+                    ring.close()
                 return None
+            finally:
+                self._making = False
             self.ring = ring
-        self._on_first_record()
+        guard.guarded(self._on_first_record)()
         return ring
 
     def intern(self, descriptor: Descriptor) -> int:
@@ -282,7 +326,7 @@ class Recorder:
         with self._lock:
             self.level = 0
             ring, self.ring = self.ring, None
-            self._local = threading.local()
+            self._forget_lanes()
             if ring is not None:
                 ring.close()
             self.names.close()
@@ -290,8 +334,45 @@ class Recorder:
     def after_fork(self) -> None:
         """Leave the parent's ring alone: this child makes its own at its first record."""
         self._lock = threading.RLock()
-        self._local = threading.local()
+        self._making = False
+        self._lane().chunk = _NO_CHUNK  # a record that the fork interrupted goes to the new ring
+        self._forget_lanes()
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()  # the child's descriptor; the parent's lock is the parent's
         self.names.after_fork()
+
+    def _forget_lanes(self) -> None:
+        self._local = threading.local()
+        self._parked.clear()
+
+
+def _masked(
+    head: tuple[int, int, int, int, int, int],
+    start: int,
+    end: int,
+    size: int,
+    parent: int,
+    seq: int,
+    a: int,
+    b: int,
+    partition: int,
+) -> tuple[int, ...]:
+    """Return a record's fields, each cut to its width."""
+    number, step, descriptor, kind, level, flags = head
+    return (
+        number & _M32,
+        step & _M32,
+        descriptor & _M32,
+        kind,
+        level & 0xFF,
+        flags & _M16,
+        start & _M64,
+        end & _M64,
+        size & _M64,
+        parent & _M32,
+        seq & _M32,
+        ((a + _SIGN) & _M32) - _SIGN,
+        ((b + _SIGN) & _M32) - _SIGN,
+        partition & _M16,
+    )

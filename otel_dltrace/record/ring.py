@@ -6,14 +6,14 @@ from its chunk's lease was never finished. So SIGKILL loses at most the record i
 """
 
 import fcntl
+import itertools
 import mmap
 import os
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from otel_dltrace.model.errors import RingError
@@ -26,13 +26,19 @@ RECORDS = 63  # in a chunk, after its 64-byte header
 MIN_CHUNKS = 16
 DEFAULT_SIZE = 4 << 20
 SHARE_OF_FREE = 0.05
-# Unsigned a and b: the same bytes as contract 2's "ii" for values masked to 32 bits.
-RECORD_FORMAT = "<IIIBBHQQQIIIIHHI"
+RECORD_FORMAT = "<IIIBBHQQQIIiiHHI"
 HEADER = struct.Struct("<8sHHII8s16sIQQQ")
-CHUNK_HEADER = struct.Struct("<IQ")
-# Records of each level (1..4) that this chunk held under earlier leases, so that laps are counted exactly.
+# After the header: how many records found every chunk held by another thread.
+UNRECORDED = struct.Struct("<Q")
+UNRECORDED_AT = HEADER.size
+# Lease, thread, and how many records of each level (1..4) this chunk held under earlier leases: with
+# them laps are counted exactly, also by a reader that comes late.
+CHUNK_HEADER = struct.Struct("<IQ4x4I")
 CHUNK_HISTORY = struct.Struct("<4I")
 HISTORY_AT = 16
+LEVEL_AT = 13  # in a record: level << 4 | source
+_ALL_SLOTS = (1 << RECORDS) - 1
+_M32 = 0xFFFF_FFFF
 _ZEROS = bytes(CHUNK - 64)
 _LEVEL_OF = bytes(byte >> 4 for byte in range(256))
 
@@ -64,91 +70,98 @@ class RingWriter:
         self.nonce = os.urandom(8)
         self.folder = folder
         self.path = folder / f"{self.nonce.hex()}.ring"
-        self.buffer = self._make(size)
+        self.unrecorded = 0
         self._lock = threading.RLock()  # a signal handler may interrupt a lease and lease
-        self._lease = 0
+        self._leases = itertools.count(1)
         self._cursor = 0
         self._held: set[int] = set()
-        self.unrecorded = 0
-
-    def _make(self, size: int) -> mmap.mmap:
-        """Return the mapped file: filled with real pages, locked, then given its name."""
         try:
-            make_ring_folder(self.folder)
-            self.chunks = _chunks_that_fit(self.folder, size)
-            length = PAGE + self.chunks * CHUNK
-            self._fd, name = tempfile.mkstemp(prefix=".ring-", dir=self.folder)
-            try:
-                os.fchmod(self._fd, 0o640 if os.stat(self.folder).st_mode & 0o2000 else 0o600)
-                # A sparse file on a full tmpfs is SIGBUS at the first write, which nothing can catch.
-                os.posix_fallocate(self._fd, 0, length)
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                buffer = mmap.mmap(self._fd, length)
-                buffer[: HEADER.size] = self._header()
-                os.rename(name, self.path)
-            except BaseException:
-                os.unlink(name)
-                os.close(self._fd)
-                raise
+            make_ring_folder(folder)
+            self.chunks = _chunks_that_fit(folder, size)
+            self.buffer = self._make(PAGE + self.chunks * CHUNK)
         except OSError as error:
-            raise RingError(f"no ring in {self.folder}: {error.strerror or error}; tracing is off") from None
+            raise RingError(f"no ring in {folder}: {error.strerror or error}; tracing is off") from None
+
+    def _make(self, length: int) -> mmap.mmap:
+        """Return the mapped file: filled with real pages, locked, then given its name."""
+        unnamed = self.path.with_name(f".{self.nonce.hex()}.new")
+        self._fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(self._fd, 0o640 if os.stat(self.folder).st_mode & 0o2000 else 0o600)
+            # A sparse file on a full tmpfs is SIGBUS at the first write, which nothing can catch.
+            os.posix_fallocate(self._fd, 0, length)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            buffer = mmap.mmap(self._fd, length)
+            buffer[: HEADER.size] = self._header()
+            unnamed.rename(self.path)
+        except BaseException:
+            unnamed.unlink(missing_ok=True)
+            os.close(self._fd)
+            raise
+        self._file = file_of(self._fd)
         return buffer
 
     def _header(self) -> bytes:
-        return HEADER.pack(
-            MAGIC,
-            VERSION,
-            RECORD,
-            CHUNK,
-            self.chunks,
-            self.nonce,
-            boot_id(),
-            os.getpid(),
-            os.stat("/proc/self/ns/pid").st_ino,
-            time.monotonic_ns(),
-            time.time_ns(),
-        )
+        clocks = time.monotonic_ns(), time.time_ns()
+        identity = self.nonce, boot_id(), os.getpid(), _pid_namespace()
+        return HEADER.pack(MAGIC, VERSION, RECORD, CHUNK, self.chunks, *identity, *clocks)
 
-    def lease(self, held: int) -> tuple[Iterator[int], int, int]:
-        """Lease the next free chunk to this thread and release *held* (-1: none).
+    def lease(self, thread: int) -> tuple[Iterator[int], int, int]:
+        """Lease the next free chunk to *thread*.
 
         Returns:
-            The offsets of its slots, the lease, the chunk's index; no offsets if every chunk is
-            held by some thread.
+            The offsets of its slots, the lease, the chunk's index; no offsets, 0 and -1 if every
+            chunk is held, which counts as one record that was not recorded.
         """
         with self._lock:
-            self._held.discard(held)
-            for _ in range(self.chunks):
+            while len(self._held) < self.chunks:
                 index = self._cursor
                 self._cursor = (index + 1) % self.chunks
                 if index not in self._held:
-                    return self._take(index)
+                    self._held.add(index)  # nothing can interrupt between the test and this
+                    return self._take(index, thread)
             self.unrecorded += 1
+            UNRECORDED.pack_into(self.buffer, UNRECORDED_AT, self.unrecorded)
             return iter(()), 0, -1
 
-    def _take(self, index: int) -> tuple[Iterator[int], int, int]:
-        self._held.add(index)
+    def _take(self, index: int, thread: int) -> tuple[Iterator[int], int, int]:
         # The counter is 32 bits wide in the file; 0 means "never leased".
-        self._lease = lease = self._lease % 0xFFFF_FFFF + 1
-        base = PAGE + index * CHUNK
-        buffer = self.buffer
-        levels = buffer[base + 64 + 13 : base + CHUNK : RECORD].translate(_LEVEL_OF)
-        history = CHUNK_HISTORY.unpack_from(buffer, base + HISTORY_AT)
-        new = [(old + levels.count(level)) & 0xFFFF_FFFF for level, old in enumerate(history, 1)]
-        buffer[base : base + 4] = bytes(4)
-        buffer[base + 64 : base + CHUNK] = _ZEROS
-        CHUNK_HISTORY.pack_into(buffer, base + HISTORY_AT, *new)
-        buffer[base + 4 : base + 12] = threading.get_native_id().to_bytes(8, "little")
+        lease = next(self._leases) & _M32 or next(self._leases) & _M32
+        base, buffer = PAGE + index * CHUNK, self.buffer
+        first, end = base + 64, base + CHUNK
+        levels = buffer[first + LEVEL_AT : end : RECORD].translate(_LEVEL_OF)
+        one, two, three, four = CHUNK_HISTORY.unpack_from(buffer, base + HISTORY_AT)
+        # In this order: a reader that sees the same lease before and after its copy has a whole chunk.
+        CHUNK_HEADER.pack_into(
+            buffer,
+            base,
+            0,
+            thread,
+            one + levels.count(1) & _M32,
+            two + levels.count(2) & _M32,
+            three + levels.count(3) & _M32,
+            four + levels.count(4) & _M32,
+        )
+        buffer[first:end] = _ZEROS
         buffer[base : base + 4] = lease.to_bytes(4, "little")
-        return iter(range(base + 64, base + CHUNK, RECORD)), lease, index
+        return iter(range(first, end, RECORD)), lease, index
 
-    def release(self, held: int) -> None:
-        """Give a chunk back: its thread has ended."""
-        self._held.discard(held)
+    def release(self, index: int) -> None:
+        """Give a chunk back (-1: none): it is full, or its ring is over."""
+        self._held.discard(index)
 
     def close(self) -> None:
         """Free the lock, which tells the readers that no more will come; the file stays for them."""
-        os.close(self._fd)
+        close_if_still(self._fd, self._file)
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was read of one chunk: its lease, a bit per slot, and all records accounted for, per level."""
+
+    lease: int = 0
+    slots: int = 0
+    levels: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
 
 class RingReader:
@@ -156,15 +169,31 @@ class RingReader:
 
     *taken* (the slots read so far, per chunk) can be stored and given back, so that a later
     reader goes on where this one stopped.
+
+    Attributes:
+        lapped: How many records of each level (1..4) were overwritten before they were read.
+
+    Raises:
+        RingError: These bytes are no ring.
     """
 
-    def __init__(self, buffer: mmap.mmap | memoryview, taken: dict[int, "Taken"] | None = None) -> None:
+    def __init__(self, buffer: mmap.mmap | memoryview, taken: dict[int, Taken] | None = None) -> None:
         self._view = memoryview(buffer)
-        self.header = read_header(self._view)
-        self._leases = self._view[PAGE:].cast("I")
+        try:
+            self.header = read_header(self._view)
+        except RingError:
+            self._view.release()  # else the traceback keeps the caller from closing its map
+            raise
+        self._leases = self._view[PAGE : PAGE + self.header.chunks * CHUNK].cast("I")
         self.taken: dict[int, Taken] = taken if taken is not None else {}
         self._seen: dict[int, tuple[int, int]] = {}
         self.lapped = [0, 0, 0, 0, 0]
+
+    @property
+    def unrecorded(self) -> int:
+        """How many records were not written, because other threads held every chunk."""
+        count: int = UNRECORDED.unpack_from(self._view, UNRECORDED_AT)[0]
+        return count
 
     def scan(self, final: bool = False) -> list[bytes]:
         """Return the records that were committed before the last scan (all, if *final*), 64 bytes each."""
@@ -173,6 +202,8 @@ class RingReader:
             taken = self.taken.get(index)
             if lease and not (taken and taken.lease == lease and taken.slots == _ALL_SLOTS):
                 self._scan_chunk(index, lease, final, records)
+            elif final and not lease:
+                self._count_lost(index)
         return records
 
     def _scan_chunk(self, index: int, lease: int, final: bool, records: list[bytes]) -> None:
@@ -180,24 +211,28 @@ class RingReader:
         copy = bytes(self._view[base : base + CHUNK])
         if int.from_bytes(copy[:4], "little") != lease or self._leases[index * CHUNK // 4] != lease:
             return  # leased anew while it was copied
-        words = memoryview(copy).cast("I")
-        commits = words[31::16].tolist()
         committed = 0
-        for slot, commit in enumerate(commits):
+        for slot, commit in enumerate(memoryview(copy).cast("I")[31::16].tolist()):
             if commit == lease:
                 committed |= 1 << slot
         settled = committed if final else self._settled(index, lease, committed)
         taken = self._taken(index, lease, copy)
         new = settled & ~taken.slots
         taken.slots |= new
-        for slot in range(RECORDS):
-            if new >> slot & 1:
-                start = 64 + slot * RECORD
-                record = copy[start : start + RECORD]
-                level = record[13] >> 4
-                if 1 <= level <= 4:
-                    taken.levels[level - 1] += 1
-                records.append(record)
+        while new:
+            start = (new & -new).bit_length() * RECORD  # slot 0 begins after the header's 64 bytes
+            new &= new - 1
+            level = copy[start + LEVEL_AT] >> 4
+            if 1 <= level <= 4:
+                taken.levels[level - 1] += 1
+            records.append(copy[start : start + RECORD])
+
+    def _count_lost(self, index: int) -> None:
+        """Count what a writer erased that was killed while it leased a chunk anew."""
+        base = PAGE + index * CHUNK
+        header = bytes(self._view[base : base + 64])
+        if any(header):
+            self._taken(index, 0, header)
 
     def _settled(self, index: int, lease: int, committed: int) -> int:
         """Return the slots whose commit an earlier scan saw: their bytes have arrived on every machine."""
@@ -205,12 +240,13 @@ class RingReader:
         self._seen[index] = (lease, committed)
         return committed & before[1] if before[0] == lease else 0
 
-    def _taken(self, index: int, lease: int, copy: bytes) -> "Taken":
+    def _taken(self, index: int, lease: int, copy: bytes) -> Taken:
         taken = self.taken.setdefault(index, Taken())
         if taken.lease != lease:
             history = CHUNK_HISTORY.unpack_from(copy, HISTORY_AT)
             for level, (written, read) in enumerate(zip(history, taken.levels, strict=True), 1):
-                self.lapped[level] += max(0, written - read)
+                lapped = written - read & _M32  # both are 32 bits wide and go round
+                self.lapped[level] += lapped if lapped < 1 << 31 else 0
             taken.levels = list(history)
             taken.lease, taken.slots = lease, 0
         return taken
@@ -219,22 +255,6 @@ class RingReader:
         """Let go of the bytes."""
         self._leases.release()
         self._view.release()
-
-
-_ALL_SLOTS = (1 << RECORDS) - 1
-
-
-@dataclass(slots=True)
-class Taken:
-    """What was read of one chunk: its lease, a bit per slot, and all records ever read per level."""
-
-    lease: int = 0
-    slots: int = 0
-    levels: list[int] = None  # type: ignore[assignment]  # set below: a dataclass with slots has no mutable default
-
-    def __post_init__(self) -> None:
-        if self.levels is None:
-            self.levels = [0, 0, 0, 0]
 
 
 def read_header(view: memoryview) -> RingHeader:
@@ -274,6 +294,21 @@ def make_ring_folder(folder: Path) -> None:
         raise RingError(f"{folder} cannot be written; set OTEL_DLTRACE_RING_DIR to a tmpfs folder; tracing is off")
 
 
+def file_of(fd: int) -> tuple[int, int]:
+    """Return which file *fd* is open on."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def close_if_still(fd: int, file: tuple[int, int]) -> None:
+    """Close *fd* if it still is *file*: a program that became a daemon closed it and may use the number anew."""
+    try:
+        if file_of(fd) == file:
+            os.close(fd)
+    except OSError:
+        pass
+
+
 def boot_id() -> bytes:
     """Return the id of this boot of the kernel: monotonic clocks are comparable within it alone."""
     try:
@@ -283,10 +318,18 @@ def boot_id() -> bytes:
     return bytes.fromhex(text.strip().replace("-", ""))
 
 
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0  # no /proc here
+
+
 def _chunks_that_fit(folder: Path, size: int) -> int:
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize
-    chunks = min(size, int(free * SHARE_OF_FREE)) // CHUNK - 1
+    share = int(free * SHARE_OF_FREE) if room.f_blocks else size  # a tmpfs without a limit says 0 blocks
+    chunks = min(size, share) // CHUNK - 1
     if chunks < MIN_CHUNKS:
         needed = (MIN_CHUNKS + 1) * CHUNK
         raise RingError(

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from time import monotonic_ns
 from types import TracebackType
-from typing import Self
 
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, PHASE, STAGE, STAGES, Flag, Level, Source
 from otel_dltrace.record.guard import guarded
+from otel_dltrace.model.topology import World
+from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 
 NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
@@ -170,10 +171,26 @@ class Operation:
 
 
 class Tracer:
-    """The live side of one process: its recorder, its steps, its users' own descriptors."""
+    """The live side of one process: its recorder, its steps, its users' own descriptors.
 
-    def __init__(self, recorder: Recorder) -> None:
+    Attributes:
+        job_name: The job's name for people.
+        environment: Who the launcher says we are.
+        world_name: The world's name, in jobs with several.
+        starter: What started the drain, and waits for it at the end.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        job_name: str = "job",
+        environment: World = World(),  # noqa: B008  -- frozen
+        world_name: str = "default",
+        starter: DrainStarter | None = None,
+    ) -> None:
         self.recorder = recorder
+        self.job_name, self.environment, self.world_name = job_name, environment, world_name
+        self.starter = starter
         self.steps = Steps(recorder)
         self.phases: dict[str, int] = {}
         self.occurrences: dict[tuple[str, str, str], int] = {}
@@ -206,7 +223,7 @@ class step:  # noqa: N801  -- used as a context manager, named as one
         self._number = number
 
     @guarded
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "step":
         """Begin the step."""
         if live.tracer is not None:
             live.tracer.steps.begin_own(self._number)
@@ -239,7 +256,7 @@ class phase:  # noqa: N801
         self._size = size
         self._token = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "phase":
         """Begin the phase."""
         tracer = live.tracer
         if tracer is not None and tracer.recorder.level >= 3:
@@ -295,7 +312,7 @@ class operation:  # noqa: N801
         self._open = None
 
     @guarded
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "operation":
         """Begin the operation."""
         tracer = live.tracer
         if tracer is not None and tracer.recorder.level >= Level.COLLECTIVE:

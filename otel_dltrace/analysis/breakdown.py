@@ -1,0 +1,123 @@
+"""Where a step's time goes: residual = step - union(stages), warm-up apart (spec: analyses M and O).
+
+The rows of one rank add up in the mean: stages + residual = step, unless stages nest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.analysis.table import StepTable
+from otel_dltrace.model.spans import Column
+
+RESIDUAL = "residual"
+BETWEEN = "between steps"
+WARM_UP_SLOW = 1.5
+"""A leading step that took more than this times the median step belongs to the warm-up."""
+WARM_UP_MOST = 10
+STANDS_OUT = 1.05
+"""A rank's mean is marked as the slowest of its column if it is more than this times the others' median."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One stage on one rank; *time* is ns per step, 0 in steps without it, over *pieces* pieces in all."""
+
+    name: str
+    pieces: int
+    time: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class RankBreakdown:
+    """One rank's steps; *between* is the time from a step's end to the next one's begin.
+
+    Throughput counts the time between steps too; samples are known where every step told its batch size.
+    """
+
+    rank: int
+    step: Spread
+    stages: tuple[StageTime, ...]
+    residual: Spread
+    between: Spread
+    steps_per_second: float
+    samples_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """All ranks: *first* holds the steps below *warm_up*, *steady* the others.
+
+    *slowest* names (column, rank) where one rank stands out; columns are stages, ``step`` and the two rests.
+    """
+
+    warm_up: int
+    stages: tuple[str, ...]
+    steady: tuple[RankBreakdown, ...]
+    first: tuple[RankBreakdown, ...]
+    slowest: tuple[tuple[str, int], ...]
+
+
+def breakdown(tables: Sequence[StepTable]) -> Breakdown:
+    """Return where the steps of each rank go, the first ones apart from the steady ones."""
+    warm_up = num_warm_up_steps(tables)
+    steady = tuple(_rank(t, t.steps >= warm_up) for t in tables)
+    first = tuple(_rank(t, t.steps < warm_up) for t in tables) if warm_up else ()
+    return Breakdown(warm_up, tables[0].stages if tables else (), steady, first, _slowest(steady))
+
+
+def num_warm_up_steps(tables: Sequence[StepTable]) -> int:
+    """Return k: steps 0..k-1 are warm-up.
+
+    Step 0 always (buckets are rebuilt, caches filled), then as long as the slowest rank's step
+    stays slower than 1.5 times the median, up to 10 and up to half of the run. 0 where the run
+    has less than 3 steps, or begins later.
+    """
+    steps = np.concatenate([t.steps for t in tables]) if tables else np.zeros(0, np.int64)
+    durations = np.concatenate([t.duration for t in tables]) if tables else steps
+    ordinals, place = np.unique(steps, return_inverse=True)
+    if len(ordinals) < 3 or ordinals[0] != 0:
+        return 0
+    worst = np.zeros(len(ordinals), np.int64)
+    np.maximum.at(worst, place, durations)
+    limit = WARM_UP_SLOW * float(np.median(worst))
+    k = 1
+    while k < min(WARM_UP_MOST, len(ordinals) // 2) and ordinals[k] == k and worst[k] > limit:
+        k += 1
+    return k
+
+
+def _rank(t: StepTable, which: Column) -> RankBreakdown:
+    stages = tuple(
+        StageTime(name, int(t.pieces[which, column].sum()), spread(t.total[which, column]))
+        for column, name in enumerate(t.stages)
+    )
+    step, between = spread(t.duration[which]), spread(t.between[which])
+    seconds = (step.total + between.total) / 1e9
+    samples = t.samples[which]
+    known = bool(len(samples)) and bool((samples > 0).all())
+    return RankBreakdown(
+        t.rank,
+        step,
+        stages,
+        spread(t.residual[which]),
+        between,
+        step.count / seconds if seconds else 0.0,
+        int(samples.sum()) / seconds if known and seconds else None,
+    )
+
+
+def _slowest(ranks: tuple[RankBreakdown, ...]) -> tuple[tuple[str, int], ...]:
+    if len(ranks) < 2:
+        return ()
+    columns = {stage.name: [r.stages[i].time.mean for r in ranks] for i, stage in enumerate(ranks[0].stages)}
+    columns |= {RESIDUAL: [r.residual.mean for r in ranks], BETWEEN: [r.between.mean for r in ranks]}
+    columns["step"] = [r.step.mean for r in ranks]
+    found = []
+    for name, means in columns.items():
+        worst = int(np.argmax(means))
+        if means[worst] > STANDS_OUT * float(np.median([m for i, m in enumerate(means) if i != worst])):
+            found.append((name, ranks[worst].rank))
+    return tuple(found)

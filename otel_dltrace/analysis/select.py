@@ -1,0 +1,50 @@
+"""Which part of a run is looked at."""
+
+from collections.abc import Collection, Container, Sequence
+
+import numpy as np
+
+from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.spans import SpanBatch
+
+
+def select(
+    batches: Sequence[SpanBatch], steps: Container[int] | None = None, ranks: Collection[int] | None = None
+) -> list[SpanBatch]:
+    """Return *batches* cut to *steps* (anything with ``in``, such as a ``Window``) and *ranks*; None is all.
+
+    Raises:
+        RunNotFoundError: A rank is not there, or none of the steps is.
+    """
+    chosen = list(batches) if ranks is None else _of_ranks(batches, ranks)
+    return chosen if steps is None else _in_steps(chosen, steps)
+
+
+def _of_ranks(batches: Sequence[SpanBatch], ranks: Collection[int]) -> list[SpanBatch]:
+    known = {batch.rank for batch in batches}
+    missing = sorted(set(ranks) - known)
+    if missing:
+        raise RunNotFoundError(f"rank {spell(missing)} is not in this run; it has {spell(known) or 'no ranks'}")
+    return [batch for batch in batches if batch.rank in ranks]
+
+
+def _in_steps(batches: Sequence[SpanBatch], steps: Container[int]) -> list[SpanBatch]:
+    ordinals = [np.unique(batch["step"]) for batch in batches]
+    known = {int(step) for of_batch in ordinals for step in of_batch} - {NO_STEP}
+    wanted = np.array(sorted(step for step in known if step in steps), np.uint32)
+    if not len(wanted):
+        has = f"it has steps {spell(known)}" if known else "it has no steps"
+        raise RunNotFoundError(f"none of the steps asked for is in this run; {has}")
+    return [batch.take(np.isin(batch["step"], wanted)) for batch in batches]
+
+
+def spell(numbers: Collection[int]) -> str:
+    """Return *numbers* in words: ``0-3, 7``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in parts)

@@ -1,0 +1,160 @@
+"""The steps of one rank as columns: how long each took, and each of its stages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.spans import Column, SpanBatch
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """One rank's n closed steps, ascending, and S stages; times in ns of the host's monotonic clock.
+
+    *total*, *pieces*, *first* and *last* have the shape (n, S); a stage that did not happen has 0 pieces.
+    """
+
+    batch: SpanBatch
+    steps: Column
+    start: Column
+    end: Column
+    samples: Column
+    seq: Column
+    stages: tuple[str, ...]
+    total: Column
+    pieces: Column
+    first: Column
+    last: Column
+
+    @property
+    def rank(self) -> int:
+        """The rank that wrote the steps."""
+        return self.batch.rank
+
+    @property
+    def duration(self) -> Column:
+        """How long each step took, shape (n,)."""
+        return self.end - self.start
+
+    @property
+    def outside(self) -> Column:
+        """Mask (n, S) of stages that were over before their step began, as evaluation is."""
+        return (self.pieces > 0) & (self.last <= self.start[:, None])
+
+    @property
+    def between(self) -> Column:
+        """Time from the end of the step before, less the stages in it; 0 where that step is not here."""
+        gap = np.zeros(len(self.steps), np.int64)
+        follows = np.flatnonzero(np.diff(self.steps) == 1) + 1
+        gap[follows] = self.start[follows] - self.end[follows - 1]
+        spent = np.where(self.outside, self.total, 0).sum(axis=1)
+        return np.maximum(gap - spent, 0)
+
+    @property
+    def residual(self) -> Column:
+        """The part of each step that no stage covers, shape (n,).
+
+        Stages of one piece cover the union of their extents. The extent of a stage of several
+        pieces (accumulation) holds the others' pieces too, so it covers its total; all together
+        never more than the union of all extents.
+        """
+        inside = (self.pieces > 0) & ~self.outside
+        single = inside & (self.pieces == 1)
+        several = np.where(inside & (self.pieces > 1), self.total, 0).sum(axis=1)
+        covered = np.minimum(self._union(single) + several, self._union(inside))
+        return self.duration - covered
+
+    def _union(self, which: Column) -> Column:
+        """Return the length of the union of the extents that *which* (n, S) picks, cut to their steps."""
+        low = np.maximum(self.first, self.start[:, None])
+        high = np.where(which, np.minimum(self.last, self.end[:, None]), low)
+        order = np.argsort(low, axis=1, kind="stable")
+        low, high = np.take_along_axis(low, order, 1), np.take_along_axis(high, order, 1)
+        reached = np.maximum.accumulate(np.hstack((self.start[:, None], high)), axis=1)
+        covered: Column = np.diff(reached, axis=1) - np.maximum(low - reached[:, :-1], 0)
+        return np.maximum(covered, 0).sum(axis=1)
+
+    def at(self, steps: Column) -> "StepTable":
+        """Return the table cut to *steps*."""
+        k = np.isin(self.steps, steps)
+        wide = (self.total[k], self.pieces[k], self.first[k], self.last[k])
+        narrow = (self.steps[k], self.start[k], self.end[k], self.samples[k], self.seq[k])
+        return StepTable(self.batch, *narrow, self.stages, *wide)
+
+
+def step_tables(batches: Sequence[SpanBatch]) -> tuple[StepTable, ...]:
+    """Return one table per worker rank, by rank, all with the same stages in the order in which they happen.
+
+    Of several processes of one rank (a forked child) the one with the most steps speaks.
+    """
+    names = _stage_names(batches)
+    best: dict[int, StepTable] = {}
+    for batch in worker_batches(batches):
+        table = _table(batch, names)
+        if batch.rank not in best or len(table.steps) > len(best[batch.rank].steps):
+            best[batch.rank] = table
+    tables = [best[rank] for rank in sorted(best)]
+    order = _order(tables, names)
+    return tuple(_reordered(table, order) for table in tables)
+
+
+def worker_batches(batches: Sequence[SpanBatch]) -> list[SpanBatch]:
+    """Return the batches of training processes; servers have no steps of their own."""
+    return [b for b in batches if b.process.bind is None or b.process.bind.role == "worker"]
+
+
+def common_steps(tables: Sequence[StepTable]) -> Column:
+    """Return the steps that every rank has closed, ascending."""
+    if not tables:
+        return np.zeros(0, np.int64)
+    return reduce(np.intersect1d, (table.steps for table in tables))
+
+
+def _table(batch: SpanBatch, names: tuple[str, ...]) -> StepTable:
+    rows = batch.rows
+    closed = (rows["flags"] & s.Flag.TRUNCATED == 0) & (rows["step"] != NO_STEP)
+    steps, where = np.unique(rows["step"][closed & batch.is_kind(s.STEP)].astype(np.int64), return_index=True)
+    own = rows[closed & batch.is_kind(s.STEP)][where]
+    start, end, samples, seq = (own[c].astype(np.int64) for c in ("start", "end", "a", "seq"))
+
+    pieces_of = batch.take(closed & batch.is_kind(s.STAGE))
+    stage = pieces_of.lookup(lambda d: names.index(d.name) if d.kind == s.STAGE else 0, np.int64)
+    place = np.searchsorted(steps, pieces_of["step"])
+    known = np.isin(pieces_of["step"], steps)
+    cell = (place[known], stage[known])
+    part = pieces_of.rows[known]
+    shape = (len(steps), len(names))
+    total, pieces = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    first, last = np.full(shape, np.iinfo(np.int64).max), np.zeros(shape, np.int64)
+    np.add.at(total, cell, part["size"].astype(np.int64))
+    np.add.at(pieces, cell, np.maximum(part["a"], 1).astype(np.int64))
+    np.minimum.at(first, cell, part["start"])
+    np.maximum.at(last, cell, part["end"])
+    return StepTable(batch, steps, start, end, samples, seq, names, total, pieces, first, last)
+
+
+def _stage_names(batches: Sequence[SpanBatch]) -> tuple[str, ...]:
+    found = {d.name for batch in worker_batches(batches) for d in batch.descriptors if d.kind == s.STAGE}
+    usual = [name for name in s.STAGES if name in found]
+    return (*usual, *sorted(found.difference(usual)))
+
+
+def _order(tables: Sequence[StepTable], names: tuple[str, ...]) -> list[int]:
+    """Return the stages that happened, by the median of when they begin in their step."""
+    begins = {}
+    for column in range(len(names)):
+        offsets = [(t.first - t.start[:, None])[t.pieces[:, column] > 0, column] for t in tables]
+        joined = np.concatenate(offsets) if offsets else np.zeros(0)
+        if len(joined):
+            begins[column] = float(np.median(joined))
+    return sorted(begins, key=lambda column: (begins[column], column))
+
+
+def _reordered(t: StepTable, order: list[int]) -> StepTable:
+    names = tuple(t.stages[i] for i in order)
+    wide = (t.total[:, order], t.pieces[:, order], t.first[:, order], t.last[:, order])
+    return StepTable(t.batch, t.steps, t.start, t.end, t.samples, t.seq, names, *wide)

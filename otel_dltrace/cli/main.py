@@ -1,0 +1,46 @@
+"""``otel-dltrace``: see where the time of a training step goes, on which rank, and who makes the others wait."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from otel_dltrace._version import __version__
+from otel_dltrace.model.errors import DltraceError
+
+COMMANDS = ("drain",)
+"""Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser("otel-dltrace", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"otel-dltrace {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = importlib.import_module(f"otel_dltrace.cli.{name}")
+        text = module.__doc__ or ""
+        sub = commands.add_parser(
+            name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code: 2 for what a user can mend."""
+    args = make_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except DltraceError as error:
+        print(f"otel-dltrace: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head` closed the pipe: nobody reads on
+        sys.stderr.close()
+        return 141

@@ -1,0 +1,115 @@
+"""Follows one ring from its first record to its last, for the drain."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.member import Member
+from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
+from otel_dltrace.model.identity import NO_STEP, Bind
+from otel_dltrace.model.spans import Column, empty_rows
+
+MakeMember = Callable[[RingSource, Bind], Member]
+APPEND_ROWS = 4096
+APPEND_S = 1.0
+
+
+class Follower:
+    """Reads a ring, tells its rows to the member they belong to, and keeps the cursor.
+
+    Args:
+        source: The ring's reader.
+        cursor: Where an earlier drain stopped.
+        unbound: Where rows wait for a name.
+        make_member: Returns the member for a bind of this ring.
+    """
+
+    def __init__(self, source: RingSource, cursor: Cursor, unbound: Unbound, make_member: MakeMember) -> None:
+        self.source = source
+        self.members: list[Member] = []
+        self._cursor, self._unbound, self._make_member = cursor, unbound, make_member
+        self._waiting: list[Column] = []
+        self._count = 0
+        self._since = 0.0
+        self._dirty = False
+
+    def tick(self, now: float, alive: bool | None = None, hurry: bool = False) -> int:
+        """Read what is new and pass it on, at once if in a *hurry*; return how many records came."""
+        before = self.source.recorded
+        rows = self.source.poll(alive)
+        if len(rows):
+            self._wait(rows, now)
+        self._bind(now)
+        age = now - self._since if self._count else 0.0
+        if self.members:
+            if self._count and (hurry or self.source.ended or self._count >= APPEND_ROWS or age >= APPEND_S):
+                self._pass_on(now)
+        elif self._count >= KEEP_ROWS or age >= KEEP_S:
+            self._unbound.write(self._drop_waiting())
+        return self.source.recorded - before
+
+    def _wait(self, rows: Column, now: float) -> None:
+        self._since = self._since if self._count else now
+        self._waiting.append(rows)
+        self._count += len(rows)
+
+    def _drop_waiting(self) -> Column:
+        rows = np.concatenate([empty_rows(), *self._waiting])
+        self._waiting, self._count = [], 0
+        self._dirty = True
+        return rows
+
+    def _bind(self, now: float) -> None:
+        """Make a member for each bind; a writer that ended unbound is who its environment says."""
+        binds = self.source.names.binds
+        if not binds and self.source.ended:
+            binds.append(self.source.environment_bind())
+        for bind in binds[len(self.members) :]:
+            member = self._make_member(self.source, bind)
+            c = self._cursor
+            if c.folder == str(member.writer.folder):
+                member.go_on(c.segment, c.rows, c.undelivered, c.loose, now)
+            else:
+                member.go_on(0, 0, 0, True, now)
+            self.members.append(member)
+            self._take_partial(now)
+
+    def _take_partial(self, now: float) -> None:
+        """Give the spans that waited for a name to the member; those the ring still shows come once."""
+        rows = self._unbound.take_back()
+        if len(rows):
+            waiting = self._drop_waiting()
+            fresh = waiting[~np.isin(waiting["span_no"], rows["span_no"])]
+            self._wait(np.concatenate([rows, fresh]), now)
+            self._pass_on(now)
+        self._unbound.remove()
+
+    def _pass_on(self, now: float) -> None:
+        rows = self._drop_waiting()
+        starts = np.array([member.bind.from_step for member in self.members[1:]], np.int64)
+        steps = rows["step"].astype(np.int64)
+        whose = np.where(steps == NO_STEP, len(starts), np.searchsorted(starts, steps, side="right"))
+        for i, member in enumerate(self.members):
+            mine = rows[whose == i]
+            if len(mine):
+                member.take(mine, now)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the writer is gone and all it wrote has been passed on."""
+        return self.source.ended and not self._count
+
+    def save(self, undelivered: int, loose: bool) -> None:
+        """Write the cursor, if what it covers has changed."""
+        if not self._dirty or self._count:
+            return
+        held = empty_rows() if self.source.ended else self.source.held.rows()
+        cursor = Cursor(self.source.reader.taken, held, undelivered=undelivered, loose=loose)
+        if self.members:
+            writer = self.members[-1].writer
+            cursor.folder, cursor.segment, cursor.rows = str(writer.folder), writer.number, writer.rows
+        cursor.write(self.source.path.with_suffix(".cursor"))
+        self._dirty = False

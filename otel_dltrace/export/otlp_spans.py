@@ -1,0 +1,212 @@
+"""Spans as protobuf bytes, made by numpy: a matrix for each shape of span.
+
+What is constant about a span is encoded once and comes last; what varies has a fixed width (ids
+and times by nature, integers as padded varints) and comes first. So all spans of one shape (which
+variable parts there are, how long the constant part is) have every byte at the same place.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from otel_dltrace.export.protobuf import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    attribute,
+    attributes,
+    nested,
+    put_varints,
+    tag,
+    text,
+    varint,
+    varint_width,
+)
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.attributes import collective_ids, constant_attributes, number_columns
+from otel_dltrace.model.operation import OTHER, Descriptor
+from otel_dltrace.model.spans import Column, SpanBatch
+
+_INTERNAL, _STATUS_ERROR = 1, 2
+_HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
+_KNOWN_FLAGS = int(s.Flag.ASYNC | s.Flag.ERROR | s.Flag.TRUNCATED)
+_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), "<u2")
+_ALIGN = 8
+
+
+# The parts of fixed width: field key and room for the value, which comes last, and the value's format.
+_FIXED = {
+    "trace_id": (nested(1, bytes(16)), "V16"),
+    "span_id": (nested(2, bytes(8)), ">u8"),
+    "parent_id": (nested(4, bytes(8)), ">u8"),
+    "start": (tag(7, FIXED64) + bytes(8), "<u8"),
+    "end": (tag(8, FIXED64) + bytes(8), "<u8"),
+    s.DL_COMM_COLLECTIVE_ID: (attribute(9, s.DL_COMM_COLLECTIVE_ID, nested(1, bytes(16))), "V16"),
+}
+
+
+@dataclass(frozen=True)
+class _Varying:
+    """What varies from row to row; bit i of *present* says that the row carries *optional* i."""
+
+    always: dict[str, Column]
+    optional: list[tuple[str, Column]]
+    present: Column
+
+
+def encode_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = None) -> Iterator[Column]:
+    """Yield the spans of *batch* as matrices (uint8; a row is a span with its field key and length).
+
+    Args:
+        batch: The spans.
+        trace_ids: For each row its trace's id, shape (n, 16), uint8.
+        left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
+    """
+    if not len(batch):
+        return
+    varying = _varying(batch, trace_ids, left_out)
+    which, constants = _constants(batch)
+    lengths, of_length = np.unique([len(constant) for constant in constants], return_inverse=True)
+    masks, of_mask = compact(varying.present)
+    shapes, of_shape = compact(of_mask * len(lengths) + of_length[which])
+    for shape, rows in zip(shapes.tolist(), _rows_of(of_shape, len(shapes)), strict=True):
+        yield _matrix(varying, int(masks[shape // len(lengths)]), rows, which[rows], constants)
+
+
+def compact(codes: Column) -> tuple[Column, Column]:
+    """Return the distinct *codes* (integers >= 0), sorted, and for each row which of them it has."""
+    span = int(codes.max()) + 1
+    if span > 4 * len(codes) + 64:
+        distinct, which = np.unique(codes, return_inverse=True)
+        return distinct, which
+    # Few possible codes: a table needs no sorting.
+    table = np.zeros(span, np.intp)
+    table[codes] = 1
+    distinct = np.flatnonzero(table)
+    table[distinct] = np.arange(len(distinct))
+    return distinct, table[codes]
+
+
+def _rows_of(group: Column, groups: int) -> list[Column]:
+    """Return for each group the rows in it."""
+    if groups == 1:
+        return [np.arange(len(group))]
+    narrow = group.astype(np.uint16) if groups <= 1 << 16 else group  # numpy sorts these by radix
+    ends = np.cumsum(np.bincount(group, minlength=groups))
+    return np.split(np.argsort(narrow, kind="stable"), ends[:-1])
+
+
+# -- what varies --------------------------------------------------------------------------------
+
+
+def _varying(batch: SpanBatch, trace_ids: Column, left_out: Column | None) -> _Varying:
+    rows, wall = batch.rows, np.uint64(batch.wall & 0xFFFF_FFFF_FFFF_FFFF)
+    always = {
+        "trace_id": np.ascontiguousarray(trace_ids).view("V16")[:, 0],
+        "span_id": rows["span_id"],
+        "start": rows["start"].view(np.uint64) + wall,
+        "end": rows["end"].view(np.uint64) + wall,
+    }
+    collectives, parents = collective_ids(batch), rows["parent_id"]
+    optional = [("parent_id", parents), (s.DL_COMM_COLLECTIVE_ID, collectives)]
+    present = (parents != 0) | (collectives != 0).astype(np.int64) << 1
+    for name, values, mask in number_columns(batch, left_out):
+        if mask.any():
+            present |= mask.astype(np.int64) << len(optional)
+            optional.append((name, values))
+    return _Varying(always, optional, present)
+
+
+def _matrix(varying: _Varying, present: int, rows: Column, which: Column, constants: list[bytes]) -> Column:
+    """Return the spans of *rows*, all of one shape, shape (n, length)."""
+    values = {name: column[rows] for name, column in varying.always.items()}
+    values |= {name: column[rows] for i, (name, column) in enumerate(varying.optional) if present >> i & 1}
+    used, of_row = compact(which)
+    parts = tuple((name, 0 if name in _FIXED else varint_width(values[name])) for name in values)
+    head, dtype = _layout(parts, len(constants[used[0]]))
+    templates = np.frombuffer(b"".join([head + constants[i] for i in used.tolist()]), np.uint8)
+    matrix: Column = templates.reshape(len(used), -1)[of_row]
+    spans = matrix.view(dtype)[:, 0]
+    for name, column in values.items():
+        if name not in _FIXED:
+            put_varints(column, spans[name])
+        elif name == s.DL_COMM_COLLECTIVE_ID:
+            spans[name] = _hexadecimal(column)
+        else:
+            spans[name] = column
+    return matrix
+
+
+@lru_cache(maxsize=1024)
+def _layout(parts: tuple[tuple[str, int], ...], constant: int) -> tuple[bytes, np.dtype[Any]]:
+    """Return how a span begins that has *parts* (name, width of a varint) and *constant* more bytes, and its dtype."""
+    pieces = [_FIXED[name] if name in _FIXED else _number(name, width) for name, width in parts]
+    body = b"".join([template for template, _ in pieces])
+    key = tag(2, BYTES) + varint(len(body) + constant)
+    ends = np.cumsum([len(key)] + [len(template) for template, _ in pieces])[1:]
+    formats = [np.dtype(form) for _, form in pieces]
+    fields = {
+        "names": [name for name, _ in parts],
+        "formats": formats,
+        "offsets": [int(end) - form.itemsize for end, form in zip(ends, formats, strict=True)],
+        "itemsize": len(key) + len(body) + constant,
+    }
+    return key + body, np.dtype(fields)  # type: ignore[call-overload]  # numpy's stubs want literal keys
+
+
+def _number(name: str, width: int) -> tuple[bytes, str]:
+    return attribute(9, name, tag(3, VARINT) + bytes(width)), f"({width},)u1"
+
+
+def _hexadecimal(ids: Column) -> Column:
+    """Return *ids*, uint64 of shape (n,), as 16 digits each."""
+    digits: Column = _HEX[ids.astype(">u8").view(np.uint8).reshape(-1, 8)]
+    return digits.view("V16")[:, 0]
+
+
+# -- what is constant ---------------------------------------------------------------------------
+
+
+def _constants(batch: SpanBatch) -> tuple[Column, list[bytes]]:
+    """Return for each row which constant part it has, and these parts."""
+    rows, descriptors = batch.rows, (*batch.descriptors, OTHER)
+    is_rank_step = batch.lookup(lambda d: (d.kind, d.name) == (s.STEP, s.RANK_STEP), bool)
+    columns = (
+        np.minimum(rows["descriptor"], len(batch.descriptors)),
+        np.minimum(rows["source"], s.Source.BOUND),
+        rows["flags"] & _KNOWN_FLAGS | np.where(rows["error"] > 0, s.Flag.ERROR, 0),
+        # All ranks share the root, so to all but one it is another process's.
+        is_rank_step & (rows["parent_id"] != 0),
+        rows["error"],
+    )
+    code = np.zeros(len(batch), np.int64)
+    for column in columns:
+        code = code * (int(column.max()) + 1) + column
+    distinct, which = compact(code)
+    sample = np.zeros(len(distinct), np.intp)
+    sample[which] = np.arange(len(batch))  # any row will do: they agree in all columns
+    kinds = zip(*(column[sample].tolist() for column in columns), strict=True)
+    return which, [
+        _constant(descriptors[d], source, flags, remote, *batch.errors[error])
+        for d, source, flags, remote, error in kinds
+    ]
+
+
+@lru_cache(maxsize=1 << 14)
+def _constant(d: Descriptor, source: int, flags: int, remote: bool, error_type: str, message: str) -> bytes:
+    failed = nested(2, text(message)) + tag(3, VARINT) + varint(_STATUS_ERROR)
+    out = b"".join(
+        (
+            nested(5, text(d.name)),
+            attributes(9, constant_attributes(d, source, flags, error_type)),
+            nested(15, failed if flags & s.Flag.ERROR else b""),
+            tag(16, FIXED32) + (_HAS_IS_REMOTE | (_IS_REMOTE if remote else 0)).to_bytes(4, "little"),
+            tag(6, VARINT),
+        )
+    )
+    # The kind is padded, so that names of about the same length share a shape.
+    return out + varint(_INTERNAL, 1 + -(len(out) + 1) % _ALIGN)

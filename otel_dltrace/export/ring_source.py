@@ -1,0 +1,197 @@
+"""One ring as the drain sees it: finished spans come out once, each when nothing more can change it."""
+
+import mmap
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from otel_dltrace.export.records import ErrorAmend, decode
+from otel_dltrace.model import semconv
+from otel_dltrace.model.errors import RingError
+from otel_dltrace.model.identity import Bind, h64
+from otel_dltrace.model.semconv import Flag, Level
+from otel_dltrace.model.spans import SPAN_DTYPE, Column, Process, empty_rows
+from otel_dltrace.model.time import Anchor
+from otel_dltrace.record.names import Names
+from otel_dltrace.record.ring import RingReader, Taken, writer_is_alive
+
+
+@dataclass
+class Unfinished:
+    """What was read but may still change: open spans, and stages of steps that are not over."""
+
+    begun: dict[int, Any] = field(default_factory=dict)
+    stages: dict[int, Any] = field(default_factory=dict)
+
+    def rows(self) -> Column:
+        """Return the open spans and then the stages as one array."""
+        return _stack([*self.begun.values(), *self.stages.values()])
+
+
+class RingSource:
+    """Reads one ring and its names file.
+
+    Args:
+        path: The ring file.
+        taken: What an earlier drain read of it.
+        unfinished: Rows that it still held.
+        buffer: The ring's bytes, in the process that writes it: opening it there a second time and
+            closing it would free the writer's lock.
+
+    Raises:
+        RingError: The file is no ring, or is gone.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        taken: dict[int, Taken] | None = None,
+        unfinished: Column | None = None,
+        buffer: mmap.mmap | None = None,
+    ) -> None:
+        self.path = path
+        self.names = Names()
+        self.ended = False
+        self.recorded = 0
+        self.late = 0
+        self._last = 0
+        self.fd = -1
+        self._map: mmap.mmap | None = None
+        if buffer is None:
+            try:
+                self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._map = buffer = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+            except (OSError, ValueError) as error:
+                raise RingError(f"{path} cannot be read: {error}") from None
+        self.reader = RingReader(buffer, taken)
+        self._read_names()
+        self.held = Unfinished()
+        self._closed_steps: set[int] = set()
+        self._pending_errors: dict[int, ErrorAmend] = {}
+        self.errors: list[tuple[str, str]] = [("", "")]
+        if unfinished is not None:
+            self._hold_again(unfinished)
+
+    @property
+    def nonce(self) -> int:
+        """The process's nonce as the number that its span ids are made of."""
+        return int.from_bytes(self.reader.header.nonce, "little")
+
+    def poll(self, alive: bool | None = None) -> Column:
+        """Return the rows finished since the last call, without ids.
+
+        Once the writer is gone everything comes: what was open is closed as truncated, where its
+        last record was. *alive* tells it, where the caller knows better than the ring's lock.
+        """
+        final = not (writer_is_alive(self.fd) if alive is None else alive)
+        decoded = decode(self.reader.scan(final))
+        self._read_names()  # after the scan: a descriptor is in the file before it is used
+        self.recorded += len(decoded.spans)
+        for times in (decoded.spans["end"], decoded.begun["start"]):
+            self._last = max(self._last, int(times.max(initial=0)))
+        self._pending_errors.update((error.span_no, error) for error in decoded.errors)
+        for row in decoded.begun:
+            self.held.begun[int(row["span_no"])] = row
+        finished = self._finish(decoded.spans)
+        if final and not self.ended:
+            self.ended = True
+            finished = _stack([finished, self._truncate()])
+        return finished
+
+    def _finish(self, spans: Column) -> Column:
+        """Return the spans that are final; stages wait for the end of their step."""
+        if not len(spans):
+            return spans
+        kinds = np.array([d.kind for d in self.names.descriptors])
+        kind = kinds[np.minimum(spans["descriptor"], len(kinds) - 1)]
+        is_stage = kind == semconv.STAGE
+        for number in spans["span_no"][(spans["level"] <= Level.COLLECTIVE) & ~is_stage].tolist():
+            self.held.begun.pop(number, None)
+        released = []
+        for row in spans[is_stage]:
+            if int(row["step"]) in self._closed_steps:
+                self.late += 1
+            else:
+                self.held.stages[int(row["span_no"])] = row
+        closed = spans["step"][kind == semconv.STEP].tolist()
+        if closed:
+            last = max(closed)
+            self._closed_steps = {s for s in self._closed_steps | set(closed) if s > last - 64}
+            released = [row for row in self.held.stages.values() if int(row["step"]) <= last]
+            for row in released:
+                del self.held.stages[int(row["span_no"])]
+        rows = _stack([spans[~is_stage], *released])
+        self._apply_errors(rows)
+        return rows
+
+    def _apply_errors(self, rows: Column) -> None:
+        if not self._pending_errors:
+            return
+        for i in np.flatnonzero(np.isin(rows["span_no"], list(self._pending_errors))):
+            amend = self._pending_errors.pop(int(rows["span_no"][i]))
+            rows["error"][i] = len(self.errors)
+            rows["flags"][i] |= np.uint16(Flag.ERROR)
+            self.errors.append((self.names.strings.get(amend.type_string, "Exception"), amend.message))
+
+    def _truncate(self) -> Column:
+        """Return what is still open, closed where the process's last record was."""
+        stages = _stack(list(self.held.stages.values()))
+        begun = _stack(list(self.held.begun.values()))
+        begun["end"] = np.maximum(begun["start"], self._last)
+        begun["flags"] |= np.uint16(Flag.TRUNCATED)
+        self._apply_errors(begun)
+        self.held = Unfinished()
+        return _stack([stages, begun])
+
+    def _hold_again(self, rows: Column) -> None:
+        for row in rows:
+            where = self.held.begun if row["end"] == 0 else self.held.stages
+            where[int(row["span_no"])] = row
+
+    def _read_names(self) -> None:
+        try:
+            with self.path.with_suffix(".names").open("rb") as file:
+                file.seek(self.names.position)
+                self.names.read(file.read())
+        except FileNotFoundError:
+            pass  # the ring gets its name first; the names follow at once
+
+    def environment_bind(self) -> Bind:
+        """Return who the writer's environment says it was, for one that ended before it was bound."""
+        fields = dict(self.names.home.get("bind") or {})
+        nonce = self.reader.header.nonce.hex()
+        fields["generation"] = fields.get("generation") or f"1.{h64(nonce):016x}"
+        fields["job"] = fields.get("job") or nonce
+        return Bind.read(fields)
+
+    def process(self, bind: Bind | None, anchor: Anchor | None, resource: Iterable[tuple[str, Any]] = ()) -> Process:
+        """Return who wrote this ring, with the host's *anchor* or, of another boot, the writer's own."""
+        header = self.reader.header
+        own = self.names.anchor or Anchor(header.monotonic, header.wall, 1_000_000)
+        host = str(self.names.home.get("host") or socket.gethostname())
+        boot = header.boot_id.hex()
+        return Process(self.nonce, bind, host, boot, header.pid, anchor or own, tuple(resource))
+
+    def lapped(self) -> dict[str, int]:
+        """Return how many records of each level were overwritten before they were read."""
+        return {level.name.lower(): self.reader.lapped[level] for level in Level if self.reader.lapped[level]}
+
+    def close(self, unlink: bool = False) -> None:
+        """Let go of the ring; *unlink* it with its companions once all of it is safe elsewhere."""
+        self.reader.close()
+        if self._map is not None:
+            self._map.close()
+            os.close(self.fd)
+        if unlink:
+            for suffix in (".cursor", ".names", ".ring"):  # the ring last: its absence says all is done
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _stack(parts: list[Any]) -> Column:
+    arrays = [np.atleast_1d(np.asarray(part, SPAN_DTYPE)) for part in parts if np.size(part)]
+    return np.concatenate(arrays) if arrays else empty_rows()

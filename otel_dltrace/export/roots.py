@@ -1,0 +1,81 @@
+"""The root span of each step, from the drain of worker rank 0's host, over its local ranks' extent."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_dltrace.export.gate import SETTLE_S
+from otel_dltrace.model.identity import Bind, root_id
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.spans import Column, empty_rows
+
+if TYPE_CHECKING:
+    from otel_dltrace.export.member import Member
+
+
+@dataclass
+class _Seen:
+    members: set[int]
+    shards: set[int]
+    start: int
+    end: int
+    since: float
+
+
+@dataclass(frozen=True)
+class Root:
+    """One row, the root of *step*, in the name of worker rank 0 (*owner*)."""
+
+    owner: "Member"
+    step: int
+    shard: int
+    row: Column
+
+
+@dataclass
+class Roots:
+    """Collects the local ranks' extents per step until all have decided it, or two seconds passed."""
+
+    bind: Bind
+    _owner: "Member | None" = None
+    _steps: dict[int, _Seen] = field(default_factory=dict)
+    _sent: set[int] = field(default_factory=set)
+
+    def add(self, member: "Member", step: int, shard: int, extent: tuple[int, int], now: float) -> None:
+        """Note that the local rank *member* spent *extent* (monotonic ns) in *step*."""
+        if member.bind.rank == 0:
+            self._owner = member
+        if step in self._sent:
+            return
+        seen = self._steps.setdefault(step, _Seen(set(), set(), extent[0], extent[1], now))
+        seen.members.add(member.process.nonce)
+        seen.shards.add(shard)
+        seen.start, seen.end = min(seen.start, extent[0]), max(seen.end, extent[1])
+
+    def due(self, members: int, now: float, final: bool) -> list[Root]:
+        """Return the roots that are complete; *members* processes are local. None without rank 0."""
+        out = []
+        for step in sorted(self._steps):
+            seen = self._steps[step]
+            if not (final or len(seen.members) >= members or now - seen.since >= SETTLE_S):
+                continue
+            del self._steps[step]
+            self._remember(step)
+            if self._owner is not None:
+                out += [Root(self._owner, step, shard, self._row(step, shard, seen)) for shard in sorted(seen.shards)]
+        return out
+
+    def _remember(self, step: int) -> None:
+        self._sent.add(step)
+        if len(self._sent) > 4096:
+            self._sent = {s for s in self._sent if s > step - 2048}
+
+    def _row(self, step: int, shard: int, seen: _Seen) -> Column:
+        row = empty_rows(1)
+        row["start"], row["end"], row["step"] = seen.start, seen.end, step
+        row["span_id"] = np.uint64(root_id(self.bind, step, shard))
+        row["size"] = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+        row["b"] = -1
+        row["level"] = Level.STEP
+        return row

@@ -1,0 +1,113 @@
+"""Read a run directory back: one batch per process, whatever state its writers left it in."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute  # noqa: ICN001  -- makes pa.compute available
+import pyarrow.parquet as pq
+
+from otel_dltrace.export import columns
+from otel_dltrace.export.files import read_json, read_stream
+from otel_dltrace.export.rundir import PARQUETS, SEGMENTS, segment_number
+from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.operation import OTHER, Descriptor
+from otel_dltrace.model.spans import Process, SpanBatch, concatenate
+from otel_dltrace.model.time import Anchor
+
+
+def host_folders(run: Path) -> list[Path]:
+    """Return the folders of the hosts that wrote to *run*.
+
+    Raises:
+        RunNotFoundError: There is no run directory at *run*.
+        TraceFormatError: A newer version wrote it.
+    """
+    if not run.is_dir() or not (run / "hosts").is_dir():
+        raise RunNotFoundError(f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed")
+    info = read_json(run / "run.json") or {}
+    if info.get("schema", columns.SCHEMA_VERSION) > columns.SCHEMA_VERSION:
+        raise TraceFormatError(f"{run}: schema {info['schema']} is newer than this version reads; upgrade otel-dltrace")
+    return sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
+
+
+def span_files(folder: Path) -> list[Path]:
+    """Return the files that hold a host's spans, each span in one: a Parquet replaces its segments."""
+    parquets = sorted(folder.glob(PARQUETS))
+    covered = {name for path in parquets for name in replaced_segments(path)}
+    return parquets + [path for path in sorted(folder.glob(SEGMENTS), key=segment_number) if path.name not in covered]
+
+
+def replaced_segments(parquet: Path) -> list[str]:
+    """Return the names of the segments whose spans are in *parquet*."""
+    try:
+        metadata = pq.read_schema(parquet).metadata or {}
+    except (pa.ArrowInvalid, OSError):
+        return []
+    names = metadata.get(b"segments", b"").decode()
+    return names.split(",") if names else []
+
+
+def read_table(path: Path) -> pa.Table | None:
+    """Return a file's spans as Arrow columns of the span schema, None if it holds none."""
+    if path.suffix == ".parquet":
+        try:
+            return pq.read_table(path, columns=columns.SPANS.names)
+        except (pa.ArrowInvalid, OSError):
+            return None
+    return read_stream(path)
+
+
+def read_batches(run: Path) -> Iterator[SpanBatch]:
+    """Yield *run*'s spans file by file, one batch per process and file."""
+    for folder in host_folders(run):
+        processes = read_processes(folder)
+        names = read_descriptors(folder)
+        for path in span_files(folder):
+            table = read_table(path)
+            if table is None:
+                continue
+            for nonce in table.column("process").unique().to_pylist():
+                part = table.filter(pa.compute.equal(table.column("process"), nonce))
+                rows, errors = columns.from_arrow(part)
+                process = processes.get(nonce) or Process(nonce, None)
+                yield SpanBatch(rows, names.get(nonce, [OTHER]), process, tuple(errors))
+
+
+def read_run(run: Path) -> list[SpanBatch]:
+    """Return *run* as one batch per process, ordered by role and rank.
+
+    Raises:
+        RunNotFoundError: There is no run directory at *run*.
+    """
+    parts: dict[int, list[SpanBatch]] = {}
+    for batch in read_batches(run):
+        parts.setdefault(batch.process.nonce, []).append(batch)
+    whole = [batch for part in parts.values() if (batch := concatenate(part)) is not None]
+    return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
+
+
+def read_processes(folder: Path) -> dict[int, Process]:
+    """Return who wrote in a host's folder, by nonce."""
+    out = {}
+    for entry in (read_json(folder / "drain.json") or {}).get("processes", []):
+        bind = Bind.read(entry["bind"]) if entry.get("bind") else None
+        nonce = int(entry["nonce"], 16)
+        process = Process(nonce, bind, entry["host"], entry["boot_id"], entry["pid"], Anchor(**entry["anchor"]))
+        out[nonce] = replace(process, resource=tuple(entry.get("resource", {}).items()))
+    return out
+
+
+def read_descriptors(folder: Path) -> dict[int, list[Descriptor]]:
+    """Return the descriptor tables of a host's processes, by nonce."""
+    table = read_stream(folder / "descriptors.arrows") if (folder / "descriptors.arrows").exists() else None
+    return columns.descriptors_from_arrow(table) if table is not None else {}
+
+
+def read_summaries(run: Path) -> list[dict[str, Any]]:
+    """Return what each host's drain wrote about itself."""
+    summaries = [read_json(folder / "drain.json") for folder in host_folders(run)]
+    return [summary for summary in summaries if summary]

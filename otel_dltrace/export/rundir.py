@@ -1,0 +1,181 @@
+"""The run directory: one host's part of one generation, written so that a kill loses nothing (contract 7)."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from otel_dltrace.export import columns
+from otel_dltrace.export.files import read_json, read_stream, write_json
+from otel_dltrace.model.identity import Bind, run_directory_name
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.spans import Column, Process
+
+SEGMENT_BYTES = 64 << 20
+SEGMENTS = "spans-*.arrows"
+PARQUETS = "steps-*.parquet"
+
+
+def host_folder_name(host: str, boot_id: str) -> str:
+    """Return the name of a host's folder: no other host, and no other boot, writes there."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in host) or socket.gethostname()
+    return f"{safe}-{boot_id[:8] or 'unknown'}"
+
+
+class RunWriter:
+    """Appends spans of this host's processes to the run directory of one generation.
+
+    Args:
+        root: The run directory; made at the first write.
+        host: This host's folder in it.
+    """
+
+    def __init__(self, root: Path, host: str) -> None:
+        self.root = root
+        self.folder = root / "hosts" / host
+        self._segment: pa.ipc.RecordBatchStreamWriter | None = None
+        self._descriptors: pa.ipc.RecordBatchStreamWriter | None = None
+        self._sink: pa.NativeFile | None = None
+        self.number = 0
+        self.rows = 0
+        self.closed_segments = 0
+        self._known: dict[int, int] = {}
+        self.processes: dict[int, dict[str, Any]] = {}
+        self.summary: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Make the folders, take over what an earlier drain of this host left there."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = read_json(self.folder / "drain.json") or {}
+        self.processes = {int(p["nonce"], 16): p for p in before.get("processes", [])}
+        self.summary = before.get("summary", {})
+        self.number = 1 + max((segment_number(p) for p in self.folder.glob(SEGMENTS)), default=0)
+        self.number = max(self.number, int(before.get("next_segment", 1)))
+        path = self.folder / "descriptors.arrows"
+        old = read_stream(path) if path.exists() else None
+        # A stream cannot be continued after a torn end: the good part is copied, then the name is taken over.
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        self._descriptor_file = pa.OSFile(str(partial), "wb")
+        self._descriptors = pa.ipc.new_stream(self._descriptor_file, columns.DESCRIPTORS)
+        if old is not None:
+            self._descriptors.write_table(old)
+            ids = zip(old.column("process").to_pylist(), old.column("id").to_pylist(), strict=True)
+            for process, number in ids:
+                self._known[process] = max(self._known.get(process, 0), number + 1)
+        partial.replace(path)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the folder has been made."""
+        return self._descriptors is not None
+
+    def name_run(self, bind: Bind) -> None:
+        """Write ``run.json`` unless another host did."""
+        path = self.root / "run.json"
+        if not path.exists():
+            run = {
+                "schema": columns.SCHEMA_VERSION,
+                "job": bind.job,
+                "job_name": bind.job_name,
+                "generation": bind.generation,
+                "world": bind.world,
+                "world_size": bind.world_size,
+            }
+            write_json(path, run)
+
+    def know(self, process: Process) -> None:
+        """Remember who *process* is; written with the next summary."""
+        bind = asdict(process.bind) if process.bind else None
+        self.processes[process.nonce] = {
+            "nonce": f"{process.nonce:016x}",
+            "bind": bind,
+            "host": process.host,
+            "boot_id": process.boot_id,
+            "pid": process.pid,
+            "anchor": asdict(process.anchor),
+            "resource": dict(process.resource),
+        }
+        self.write_summary(self.summary)
+
+    def append(
+        self, nonce: int, rows: Column, descriptors: Sequence[Descriptor], errors: Sequence[tuple[str, str]]
+    ) -> None:
+        """Write *rows* of the process *nonce*, and those of its descriptors that are new, through to the file system."""
+        if not self.is_open:
+            self.open()
+        assert self._descriptors is not None
+        known = self._known.get(nonce, 0)
+        if known < len(descriptors):
+            self._descriptors.write_batch(columns.descriptors_to_arrow(descriptors[known:], known, nonce))
+            self._descriptor_file.flush()
+            self._known[nonce] = len(descriptors)
+        if not len(rows):
+            return
+        if self._segment is None:
+            self._open_segment()
+        assert self._segment is not None and self._sink is not None
+        self._segment.write_batch(columns.to_arrow(rows, errors, nonce))
+        self._sink.flush()
+        self.rows += len(rows)
+        if self._sink.tell() > SEGMENT_BYTES:
+            self.close_segment()
+
+    def _open_segment(self) -> None:
+        path = self.folder / f"spans-{self.number:05d}.arrows"
+        self._sink = pa.OSFile(str(path), "wb")
+        self._segment = pa.ipc.new_stream(self._sink, columns.SPANS)
+
+    def close_segment(self) -> None:
+        """End the current segment; the next rows start another."""
+        if self._segment is not None and self._sink is not None:
+            self._segment.close()
+            self._sink.close()
+            self._segment = self._sink = None
+            self.number += 1
+            self.rows = 0
+            self.closed_segments += 1
+
+    def write_summary(self, summary: dict[str, Any], ended: bool = False) -> None:
+        """Write ``drain.json``: who wrote here, and what became of their spans."""
+        self.summary = summary
+        if self.is_open:
+            value = {
+                "schema": columns.SCHEMA_VERSION,
+                "ended": ended,
+                "next_segment": self.number,
+                "processes": list(self.processes.values()),
+                "summary": summary,
+            }
+            write_json(self.folder / "drain.json", value)
+
+    def close(self) -> None:
+        """Close all files."""
+        self.close_segment()
+        if self._descriptors is not None:
+            self._descriptors.close()
+            self._descriptor_file.close()
+            self._descriptors = None
+
+
+def run_root(parent: Path, bind: Bind | None, nonce: int) -> Path:
+    """Return where a process's spans go: the generation's directory, a hidden partial one until it has a name."""
+    if bind is None:
+        return parent / f".dltrace-{nonce.to_bytes(8, 'little').hex()}.partial"
+    return parent / run_directory_name(bind)
+
+
+def segment_number(path: Path) -> int:
+    """Return the number in a segment's name, 0 if it has none."""
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove *folder* and what is in it."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()

@@ -1,0 +1,109 @@
+"""Requests that wait on disk for a collector that is away: one file each, bounded, oldest first."""
+
+import re
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"(\d{8,})-(\d{4,})\.otlp")
+_UNFINISHED = ".otlp.partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """One request on disk: ``NNNNNNNN-SSSS.otlp``, its number and how many spans it holds."""
+
+    path: Path
+    number: int
+    spans: int
+    size: int
+
+
+class Spill:
+    """A folder of waiting requests, of at most *limit* bytes.
+
+    It has one owner at a time, but is not guarded against threads. A request that was taken stays
+    on disk until it is removed, so that nothing is lost when the sending process dies.
+    """
+
+    def __init__(self, folder: Path, limit: int = 256 << 20) -> None:
+        self.folder = folder
+        self._limit = limit
+        found = _scan(folder)
+        self._waiting = deque(found)
+        self._bytes = sum(entry.size for entry in found)
+        self._next = found[-1].number + 1 if found else 0
+        self.lost = 0
+        """How many spans were in files that could not be read again."""
+
+    def __len__(self) -> int:
+        """Return how many requests wait, those taken not counted."""
+        return len(self._waiting)
+
+    @property
+    def spans(self) -> int:
+        """How many spans wait, those taken not counted."""
+        return sum(entry.spans for entry in self._waiting)
+
+    def put(self, body: bytes, spans: int) -> int:
+        """Write one request; return how many spans were dropped to make room, oldest requests first.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        if len(body) > self._limit:
+            return spans
+        dropped = 0
+        while self._waiting and self._bytes + len(body) > self._limit:
+            oldest = self._waiting[0]
+            dropped += oldest.spans
+            self.remove(self._waiting.popleft())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self._next:08d}-{spans:04d}.otlp"
+        partial = path.with_suffix(_UNFINISHED)
+        try:
+            partial.write_bytes(body)
+            partial.replace(path)  # a file of the right name is whole, whenever we are killed
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        self._waiting.append(Spilled(path, self._next, spans, len(body)))
+        self._bytes += len(body)
+        self._next += 1
+        return dropped
+
+    def take(self) -> tuple[Spilled, bytes] | None:
+        """Return the oldest request, no longer counted as waiting; None where there is none."""
+        while self._waiting:
+            entry = self._waiting.popleft()
+            try:
+                return entry, entry.path.read_bytes()
+            except OSError:  # somebody tidied up, or the disk is bad
+                self._bytes -= entry.size
+                self.lost += entry.spans
+        return None
+
+    def give_back(self, entry: Spilled) -> None:
+        """Let a request that was taken wait again, as the oldest."""
+        self._waiting.appendleft(entry)
+
+    def remove(self, entry: Spilled) -> None:
+        """Delete a request that was taken: it has arrived, or never will."""
+        self._bytes -= entry.size
+        with suppress(OSError):  # a file that stays is sent twice by the next owner: better than never
+            entry.path.unlink(missing_ok=True)
+
+
+def _scan(folder: Path) -> list[Spilled]:
+    """Return the requests that an earlier process left, oldest first; what it left half written is deleted."""
+    if not folder.is_dir():
+        return []
+    found = []
+    for path in folder.iterdir():
+        name = _NAME.fullmatch(path.name)
+        if name and path.is_file():
+            found.append(Spilled(path, int(name[1]), int(name[2]), path.stat().st_size))
+        elif path.name.endswith(_UNFINISHED):
+            path.unlink(missing_ok=True)
+    return sorted(found, key=lambda entry: entry.number)

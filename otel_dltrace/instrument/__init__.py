@@ -1,0 +1,1 @@
+"""Tables of the places in other people's code where spans begin and end."""

@@ -1,0 +1,146 @@
+"""A site: one function of a framework, what to do around it; put in place and taken away here alone."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.steps import live
+
+log = logging.getLogger("otel_dltrace")
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Undo = Callable[[], None]
+
+
+def _leave(_span: Any, _result: Any) -> None:
+    """Do nothing with a result, or with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One function or method, and what is called before and after it.
+
+    Attributes:
+        module: The module that defines it; the site is put in place when that has been loaded.
+        name: Its dotted name there, such as ``Work.wait``.
+        begin: Called first, with its arguments; returns a span of any kind, or None to trace nothing.
+        finish: Called with the span and the result.
+        fail: Called with the span and the error that leaves the function.
+        level: The level from which on it is traced.
+    """
+
+    module: str
+    name: str
+    begin: Callable[[Args, Kwargs], Any]
+    finish: Callable[[Any, Any], None] = _leave
+    fail: Callable[[Any, BaseException], None] = _leave
+    level: int = Level.STEP
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Something that a framework has a public hook for: *attach* gets the module, returns how to undo it."""
+
+    module: str
+    attach: Callable[[ModuleType], Undo]
+
+
+Row = Site | Attachment
+
+
+def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[Undo]:
+    """Put the *rows* of *module* in place; return what takes them away, to be called last one first.
+
+    A row that this version of the framework does not have is skipped.
+
+    Args:
+        rows: The rows of this module.
+        module: The module, loaded.
+        aliases: Look for the functions in the other modules of the package as well, which may have
+            imported them by name; needless while nobody else has seen the module.
+    """
+    undos: list[Undo] = []
+    wrappers: dict[int, tuple[Any, Any]] = {}
+    for row in rows:
+        if isinstance(row, Attachment):
+            undos.append(row.attach(module))
+            continue
+        found = resolve(module, row.name)
+        if found is None:
+            log.debug("%s.%s is not there and not traced", row.module, row.name)
+            continue
+        holder, name, original = found
+        wrapper = _wrapper(row, original)
+        undos.append(_replace(holder, name, original, wrapper))
+        if holder is module:
+            wrappers[id(original)] = (original, wrapper)
+    if aliases and wrappers:
+        undos += _replace_aliases(module.__name__.partition(".")[0], wrappers)
+    return undos
+
+
+def resolve(module: ModuleType, dotted: str) -> tuple[Any, str, Any] | None:
+    """Return (holder, attribute, object) for the *dotted* name in *module*, or None where it is not.
+
+    The object is the one in the holder's own ``__dict__``: what `getattr` makes of it is not what
+    has to be put back.
+    """
+    holder: Any = module
+    *path, name = dotted.split(".")
+    for part in path:
+        holder = getattr(holder, part, None)
+    original = getattr(holder, "__dict__", {}).get(name)
+    return None if original is None else (holder, name, original)
+
+
+def _replace(holder: Any, name: str, original: Any, wrapper: Any) -> Undo:
+    setattr(holder, name, wrapper)
+
+    def restore() -> None:
+        # Who patched it after us keeps their patch; our wrapper inside it passes calls through.
+        if vars(holder).get(name) is wrapper:
+            setattr(holder, name, original)
+
+    return restore
+
+
+def _replace_aliases(package: str, wrappers: dict[int, tuple[Any, Any]]) -> list[Undo]:
+    undos = []
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] != package or not isinstance(module, ModuleType):
+            continue
+        for name, value in list(vars(module).items()):
+            original, wrapper = wrappers.get(id(value), (None, None))
+            if original is value and wrapper is not None:
+                undos.append(_replace(module, name, original, wrapper))
+    return undos
+
+
+def _wrapper(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *original* with the site around it; with tracing off it is passed through."""
+    begin, finish, fail, level = guarded(site.begin), guarded(site.finish), guarded(site.fail), site.level
+
+    @wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        tracer = live.tracer
+        if tracer is None or tracer.recorder.level < level:
+            return original(*args, **kwargs)
+        span = begin(args, kwargs)
+        if span is None:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            fail(span, error)
+            raise
+        finish(span, result)
+        return result
+
+    return wrapper

@@ -1,0 +1,128 @@
+"""Starts the drain beside a training process, once per host, and waits for it at the end."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from otel_dltrace.record import guard
+from otel_dltrace.record.ring import RingWriter
+
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
+
+
+class _Detached(subprocess.Popen[bytes]):
+    """A child that is meant to outlive us, so nobody is warned that it does."""
+
+    def __del__(self) -> None:
+        """Leave it running."""
+
+
+class DrainStarter:
+    """Starts the drain named *home*, or finds that it runs.
+
+    Args:
+        home: Its name.
+        rings: The ring folder.
+        mode: ``auto``, ``thread`` or ``off``.
+        env: The variables that give it our configuration.
+        start_thread: Drains the ring it is given in a thread; returns what stops it within some seconds.
+    """
+
+    def __init__(
+        self,
+        home: str,
+        rings: Path,
+        mode: str,
+        env: dict[str, str],
+        start_thread: Callable[[RingWriter], Callable[[float], None]],
+    ) -> None:
+        self.home, self.rings, self.mode, self._env = home, rings, mode, env
+        self._start_thread = start_thread
+        self.log = rings / f"{home}.log"
+        self.bell = rings / f"{home}.bell"
+        self._child: _Detached | None = None
+        self._stop_thread: Callable[[float], None] | None = None
+
+    @guard.guarded
+    def start(self, ring: RingWriter | None) -> None:
+        """Start the drain; called at this process's first record."""
+        if self.mode == "auto":
+            try:
+                self._start_process()
+            except OSError as error:
+                guard.say(f"no drain process may be started ({error}); a thread drains instead")
+                self.mode = "thread"
+        if self.mode == "thread" and ring is not None:
+            self._stop_thread = self._start_thread(ring)
+
+    def _start_process(self) -> None:
+        fd = take_lock(self.rings / f"{self.home}.lock")
+        if fd is None:
+            return  # it runs
+        try:
+            with self.log.open("wb") as log:
+                self._child = _Detached(
+                    [sys.executable, "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    env=drain_environment(self._env),
+                    # Its own session: a Ctrl-C at the terminal ends the training, not the drain.
+                    start_new_session=True,
+                    # The lock travels with the descriptor, so it is held without a gap.
+                    pass_fds=(fd,),
+                )
+        finally:
+            os.close(fd)
+
+    def finish(self, ring: Path, timeout: float) -> bool:
+        """Wait until *ring* has been read to its end and removed; return whether it was within *timeout* seconds."""
+        if self.mode == "off":
+            return False
+        if self._stop_thread is not None:
+            self._stop_thread(timeout)
+        deadline = time.monotonic() + timeout
+        next_bell = 0.0
+        while ring.exists():
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            if now >= next_bell:
+                ring_bell(self.bell)
+                next_bell = now + 0.1
+            time.sleep(0.005)
+        return True
+
+
+def drain_environment(config: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a drain: ours, told the configuration, not traced itself, on one thread."""
+    return {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0"}
+
+
+def take_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock *path*, None while another process holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def ring_bell(bell: Path) -> None:
+    """Wake the drain, if one listens."""
+    try:
+        fd = os.open(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"!")
+    except OSError:
+        pass  # the bell is full: it will be heard anyway
+    finally:
+        os.close(fd)
