@@ -24,6 +24,8 @@ from otel_dltrace.record.steps import Tracer, live
 if TYPE_CHECKING:
     from otel_dltrace.export.drain import Drain
 
+UNDER_RUN = "_OTEL_DLTRACE_UNDER_RUN"
+"""Set by ``otel-dltrace run``, which says itself where the spans are."""
 EXIT_S = 2.0
 """How long a process waits at its end for the drain."""
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -277,18 +279,21 @@ def stop() -> None:
     if ring is None or tracer.starter is None:
         return
     drained = tracer.starter.finish(ring.path, EXIT_S)
-    if bind is not None and bind.local_rank == 0 and not os.environ.get("_OTEL_DLTRACE_UNDER_RUN"):
-        _say_where(Path(directory), bind, drained)
+    if bind is not None and bind.local_rank == 0 and not os.environ.get(UNDER_RUN):
+        _say_where(Path(directory) / run_directory_name(bind), drained, tracer.starter)
 
 
-def _say_where(directory: Path, bind: Bind, drained: bool) -> None:
-    path = directory / run_directory_name(bind)
-    shown = os.path.relpath(path)
-    shown = shown if len(shown) < len(str(path)) else str(path)
+def short_path(path: Path) -> str:
+    """Return *path* relative to here, if that is shorter."""
+    return min(os.path.relpath(path), str(path), key=len)
+
+
+def _say_where(path: Path, drained: bool, starter: DrainStarter) -> None:
     if drained or path.exists():
-        guard.say(f"spans are in {shown}; read them with: otel-dltrace report {shown}")
-    else:
-        guard.say("the drain has not answered yet; `otel-dltrace recover` finishes its work if it is gone")
+        guard.say(f"spans are in {short_path(path)}; read them with: otel-dltrace report {short_path(path)}")
+    elif starter.mode == "auto":
+        trouble = starter.trouble() or "it has not answered yet"
+        guard.say(f"the drain did not finish ({trouble}); if it is gone, `otel-dltrace recover` does its work")
 
 
 def flush(timeout: float = EXIT_S) -> bool:

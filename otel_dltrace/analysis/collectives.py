@@ -1,7 +1,7 @@
 """The same collective on all its ranks: rows joined by the id that every rank computes alike."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,32 +11,32 @@ from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
-_FIELDS = ("start", "end", "rank", "host", "source", "flags", "step", "descriptor")
+_COPIED = ("start", "end", "source", "flags", "step", "descriptor")
+_ROW = np.dtype([("id", "u8"), *((name, "i8") for name in (*_COPIED, "rank", "host"))])
 
 
 @dataclass(frozen=True)
 class Joined:
-    """n rows of g collectives; those of collective i are ``begins[i]:begins[i + 1]``, one for each rank.
+    """g collectives, each with one row for each rank of its group.
 
-    Every collective has its whole group: the group's size by its descriptor, else all ranks of the
-    world. *descriptors* are the first rank's; *uncertainty* (g,) is 0 where all ranks share one host.
-    Starts and ends are comparable (`clocks`).
+    The rows of collective i are ``rows[begins[i]:begins[i + 1]]``, by rank; their starts and ends
+    are comparable, give or take *uncertainty* (g,) ns: 0 where all ranks share one host.
+    *descriptors* are those of the first rank. *incomplete* counts what could not be joined.
     """
 
+    rows: Column
     begins: Column
-    start: Column
-    end: Column
-    rank: Column
-    source: Column
-    flags: Column
-    step: Column
     descriptors: tuple[Descriptor, ...]
     uncertainty: Column
-    incomplete: int
+    incomplete: int = 0
 
     def __len__(self) -> int:
         """Return the number of collectives."""
-        return len(self.begins) - 1
+        return len(self.descriptors)
+
+    def __getitem__(self, column: str) -> Column:
+        """Return one column, a value for each rank of each collective, shape (n,)."""
+        return self.rows[column]
 
     @property
     def sizes(self) -> Column:
@@ -44,71 +44,69 @@ class Joined:
         return np.diff(self.begins)
 
     def reduce(self, function: np.ufunc, values: Column) -> Column:
-        """Return *function* (``np.maximum``, ...) over the ranks of each collective, shape (g,)."""
-        return function.reduceat(values, self.begins[:-1]) if len(self) else values[:0]
+        """Return *function* (``np.maximum``, ...) of *values* (n,) over the ranks of each, shape (g,)."""
+        reduced: Column = function.reduceat(values, self.begins[:-1]) if len(self) else values[:0]
+        return reduced
 
-    def spread_out(self, values: Column) -> Column:
-        """Return one value per row of *values* per collective, shape (n,)."""
+    def to_rows(self, values: Column) -> Column:
+        """Return *values* (g,) repeated for each rank, shape (n,)."""
         return np.repeat(values, self.sizes)
 
     def take(self, which: Column) -> "Joined":
         """Return the collectives that the mask *which* (g,) picks."""
-        rows = np.repeat(which, self.sizes)
         begins = np.concatenate(([0], np.cumsum(self.sizes[which])))
-        columns = (self.start, self.end, self.rank, self.source, self.flags, self.step)
         descriptors = tuple(d for d, picked in zip(self.descriptors, which.tolist(), strict=True) if picked)
-        return Joined(begins, *(c[rows] for c in columns), descriptors, self.uncertainty[which], self.incomplete)
+        return replace(
+            self,
+            rows=self.rows[self.to_rows(which)],
+            begins=begins,
+            descriptors=descriptors,
+            uncertainty=self.uncertainty[which],
+        )
 
 
 def join(batches: Sequence[SpanBatch]) -> Joined:
     """Return the collectives of *batches* that are known on every rank of their group.
 
-    One of which a rank's row is missing, or doubled, is counted in *incomplete*: which rank came
-    last, and when the last one came, cannot be said of it.
+    The group's size is the descriptor's, else that of the world. One of which a rank's row is
+    missing, or doubled, counts as incomplete: nobody can say who came last to it.
     """
-    descriptors: list[Descriptor] = []
-    ids, rows = _rows(batches, descriptors)
-    order = np.lexsort((rows["rank"], ids))
-    ids, rows = ids[order], {name: column[order] for name, column in rows.items()}
-    new = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1]))) if len(ids) else np.zeros(0, np.int64)
-    begins = np.append(new, len(ids))
-    named = tuple(descriptors[i] for i in rows["descriptor"][new].tolist())
+    rows, table = _rows(batches)
+    rows = rows[np.lexsort((rows["rank"], rows["id"]))]
+    same = rows["id"][1:] == rows["id"][:-1]
+    begins = np.append(np.flatnonzero(np.append(True, ~same)) if len(rows) else 0, len(rows))
+    if not len(rows):
+        return Joined(rows, np.zeros(1, np.int64), (), np.zeros(0, np.int64))
+    everything = Joined(rows, begins, tuple(table[i] for i in rows["descriptor"][begins[:-1]].tolist()), begins[:-1])
+    hosts = rows["host"]
+    apart = everything.reduce(np.minimum, hosts) != everything.reduce(np.maximum, hosts)
+    everything = replace(everything, uncertainty=np.where(apart, clocks(batches).uncertainty, 0))
+    expected = _group_sizes(batches, everything.descriptors)
+    doubled = np.append(False, same & (rows["rank"][1:] == rows["rank"][:-1]))
+    whole = (everything.sizes == expected) & ~everything.reduce(np.logical_or, doubled)
+    alone = expected < 2
+    return replace(everything.take(whole & ~alone), incomplete=int((~whole & ~alone).sum()))
+
+
+def _group_sizes(batches: Sequence[SpanBatch], descriptors: Sequence[Descriptor]) -> Column:
     world = max((b.process.bind.world_size for b in batches if b.process.bind), default=1)
-    expected = np.array([d.group_size or world for d in named], np.int64)
-    twice = np.concatenate(([False], (ids[1:] == ids[:-1]) & (rows["rank"][1:] == rows["rank"][:-1])))[: len(ids)]
-    doubled = np.logical_or.reduceat(twice, new) if len(new) else np.zeros(0, bool)
-    hosts = clocks(batches)
-    apart = np.zeros(len(new), bool)
-    if len(new):
-        apart = np.minimum.reduceat(rows["host"], new) != np.maximum.reduceat(rows["host"], new)
-    columns = [rows[name] for name in ("start", "end", "rank", "source", "flags", "step")]
-    everything = Joined(begins, *columns, named, np.where(apart, hosts.uncertainty, 0), 0)
-    whole = (everything.sizes == expected) & ~doubled & (expected > 1)
-    joined = everything.take(whole)
-    missing = int(((expected > 1) & ~whole).sum())
-    return Joined(
-        joined.begins,
-        *(joined.start, joined.end, joined.rank, joined.source, joined.flags, joined.step),
-        joined.descriptors,
-        joined.uncertainty,
-        missing,
-    )
+    return np.array([d.group_size or world for d in descriptors], np.int64)
 
 
-def _rows(batches: Sequence[SpanBatch], descriptors: list[Descriptor]) -> tuple[Column, dict[str, Column]]:
-    """Return the ids of all rows that have one, and their columns on one time line."""
-    line = clocks(batches)
-    ids, parts = [np.zeros(0, np.uint64)], [dict.fromkeys(_FIELDS, np.zeros(0, np.int64))]
+def _rows(batches: Sequence[SpanBatch]) -> tuple[Column, list[Descriptor]]:
+    """Return the rows of all collectives with an id on one time line, and one descriptor table for all."""
+    line, table = clocks(batches), list[Descriptor]()
+    parts = [np.zeros(0, _ROW)]
     for batch, offset, host in zip(batches, line.offsets, line.hosts, strict=True):
-        of_batch = collective_ids(batch)
-        known = (of_batch != 0) & batch.is_kind(s.COLLECTIVE)
-        rows = batch.rows[known]
-        part = {name: rows[name].astype(np.int64) for name in ("start", "end", "source", "flags", "step", "descriptor")}
-        part["start"], part["end"] = part["start"] + offset, part["end"] + offset
-        part["rank"] = np.full(len(rows), batch.rank, np.int64)
-        part["host"] = np.full(len(rows), host, np.int64)
-        part["descriptor"] += len(descriptors)
-        descriptors.extend(batch.descriptors)
-        ids.append(of_batch[known])
+        ids = collective_ids(batch)
+        known = (ids != 0) & batch.is_kind(s.COLLECTIVE)
+        part = np.zeros(int(known.sum()), _ROW)
+        for name in _COPIED:
+            part[name] = batch[name][known]
+        part["start"] += offset
+        part["end"] += offset
+        part["descriptor"] += len(table)
+        part["id"], part["rank"], part["host"] = ids[known], batch.rank, host
+        table.extend(batch.descriptors)
         parts.append(part)
-    return np.concatenate(ids), {name: np.concatenate([part[name] for part in parts]) for name in _FIELDS}
+    return np.concatenate(parts), table

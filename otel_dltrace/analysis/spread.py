@@ -25,7 +25,9 @@ def spread(values: Column) -> Spread:
         return Spread()
     total = int(values.sum())
     p50, p95 = np.percentile(values, (50, 95))
-    return Spread(len(values), total, round(total / len(values)), round(float(p50)), round(float(p95)), int(max(values)))
+    return Spread(
+        len(values), total, round(total / len(values)), round(float(p50)), round(float(p95)), int(max(values))
+    )
 
 
 def median(values: Column) -> int:

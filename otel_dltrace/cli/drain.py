@@ -15,11 +15,8 @@ from types import FrameType
 from otel_dltrace.configure import Config, drain_for
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.model.errors import DltraceError
-from otel_dltrace.record.launch import take_lock
+from otel_dltrace.record.launch import ALL_RINGS, take_lock
 from otel_dltrace.record.ring import make_ring_folder
-
-ALL = "all"
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -32,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve rings; return 0, or 2 where another drain does."""
     config = Config.from_env()
     make_ring_folder(config.rings)
-    name = args.home or ALL
+    name = args.home or ALL_RINGS
     lock = args.lock if args.lock is not None else take_lock(config.rings / f"{name}.lock")
     if lock is None:
         raise DltraceError(f"another drain serves {config.rings}; one is enough")
@@ -45,9 +42,14 @@ def run(args: argparse.Namespace) -> int:
         drain.run(pause)
     finally:
         bell.unlink(missing_ok=True)
-    for path, reason in drain.refused.items():
-        if reason:
-            print(f"{path.name}: {reason}", file=sys.stderr)
+        (config.rings / f"{name}.lock").unlink(missing_ok=True)
+    for reason in filter(None, drain.refused.values()):
+        print(reason, file=sys.stderr)
+    for root in drain.writers:
+        print(root)
+    log = config.rings / f"{name}.log"
+    if log.exists() and not log.stat().st_size:
+        log.unlink()
     return 0
 
 

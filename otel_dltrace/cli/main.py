@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from otel_dltrace._version import __version__
 from otel_dltrace.model.errors import DltraceError
 
-COMMANDS = ("drain",)
+COMMANDS = ("run", "report", "export", "recover", "drain")
 """Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``."""
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of the commands *names*."""
     parser = argparse.ArgumentParser("otel-dltrace", description=__doc__)
     parser.add_argument("--version", action="version", version=f"otel-dltrace {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    for name in names:
         module = importlib.import_module(f"otel_dltrace.cli.{name}")
         text = module.__doc__ or ""
         sub = commands.add_parser(
@@ -33,7 +33,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code: 2 for what a user can mend."""
-    args = make_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    # One command loads no other's libraries: the drain starts beside a training that waits for nobody.
+    named = [name for name in argv[:1] if name in COMMANDS]
+    args = make_parser(named or COMMANDS).parse_args(argv)
     try:
         return int(args.run(args))
     except DltraceError as error:

@@ -4,15 +4,53 @@ Spans go where their run would have put them; open ones are closed as truncated.
 """
 
 import argparse
-import sys
+import os
 from pathlib import Path
 
-from otel_dltrace.configure import Config, drain_for
+from otel_dltrace.cli.progress import progress
+from otel_dltrace.configure import Config, drain_for, short_path
 from otel_dltrace.export.otlp_sender import resend
 from otel_dltrace.export.otlp_settings import OtlpSettings
+from otel_dltrace.export.otlp_transport import connect
 from otel_dltrace.export.run_reader import host_folders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories whose spilled requests are sent")
+    parser.add_argument(
+        "runs", nargs="*", type=Path, metavar="RUN", help="run directories whose waiting requests are sent as well"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Recover every orphan ring of this user, then send what waits in *args.runs* and in the runs recovered."""
+    for given in args.runs:
+        host_folders(given)
+    drain = drain_for(Config.from_env(), None, orphans_only=True)
+    drain.linger = 0.0
+    with progress("reading rings"):
+        drain.run()
+    for reason in filter(None, drain.refused.values()):
+        print(reason)
+    for root in drain.writers:
+        total = drain.totals.get(root, {})
+        print(f"{short_path(root)}: {total.get('spans', 0)} spans recovered, {total.get('truncated', 0)} of them open")
+    if not drain.writers:
+        print(f"no ring in {drain.serving.rings} is without its writer and its drain")
+    for root in dict.fromkeys([*args.runs, *drain.writers]):
+        _send_waiting(root)
+    return 0
+
+
+def _send_waiting(root: Path) -> None:
+    """Send the requests that an absent collector left on disk under *root*."""
+    folders = [folder / "spill" for folder in host_folders(root) if any((folder / "spill").glob("*.otlp"))]
+    settings = OtlpSettings.from_env(os.environ)
+    for folder in folders:
+        if settings is None:
+            print(f"requests wait in {short_path(folder)}; set OTEL_EXPORTER_OTLP_ENDPOINT to send them")
+            continue
+        with progress(f"sending {short_path(folder)}"):
+            delivery = resend(connect(settings), folder)
+        trouble = f" ({delivery.trouble})" if delivery.spilled else ""
+        print(f"{short_path(folder)}: {delivery.accepted} spans sent, {delivery.spilled} still waiting{trouble}")

@@ -22,6 +22,7 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import STEP, TRAIN_STEP
 from otel_dltrace.model.spans import SpanBatch, empty_rows
 from otel_dltrace.model.time import HostClock, tightest_anchor
+from otel_dltrace.record.launch import ALL_RINGS, lock_is_held
 from otel_dltrace.record.ring import boot_id, writer_is_alive
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LINGER_S = 5.0
 """A drain ends this long after its last writer."""
+CLOSE_S = 1.5
 COMPACT_SEGMENTS = 4
 LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 0.5, 0.01
 _ROOT = [Descriptor(STEP, TRAIN_STEP)]
@@ -99,9 +101,11 @@ class Drain:
         while True:
             came = self.tick()
             now = time.monotonic()
+            if self.stop_requested and all(f.is_drained for f in self.followers.values()):
+                break
             if self.followers:
                 idle_since = now
-            elif self.stop_requested or now - idle_since >= self.linger:
+            elif now - idle_since >= self.linger:
                 break
             pause(self._pause_after(came))
         self.finish()
@@ -149,15 +153,20 @@ class Drain:
         except RingError as error:
             self.refused[path] = str(error)
             return
-        home = source.names.home
-        ours = self.serving.home is None or home.get("drain") == self.serving.home
-        if not ours or (self.serving.orphans_only and writer_is_alive(source.fd)):
-            if home or self.serving.orphans_only:
+        if not self._is_ours(source):
+            if source.names.home or self.serving.orphans_only:
                 self.refused[path] = ""  # another drain's; the names of a new ring may still be on their way
             source.close()
             return
         unbound = Unbound(self._parent(source), source)
         self.followers[path] = Follower(source, cursor, unbound, self._make_member)
+
+    def _is_ours(self, source: RingSource) -> bool:
+        home = str(source.names.home.get("drain", ""))
+        if self.serving.orphans_only:
+            served = any(lock_is_held(self.serving.rings / f"{name}.lock") for name in (home, ALL_RINGS))
+            return not served and not writer_is_alive(source.fd)
+        return self.serving.home is None or home == self.serving.home
 
     def _parent(self, source: RingSource) -> Path:
         return self.serving.directory or Path(source.names.home.get("directory") or ".")
@@ -213,15 +222,19 @@ class Drain:
             loose = any(m.gate.has_loose for m in follower.members) or NO_STEP in mine
             follower.save(min([NO_STEP, *mine, *undecided]), loose)
             if follower.is_drained and not mine:
-                self._count(follower)
-                del self.followers[path]
-                follower.source.close(unlink=True)
-                self._write_summaries(ended=False)
+                self._let_go(path)
         # Only here: the cursors just saved no longer speak of the segments that go.
         for writer in self.writers.values():
             if writer.closed_segments >= COMPACT_SEGMENTS:
                 self._compact(writer)
                 writer.closed_segments = 0
+
+    def _let_go(self, path: Path) -> None:
+        """Remove a ring whose spans are all in the run directory, and delivered or spilled."""
+        follower = self.followers.pop(path)
+        self._count(follower)
+        self._write_summaries(ended=False)
+        follower.source.close(unlink=True)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -249,7 +262,9 @@ class Drain:
 
     def finish(self) -> None:
         """Deliver or spill what is left, close the run directories."""
-        delivery = self.outlet.close(2.0) if self.outlet is not None else None
+        delivery = self.outlet.close(CLOSE_S) if self.outlet is not None else None
+        for path in [path for path, follower in self.followers.items() if follower.is_drained]:
+            self._let_go(path)
         for writer in self.writers.values():
             writer.close_segment()
             self._write_summaries(ended=False)

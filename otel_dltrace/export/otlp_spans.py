@@ -6,7 +6,7 @@ variable parts there are, how long the constant part is) have every byte at the 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +28,7 @@ from otel_dltrace.export.protobuf import (
 )
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import collective_ids, constant_attributes, number_columns
-from otel_dltrace.model.operation import OTHER, Descriptor
+from otel_dltrace.model.operation import MAX_DESCRIPTORS, OTHER, Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
 _INTERNAL, _STATUS_ERROR = 1, 2
@@ -68,6 +68,7 @@ def encode_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = 
     """
     if not len(batch):
         return
+    batch = _with_used_descriptors(batch)
     varying = _varying(batch, trace_ids, left_out)
     which, constants = _constants(batch)
     lengths, of_length = np.unique([len(constant) for constant in constants], return_inverse=True)
@@ -75,6 +76,15 @@ def encode_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = 
     shapes, of_shape = compact(of_mask * len(lengths) + of_length[which])
     for shape, rows in zip(shapes.tolist(), _rows_of(of_shape, len(shapes)), strict=True):
         yield _matrix(varying, int(masks[shape // len(lengths)]), rows, which[rows], constants)
+
+
+def _with_used_descriptors(batch: SpanBatch) -> SpanBatch:
+    """Return *batch* with the descriptors that are in it alone: a table may hold many more than a step has spans."""
+    used, which = compact(np.minimum(batch["descriptor"], len(batch.descriptors)))
+    rows = batch.rows.copy()
+    rows["descriptor"] = which
+    table = (*batch.descriptors, OTHER)
+    return replace(batch, rows=rows, descriptors=[table[i] for i in used.tolist()])
 
 
 def compact(codes: Column) -> tuple[Column, Column]:
@@ -173,10 +183,10 @@ def _hexadecimal(ids: Column) -> Column:
 
 def _constants(batch: SpanBatch) -> tuple[Column, list[bytes]]:
     """Return for each row which constant part it has, and these parts."""
-    rows, descriptors = batch.rows, (*batch.descriptors, OTHER)
+    rows = batch.rows
     is_rank_step = batch.lookup(lambda d: (d.kind, d.name) == (s.STEP, s.RANK_STEP), bool)
     columns = (
-        np.minimum(rows["descriptor"], len(batch.descriptors)),
+        rows["descriptor"],
         np.minimum(rows["source"], s.Source.BOUND),
         rows["flags"] & _KNOWN_FLAGS | np.where(rows["error"] > 0, s.Flag.ERROR, 0),
         # All ranks share the root, so to all but one it is another process's.
@@ -191,12 +201,12 @@ def _constants(batch: SpanBatch) -> tuple[Column, list[bytes]]:
     sample[which] = np.arange(len(batch))  # any row will do: they agree in all columns
     kinds = zip(*(column[sample].tolist() for column in columns), strict=True)
     return which, [
-        _constant(descriptors[d], source, flags, remote, *batch.errors[error])
+        _constant(batch.descriptors[d], source, flags, remote, *batch.errors[error])
         for d, source, flags, remote, error in kinds
     ]
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=MAX_DESCRIPTORS)
 def _constant(d: Descriptor, source: int, flags: int, remote: bool, error_type: str, message: str) -> bytes:
     failed = nested(2, text(message)) + tag(3, VARINT) + varint(_STATUS_ERROR)
     out = b"".join(

@@ -221,7 +221,7 @@ def _http_message(response: requests.Response) -> str:
         return f"sent on to {response.headers.get('location', 'nowhere')}: set the endpoint to that address"
     if response.headers.get("content-type") == "application/x-protobuf":
         try:
-            return Status.FromString(response.content).message
+            return str(Status.FromString(response.content).message)
         except DecodeError:
             pass
     return response.content[:_LONGEST_MESSAGE].decode("utf-8", "replace").strip() or str(response.reason)

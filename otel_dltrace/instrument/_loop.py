@@ -123,7 +123,7 @@ _loop: Loop | None = None
 
 def loop_of(tracer: Tracer) -> Loop:
     """Return the loop that *tracer* follows: one per process and tracer."""
-    global _loop
+    global _loop  # noqa: PLW0603  -- the one of the live tracer
     if _loop is None or _loop.steps is not tracer.steps:
         _loop = Loop(tracer.steps)
     return _loop

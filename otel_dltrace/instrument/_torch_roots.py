@@ -14,6 +14,7 @@ from otel_dltrace.record.steps import live
 Span = tuple[int, bool]
 MAX_CALLS = 10_000
 """Module calls after which a search without result ends: a global hook costs 1.4 us for each."""
+MAX_TRIES = 2
 
 
 class _Hook:
@@ -40,7 +41,7 @@ class Roots:
     other half).
     """
 
-    def __init__(self, begins: Callable[[Any], Span | None], ended: Callable[[Span], None]) -> None:
+    def __init__(self, begins: Callable[[], Span | None], ended: Callable[[Span], None]) -> None:
         self._begins, self._ended = begins, ended
         self._module: Any = None
         self._search: Any = None
@@ -69,13 +70,14 @@ class Roots:
     def meet_compiled(self, module: Any) -> None:
         """Take a compiled module that is about to be called for a root if it can be one.
 
-        It is met here since torch warns where it meets a global hook; the search must be over by then.
+        Torch warns the user where it meets a global hook in such a call: the search must be over by then.
         """
-        if self._search is not None and live.tracer is not None and self._running is None:
+        if live.tracer is not None and self._running is None:
             self._adopt(module)
+        self._stop_looking()
 
     def stepped(self, optimizer: Any) -> None:
-        """Look again if *optimizer* steps parameters that no known root holds; give up after two tries."""
+        """Look again if *optimizer* steps parameters that no known root holds; give up after some tries."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         known_count, tries = self._checked.get(optimizer, (0, 0))
         if known_count != count:
@@ -83,7 +85,7 @@ class Roots:
         elif tries == 0:
             return
         missing = self._unheld(optimizer)
-        if tries < 2 and missing:
+        if tries < MAX_TRIES and missing:
             self._checked[optimizer] = (count, tries + 1)
             self._missing |= missing
             self._look()
@@ -150,7 +152,7 @@ class Roots:
     @guarded
     def _enter(self, module: Any) -> None:
         if self._running is None or self._running is module:
-            self._span = self._begins(module)
+            self._span = self._begins()
             self._running = module if self._span is not None else None
 
     def _left(self, module: Any, _args: Any, _result: Any) -> None:

@@ -25,6 +25,9 @@ class Registry:
     Nothing is imported because of us. Standing at the front of ``sys.meta_path``, we see an import
     of a watched module first, let the other finders find it, and act when its code has run,
     before the importing module goes on: names it then imports from it are the traced ones.
+
+    Args:
+        rows: What to trace.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:

@@ -136,7 +136,7 @@ def _optimizer_ended(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
 # -- forward ----------------------------------------------------------------------------------------
 
 
-def _forward_begins(module: Any) -> tuple[int, bool] | None:
+def _forward_begins() -> tuple[int, bool] | None:
     if live.tracer is None or _loop().in_backward:
         return None  # in a backward it is a recomputation
     training = sys.modules["torch"].is_grad_enabled()

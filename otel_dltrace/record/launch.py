@@ -11,6 +11,8 @@ from pathlib import Path
 from otel_dltrace.record import guard
 from otel_dltrace.record.ring import RingWriter
 
+ALL_RINGS = "all"
+"""The name of a drain that serves every ring of its folder."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
 
 
@@ -52,23 +54,24 @@ class DrainStarter:
         """Start the drain; called at this process's first record."""
         if self.mode == "auto":
             try:
-                self._start_process()
+                self.start_process()
             except OSError as error:
                 guard.say(f"no drain process may be started ({error}); a thread drains instead")
                 self.mode = "thread"
         if self.mode == "thread" and ring is not None:
             self._stop_thread = self._start_thread(ring)
 
-    def _start_process(self) -> None:
+    def start_process(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes] | None":
+        """Start the drain process unless one runs; return it, or None."""
         fd = take_lock(self.rings / f"{self.home}.lock")
         if fd is None:
-            return  # it runs
+            return None
         try:
             with self.log.open("wb") as log:
                 self._child = _Detached(
                     [sys.executable, "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)],
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
+                    stdout=stdout,
                     stderr=log,
                     env=drain_environment(self._env),
                     # Its own session: a Ctrl-C at the terminal ends the training, not the drain.
@@ -78,6 +81,15 @@ class DrainStarter:
                 )
         finally:
             os.close(fd)
+        return self._child
+
+    def trouble(self) -> str:
+        """Return the last line of what the drain complained about, "" if it did not."""
+        try:
+            lines = self.log.read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def finish(self, ring: Path, timeout: float) -> bool:
         """Wait until *ring* has been read to its end and removed; return whether it was within *timeout* seconds."""
@@ -105,13 +117,29 @@ def drain_environment(config: dict[str, str]) -> dict[str, str]:
 
 def take_lock(path: Path) -> int | None:
     """Return a descriptor that holds the lock *path*, None while another process holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return None
+        try:
+            if os.fstat(fd).st_ino == path.stat().st_ino:
+                return fd
+        except FileNotFoundError:
+            pass
+        os.close(fd)  # its last holder removed the file between our two steps
+
+
+def lock_is_held(path: Path) -> bool:
+    """Return whether some process holds the lock *path*."""
+    if not path.exists():
+        return False
+    fd = take_lock(path)
+    if fd is not None:
         os.close(fd)
-        return None
-    return fd
+    return fd is None
 
 
 def ring_bell(bell: Path) -> None:

@@ -4,7 +4,9 @@ import json
 import os
 import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -12,6 +14,8 @@ from zlib import crc32
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, MAX_TEXT, OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
+from otel_dltrace.record.guard import say
+from otel_dltrace.record.ring import close_if_still, file_of
 
 STRING, DESCRIPTOR, BIND, ANCHOR = 1, 2, 3, 4
 _HEAD = struct.Struct("<IB")
@@ -26,9 +30,11 @@ class NamesWriter:
 
     def __init__(self) -> None:
         self._fd = -1
+        self._file = (0, 0)
         self._lock = threading.RLock()
         self._descriptors: dict[Descriptor, int] = {OTHER: 0}
         self._strings: dict[str, int] = {}
+        self._next_descriptor = self._next_string = 1
         self.binds: list[Bind] = []
 
     def open(self, path: Path, mode: int, anchor: Anchor, home: dict[str, Any]) -> None:
@@ -39,76 +45,95 @@ class NamesWriter:
             mode: Its permission bits.
             anchor: The writer's paired clocks.
             home: Whose drain and which folder this ring is for, and who the environment says we are.
+
+        Raises:
+            OSError: The file cannot be made, or there is no room for it.
         """
         with self._lock:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, mode)
+            self._file = file_of(self._fd)
+            os.fchmod(self._fd, mode)  # whatever the umask is
             clocks = {"monotonic": anchor.monotonic, "wall": anchor.wall, "uncertainty": anchor.uncertainty}
-            self._append(ANCHOR, json.dumps(clocks | home).encode())
-            for descriptor, number in self._descriptors.items():
-                self._append_descriptor(number, descriptor)
-            for text, number in self._strings.items():
-                self._append_string(number, text)
-            for bind in self.binds:
-                self._append(BIND, json.dumps(bind.fields()).encode())
+            # Copies: a signal handler may add a name meanwhile, which then writes itself.
+            written = [self._append(ANCHOR, json.dumps(clocks | home).encode())]
+            written += [self._append_descriptor(number, known) for known, number in [*self._descriptors.items()]]
+            written += [self._append_string(number, text) for text, number in [*self._strings.items()]]
+            written += [self._append_bind(bind) for bind in [*self.binds]]
+        if not all(written):
+            self.close()
+            raise OSError(ENOSPC, f"no room for {path}; tracing is off")
 
     def descriptor(self, descriptor: Descriptor) -> int:
-        """Return the number of *descriptor*; 0, which is ``other``, once the table is full."""
+        """Return the number of *descriptor*; 0, which is ``other``, once the table or the file is full."""
         known = self._descriptors.get(descriptor)
         if known is not None:
             return known
+        normal = descriptor.normal()
         with self._lock:
-            normal = descriptor.normal()
-            number = self._descriptors.get(normal)
-            if number is None:
-                number = len(self._descriptors)
-                if number >= MAX_DESCRIPTORS or not self._append_descriptor(number, normal):
-                    return 0
-                self._descriptors[normal] = number
+            number = self._descriptors.get(normal, self._next_descriptor)
+            if number != self._next_descriptor:
+                return number
+            if number >= MAX_DESCRIPTORS:
+                return 0
+            self._next_descriptor += 1  # before the file: a signal handler may come and take the next
+            if not self._append_descriptor(number, normal):
+                return 0
+            self._descriptors[normal] = number
             return number
 
     def string(self, text: str) -> int:
-        """Return the number of *text*, from 1; 0 once the table is full."""
+        """Return the number of *text*, from 1; 0 once the table or the file is full."""
+        text = text[:MAX_TEXT]
         with self._lock:
-            number = self._strings.get(text)
-            if number is None:
-                number = len(self._strings) + 1
-                if number >= MAX_DESCRIPTORS or not self._append_string(number, text):
-                    return 0
-                self._strings[text] = number
+            number = self._strings.get(text, self._next_string)
+            if number != self._next_string:
+                return number
+            if number >= MAX_DESCRIPTORS:
+                return 0
+            self._next_string += 1
+            if not self._append_string(number, text):
+                return 0
+            self._strings[text] = number
             return number
 
     def bind(self, bind: Bind) -> None:
         """Say who this process is, from a step on."""
         with self._lock:
             self.binds.append(bind)
-            self._append(BIND, json.dumps(bind.fields()).encode())
+            if not self._append_bind(bind):
+                say("the names file cannot grow (is the ring folder full?): who this process is may be lost")
 
     def _append_descriptor(self, number: int, descriptor: Descriptor) -> bool:
         return self._append(DESCRIPTOR, json.dumps({"id": number, **descriptor.fields()}).encode())
 
     def _append_string(self, number: int, text: str) -> bool:
-        return self._append(STRING, number.to_bytes(4, "little") + text[:MAX_TEXT].encode("utf-8", "replace"))
+        return self._append(STRING, number.to_bytes(4, "little") + text.encode("utf-8", "replace"))
+
+    def _append_bind(self, bind: Bind) -> bool:
+        return self._append(BIND, json.dumps(bind.fields()).encode())
 
     def _append(self, kind: int, payload: bytes) -> bool:
+        """Write one record; return whether it is in the file (true, too, while there is none)."""
         if self._fd < 0:
             return True
         head = _HEAD.pack(len(payload), kind)
         data = head + payload + _CRC.pack(crc32(head[4:] + payload))
-        size = os.lseek(self._fd, 0, os.SEEK_END)
         try:
-            if os.write(self._fd, data) == len(data):
-                return True
+            if file_of(self._fd) != self._file:
+                return False  # a daemon closed all it had, and the number is another file's now
+            written = os.write(self._fd, data)
+            if written != len(data):  # tmpfs is full: half a name would hide all that follow
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            return written == len(data)
         except OSError:
-            pass
-        os.ftruncate(self._fd, size)  # tmpfs is full: half a name would hide all that follow
-        return False
+            return False
 
     def close(self) -> None:
         """Close the file; it stays for the readers."""
         with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                close_if_still(fd, self._file)
 
     def after_fork(self) -> None:
         """Forget the parent's file, which this child must not write to, and its lock."""
@@ -130,7 +155,8 @@ class Names:
     def read(self, data: bytes) -> None:
         """Take in *data*, the file's bytes from `position` on; half a record at the end waits for the next call.
 
-        A record whose checksum is wrong ends the reading: what follows has no known start.
+        A record whose checksum is wrong ends the reading: what follows has no known start. One that
+        is whole but not understood, of a newer writer, is passed over.
         """
         at = 0
         while at + _HEAD.size <= len(data):
@@ -141,7 +167,8 @@ class Names:
             payload = data[at + _HEAD.size : end]
             if _CRC.unpack_from(data, end)[0] != crc32(data[at + 4 : end]):
                 break
-            self._take(kind, payload)
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
+                self._take(kind, payload)
             at = end + _CRC.size
         self.position += at
 
@@ -149,12 +176,17 @@ class Names:
         if kind == STRING:
             self.strings[int.from_bytes(payload[:4], "little")] = payload[4:].decode("utf-8", "replace")
             return
+        if kind not in (DESCRIPTOR, BIND, ANCHOR):
+            return
         fields = json.loads(payload)
         if kind == DESCRIPTOR:
             number = fields.pop("id")
-            known = {k: v for k, v in fields.items() if k in Descriptor.__dataclass_fields__}
-            if number == len(self.descriptors):
-                self.descriptors.append(Descriptor(**known))
+            known = Descriptor(**{k: v for k, v in fields.items() if k in Descriptor.__dataclass_fields__})
+            if 0 < number < MAX_DESCRIPTORS:
+                # Numbers may come out of order, where a signal handler's overtook the one it interrupted.
+                missing = number + 1 - len(self.descriptors)
+                self.descriptors += [OTHER] * missing
+                self.descriptors[number] = known
         elif kind == BIND:
             self.binds.append(Bind.read(fields))
         elif kind == ANCHOR:

@@ -194,7 +194,23 @@ class Recorder:
         if offset and lane.chunk is chunk:
             try:
                 _pack(
-                    buffer, offset, number, step, descriptor, 1, level << 4, flags, start, 0, size, parent, seq, a, b, 0, lease
+                    buffer,
+                    offset,
+                    number,
+                    step,
+                    descriptor,
+                    1,
+                    level << 4,
+                    flags,
+                    start,
+                    0,
+                    size,
+                    parent,
+                    seq,
+                    a,
+                    b,
+                    0,
+                    lease,
                 )
             except _error:
                 buffer[offset : offset + RECORD] = _HOLE

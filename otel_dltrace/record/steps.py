@@ -1,23 +1,29 @@
 """Which step is current, its stages, and the spans a program opens itself (contract 3 and 4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
+from itertools import count
 from time import monotonic_ns
 from types import TracebackType
 
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, PHASE, STAGE, STAGES, Flag, Level, Source
-from otel_dltrace.record.guard import guarded
 from otel_dltrace.model.topology import World
+from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 
 NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
 """The size of a step record whose user gave no number."""
 NO_PARENT = (0, -1)
+# Plain ints: reading a member of an enum costs a tenth of a record.
+_COLLECTIVE, _PHASE, _ERROR = int(Level.COLLECTIVE), int(Level.PHASE), int(Flag.ERROR)
+_HOST_DONE = int(Source.HOST_DONE)
+AS_STAGE = -1
+"""In place of a descriptor: a phase of this name is counted as a stage."""
 open_span: ContextVar[tuple[int, int]] = ContextVar("otel_dltrace.open_span", default=NO_PARENT)
-"""Number and step of the innermost open span of this context; step -1: the current one."""
+"""Number and step of the innermost open span of this context; it is a parent in that step alone."""
 
 
 class Steps:
@@ -32,6 +38,7 @@ class Steps:
         self.recorder = recorder
         self.group_seq: Callable[[], int] = lambda: 0
         self.on_begin: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
         self.upcoming = 0
         self.is_open = False
         self.own, self.marked = 0, False
@@ -61,6 +68,7 @@ class Steps:
 
     def end(self, end: int = 0) -> None:
         """End the current step at *end* (monotonic ns), by default where its last stage ended."""
+        self.on_end()
         if not self.is_open:
             return
         self.is_open = False
@@ -133,18 +141,16 @@ class Operation:
         self, recorder: Recorder, descriptor: int, size: int = 0, a: int = 0, b: int = -1, flags: int = 0
     ) -> None:
         parent, step = open_span.get()
+        self.step = now = recorder.step
+        self._parent = parent = parent if step == now else 0
         self.recorder, self.descriptor = recorder, descriptor
         self.size, self.flags, self._a, self._b = size, flags, a, b
-        self._parent = parent
-        self.step = recorder.step if step < 0 else step
         self._closed = False
-        self.start = monotonic_ns()
-        self.number = recorder.begin(
-            descriptor, Level.COLLECTIVE, self.start, size, parent, a=a, b=b, flags=flags, step=self.step
-        )
+        self.start = start = monotonic_ns()
+        self.number = recorder.begin(descriptor, _COLLECTIVE, start, size, parent, 0, a, b, flags, now)
 
-    def close(self, seq: int = 0, source: int = Source.HOST_DONE, error: BaseException | None = None) -> None:
-        """End the span now; only the first call counts."""
+    def close(self, seq: int = 0, source: int = _HOST_DONE, error: BaseException | None = None, end: int = 0) -> None:
+        """End the span at *end* (monotonic ns, default now); only the first call counts."""
         if self._closed or not self.number:
             return
         self._closed = True
@@ -154,9 +160,9 @@ class Operation:
             flags |= Flag.ERROR
         self.recorder.span(
             self.descriptor,
-            Level.COLLECTIVE,
+            _COLLECTIVE,
             self.start,
-            monotonic_ns(),
+            end or monotonic_ns(),
             self.size,
             self._parent,
             seq,
@@ -192,13 +198,22 @@ class Tracer:
         self.job_name, self.environment, self.world_name = job_name, environment, world_name
         self.starter = starter
         self.steps = Steps(recorder)
-        self.phases: dict[str, int] = {}
-        self.occurrences: dict[tuple[str, str, str], int] = {}
+        self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
+        self.operations: dict[tuple[str, str, str], tuple[int, Iterator[int]]] = {}
 
     def phase_descriptor(self, name: str) -> int:
         """Return the number of the phase *name*; the first call interns it."""
         number = self.phases[name] = self.recorder.intern(Descriptor(PHASE, name))
         return number
+
+    def operation_descriptor(self, name: str, tensor: str, group: str) -> tuple[int, Iterator[int]]:
+        """Return the number of a user's own operation, and its sequence numbers from 1."""
+        known = self.operations.get((name, tensor, group))
+        if known is None:
+            descriptor = Descriptor(COLLECTIVE, name, group=group, tensor=tensor, backend="user")
+            # setdefault: two threads that come first together must draw from one count.
+            known = self.operations.setdefault((name, tensor, group), (self.recorder.intern(descriptor), count(1)))
+        return known
 
 
 class _Live:
@@ -248,49 +263,80 @@ class phase:  # noqa: N801
         size: Bytes moved, if any.
     """
 
-    __slots__ = ("_before", "_name", "_number", "_size", "_start", "_token")
-    _token: Token[tuple[int, int]] | None
+    __slots__ = ("_descriptor", "_name", "_number", "_parent", "_recorder", "_size", "_start", "_step", "_token")
+    _recorder: Recorder | None
+    _token: Token[tuple[int, int]]
 
     def __init__(self, name: str, *, size: int = 0) -> None:
         self._name = name
         self._size = size
-        self._token = None
+
+    # Both inline what `guarded` does: its extra frame would be a tenth of a phase.
 
     def __enter__(self) -> "phase":
         """Begin the phase."""
         tracer = live.tracer
-        if tracer is not None and tracer.recorder.level >= 3:
-            self._before = before = open_span.get()
-            self._number = tracer.recorder.number()
-            self._token = open_span.set((self._number, before[1]))
+        if tracer is None or (tracer.recorder.level < _PHASE and self._name not in STAGES):
+            self._recorder = None
+            return self
+        try:
+            self._recorder = recorder = tracer.recorder
+            descriptor = tracer.phases.get(self._name)
+            if descriptor is None:
+                descriptor = tracer.phase_descriptor(self._name)
+            self._descriptor = descriptor
+            if descriptor >= 0:
+                parent, step = open_span.get()
+                self._step = now = recorder.step
+                self._parent = parent if step == now else 0
+                self._number = number = recorder.number()
+                self._token = open_span.set((number, now))
             self._start = monotonic_ns()
+        except Exception as broken:  # noqa: BLE001  -- see above
+            self._recorder = None
+            failed("phase", broken)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the phase; an error of the block passes through and is noted."""
-        if self._token is not None:
-            _end_phase(self, monotonic_ns(), error)
+        recorder = self._recorder
+        if recorder is None:
+            return
+        end = monotonic_ns()
+        try:
+            descriptor = self._descriptor
+            if descriptor < 0:
+                self._end_stage(end)
+                return
+            flags = 0
+            if error is not None:
+                recorder.error(self._number, _PHASE, error, self._step)
+                flags = _ERROR
+            recorder.span(
+                descriptor,
+                _PHASE,
+                self._start,
+                end,
+                self._size,
+                self._parent,
+                0,
+                0,
+                0,
+                0,
+                flags,
+                0,
+                self._number,
+                self._step,
+            )
+            open_span.reset(self._token)
+        except Exception as broken:  # noqa: BLE001  -- see above
+            failed("phase", broken)
 
-
-@guarded
-def _end_phase(p: phase, end: int, error: BaseException | None) -> None:
-    tracer = live.tracer
-    assert p._token is not None
-    open_span.reset(p._token)
-    if tracer is None:
-        return
-    if p._name in STAGES:
-        tracer.steps.stage(p._name, p._start, end)
-        return
-    number = tracer.phases.get(p._name) or tracer.phase_descriptor(p._name)
-    parent, step_of_parent = p._before
-    if error is not None:
-        tracer.recorder.error(p._number, Level.PHASE, error)
-    tracer.recorder.span(
-        number, 3, p._start, end, p._size, parent, flags=2 if error else 0, number=p._number, step=step_of_parent
-    )
+    def _end_stage(self, end: int) -> None:
+        if live.tracer is not None:
+            live.tracer.steps.stage(self._name, self._start, end)
 
 
 class operation:  # noqa: N801
@@ -316,10 +362,9 @@ class operation:  # noqa: N801
         """Begin the operation."""
         tracer = live.tracer
         if tracer is not None and tracer.recorder.level >= Level.COLLECTIVE:
-            name, tensor, group = self._fields
-            self._seq = tracer.occurrences[self._fields] = tracer.occurrences.get(self._fields, 0) + 1
-            descriptor = Descriptor(COLLECTIVE, name, group=group, tensor=tensor, backend="user")
-            self._open = Operation(tracer.recorder, tracer.recorder.intern(descriptor), self._size)
+            descriptor, occurrences = tracer.operation_descriptor(*self._fields)
+            self._seq = next(occurrences)
+            self._open = Operation(tracer.recorder, descriptor, self._size)
             self._token = open_span.set((self._open.number, self._open.step))
         return self
 
@@ -329,5 +374,5 @@ class operation:  # noqa: N801
     ) -> None:
         """End the operation; an error of the block passes through and is noted."""
         if self._open is not None:
-            open_span.reset(self._token)
             self._open.close(self._seq, error=error)
+            open_span.reset(self._token)

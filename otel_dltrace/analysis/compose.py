@@ -1,0 +1,101 @@
+"""All answers about a run in one value, and the guards without which no figure should be read (analyses.md 3)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from otel_dltrace.analysis.breakdown import Breakdown, breakdown
+from otel_dltrace.analysis.clocks import clocks
+from otel_dltrace.analysis.collectives import join
+from otel_dltrace.analysis.drift import Drift, drift
+from otel_dltrace.analysis.operations import OperationRow, operations
+from otel_dltrace.analysis.stragglers import Stragglers, stragglers
+from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
+from otel_dltrace.analysis.waits import Waits, waits
+from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.spans import SpanBatch
+
+_LOST = ("lapped", "dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What the figures rest on.
+
+    *lost* is what drains say is missing, by reason; *truncated* counts spans that a kill or hang left
+    open; *uncertainty* (ns) is that of times of different hosts. *steps* is (first, last) of any rank.
+    """
+
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    expected: int
+    hosts: int
+    steps: tuple[int, int] | None
+    common_steps: int
+    spans: int
+    truncated: int
+    lost: tuple[tuple[str, int], ...]
+    clock: str
+    uncertainty: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Everything the report says; all times in ns."""
+
+    job: str
+    guards: Guards
+    stragglers: Stragglers
+    breakdown: Breakdown
+    operations: tuple[OperationRow, ...]
+    waits: Waits
+    drift: Drift
+
+
+def analyse(batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]] = ()) -> RunReport:
+    """Return the whole report on *batches*, one per process; *drains* are the drains' summaries."""
+    tables = step_tables(batches)
+    joined = join(batches)
+    expected = max((b.process.bind.world_size for b in batches if b.process.bind), default=min(1, len(batches)))
+    parts = breakdown(tables)
+    waited = waits(joined)
+    drifted = drift(tables)
+    ranks = [rank.rank for rank in drifted.ranks]
+    verdict = stragglers(tables, joined, parts.warm_up, expected, ranks, waited.violation)
+    job = next((b.process.bind.job_name for b in batches if b.process.bind), "")
+    guards = _guards(batches, drains, tables, expected)
+    return RunReport(job, guards, verdict, parts, operations(batches, joined), waited, drifted)
+
+
+def _guards(
+    batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]], tables: Sequence[StepTable], expected: int
+) -> Guards:
+    ranks = sorted({batch.rank for batch in worker_batches(batches) if batch.rank >= 0})
+    steps = np.concatenate([t.steps for t in tables]) if tables else np.zeros(0, np.int64)
+    line = clocks(batches)
+    return Guards(
+        tuple(ranks),
+        tuple(sorted(set(range(expected)) - set(ranks))) if ranks else (),
+        expected,
+        len(set(line.hosts)),
+        (int(steps.min()), int(steps.max())) if len(steps) else None,
+        len(common_steps(tables)),
+        sum(len(batch) for batch in batches),
+        sum(int((batch["flags"] & Flag.TRUNCATED != 0).sum()) for batch in batches),
+        _lost(drains),
+        line.method,
+        line.uncertainty,
+    )
+
+
+def _lost(drains: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:
+    """Return what the drains counted as lost, summed over them, by reason."""
+    lost: dict[str, int] = {}
+    for drain in drains:
+        counts = drain.get("summary", drain)
+        for name, value in counts.items():
+            if name.startswith(_LOST) and isinstance(value, int) and value:
+                lost[name] = lost.get(name, 0) + value
+    return tuple(sorted(lost.items()))

@@ -1,0 +1,131 @@
+"""What a rank itself does in a step: own = stage - the stages inside it - the time it is blocked by others.
+
+Blocked is the time in ``wait`` phases and in blocking operations, and, in the stage from which DDP
+launches its buckets, the time after the last launch: launch times are exact, and from there on
+the stage only waits for the slowest rank's buckets (their ends are bounds and are not used).
+"""
+
+import numpy as np
+
+from otel_dltrace.analysis.breakdown import BETWEEN, RESIDUAL
+from otel_dltrace.analysis.table import StepTable
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.spans import Column
+
+_BACKWARD = "backward"
+_FAR = np.iinfo(np.int64).max // 4
+Intervals = tuple[Column, Column]
+
+
+def columns(stages: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the columns of `spent` and `own`: what happens from one step's end to the next."""
+    return (BETWEEN, *stages, RESIDUAL)
+
+
+def spent(t: StepTable) -> Column:
+    """Return the time that each step spends in each column, (n, S + 2), summing to its length and the gap before it."""
+    stages = _exclusive(t)
+    between = t.between
+    gap_and_step = between + np.where(t.outside, stages, 0).sum(axis=1) + t.duration
+    rest = gap_and_step - between - stages.sum(axis=1)
+    return np.column_stack((between, stages, rest))
+
+
+def own(t: StepTable) -> Column:
+    """Return the rank's own time in each column, (n, S + 2)."""
+    launches = _rows(t, _launched(t))
+    row, column, inside = _place(t, launches[0])
+    last = np.zeros(t.total.shape, np.int64)
+    np.maximum.at(last, (row[inside], column[inside]), launches[0][inside])
+    cells = np.nonzero(last)
+    begin, end = _rows(t, _blocking(t))
+    begin, end = _merged(np.append(begin, last[cells]), np.append(end, t.last[cells]))
+    row, column, inside = _place(t, begin)
+    blocked = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
+    known = column >= -1
+    np.add.at(blocked, (row[known], column[known] + 1), (end - begin)[known])
+    own_time: Column = np.maximum(spent(t) - blocked, 0)
+    return own_time
+
+
+def steps_with_operations(t: StepTable) -> Column:
+    """Return a mask of the steps in which any operation was seen: without, nobody knows where a rank waits."""
+    return np.isin(t.steps, t.batch["step"][t.batch.is_kind(s.COLLECTIVE, s.P2P)])
+
+
+def _exclusive(t: StepTable) -> Column:
+    """Return the stages' totals less those of stages inside them, as a copy to the device in ``prepare_batch``."""
+    time = t.total.copy()
+    for outer in range(len(t.stages)):
+        for inner in range(len(t.stages)):
+            if inner == outer:
+                continue
+            holds = (t.first[:, outer] <= t.first[:, inner]) & (t.last[:, inner] <= t.last[:, outer])
+            longer = (t.total[:, outer] > t.total[:, inner]) | (
+                (t.total[:, outer] == t.total[:, inner]) & (outer < inner)
+            )
+            both = (t.pieces[:, outer] == 1) & (t.pieces[:, inner] > 0)
+            time[:, outer] -= np.where(holds & longer & both, t.total[:, inner], 0)
+    return np.maximum(time, 0)
+
+
+def _launched(t: StepTable) -> Column:
+    batch = t.batch
+    bound = batch["source"] == s.Source.BOUND
+    asynchronous = batch["flags"] & s.Flag.ASYNC != 0
+    return batch.is_kind(s.COLLECTIVE) & (bound | (asynchronous & _within(t, _BACKWARD)))
+
+
+def _within(t: StepTable, stage: str) -> Column:
+    """Return a mask of the batch's rows that begin in *stage*."""
+    if stage not in t.stages:
+        return np.zeros(len(t.batch), bool)
+    _, column, inside = _place(t, t.batch["start"])
+    return inside & (column == t.stages.index(stage))
+
+
+def _blocking(t: StepTable) -> Column:
+    batch = t.batch
+    waits = batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
+    calls = batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["flags"] & s.Flag.ASYNC == 0)
+    returned = (batch["source"] == s.Source.HOST_DONE) | (batch["source"] == s.Source.HOST_ISSUE)
+    return waits | (calls & returned)
+
+
+def _rows(t: StepTable, which: Column) -> Intervals:
+    return t.batch["start"][which], t.batch["end"][which]
+
+
+def _merged(begin: Column, end: Column) -> Intervals:
+    """Return the union of intervals as disjoint ones: a ``wait`` lies inside its operation."""
+    if not len(begin):
+        return begin, end
+    order = np.argsort(begin, kind="stable")
+    begin, reached = begin[order], np.maximum.accumulate(end[order])
+    first = np.flatnonzero(np.append(True, begin[1:] > reached[:-1]))
+    return begin[first], reached[np.append(first[1:] - 1, len(reached) - 1)]
+
+
+def _place(t: StepTable, at: Column) -> tuple[Column, Column, Column]:
+    """Return (row, column, whether in a stage) of each time: which step, and which of its stages.
+
+    The innermost stage that holds it, preferably one of a single piece; else column S, the residual, or -1,
+    the time before the step; -2 where there is no such step.
+    """
+    if not len(t.steps):
+        return np.zeros(len(at), np.int64), np.full(len(at), -2), np.zeros(len(at), bool)
+    row = np.searchsorted(t.start, at, "right") - 1
+    after = (row < 0) | (at >= t.end[row])
+    row = np.where(after, row + 1, row)
+    there = row < len(t.steps)
+    row = np.minimum(row, len(t.steps) - 1)
+    column = np.where(after, -1, len(t.stages))
+    inside = np.zeros(len(at), bool)
+    best = np.full(len(at), 2 * _FAR)
+    for stage in range(len(t.stages)):
+        pieces, first, last = t.pieces[row, stage], t.first[row, stage], t.last[row, stage]
+        holds = there & (pieces > 0) & (first <= at) & (at < last)
+        extent = np.where(holds, last - first, 0) + np.where(pieces > 1, _FAR, 0)
+        better = holds & (extent < best)
+        column, best, inside = np.where(better, stage, column), np.where(better, extent, best), inside | better
+    return row, np.where(there, column, -2), inside

@@ -1,0 +1,99 @@
+"""Run a program with tracing on, and print the report when it has ended.
+
+    otel-dltrace run -- torchrun --nproc-per-node 2 train.py
+
+The drain is started first; the exit code is the program's.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from otel_dltrace.cli.progress import progress
+from otel_dltrace.cli.report import print_report
+from otel_dltrace.configure import UNDER_RUN, VARIABLES, Config, drain_for, short_path
+from otel_dltrace.model.errors import ConfigError, DltraceError
+from otel_dltrace.record.launch import DrainStarter
+from otel_dltrace.record.ring import make_ring_folder
+
+DRAIN_ENDS_S = 60.0
+"""How long the drain may take to finish once the program has ended."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--level", help="what is recorded: step, collective, phase or partition")
+    parser.add_argument("--steps", help="the steps that go out in full over OTLP: first=50,every=50, 10-20, all")
+    parser.add_argument("--dir", dest="directory", metavar="DIR", help="where the run directory is made")
+    parser.add_argument("--no-report", action="store_true", help="print only where the spans are")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what to run")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the drain, run the program, print the report; return the program's exit code."""
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not program:
+        raise DltraceError("run: no program given; write it after --, as in: otel-dltrace run -- python train.py")
+    env = traced_environment(args)
+    config = Config.from_env(env)
+    drain_for(config, config.home)  # says at once what is wrong with an OTLP variable
+    make_ring_folder(config.rings)
+    starter = DrainStarter(config.home, config.rings, "auto", config.to_env(), lambda _ring: lambda _seconds: None)
+    drain = starter.start_process(stdout=subprocess.PIPE)
+    try:
+        code = _run_program(program, env)
+    finally:
+        roots = _end_drain(drain)
+    if not roots:
+        trouble = starter.trouble()
+        print(f"otel-dltrace: nothing was traced{': ' + trouble if trouble else ''}", file=sys.stderr)
+    elif not args.no_report:
+        print_report(roots)
+    for root in roots:
+        print(f"otel-dltrace: spans are in {short_path(root)}", file=sys.stderr)
+    return code
+
+
+def traced_environment(args: argparse.Namespace) -> dict[str, str]:
+    """Return our environment with tracing on, as *args* want it, under a run id that ranks share."""
+    env = {**os.environ, "OTEL_DLTRACE": "1", UNDER_RUN: "1"}
+    env.setdefault(VARIABLES["run"], os.urandom(8).hex())
+    for name in ("level", "steps", "directory"):
+        if getattr(args, name) is not None:
+            env[VARIABLES[name]] = str(getattr(args, name))
+    return env
+
+
+def _run_program(program: list[str], env: dict[str, str]) -> int:
+    try:
+        child = subprocess.Popen(program, env=env)
+    except OSError as error:
+        raise ConfigError(f"{program[0]} cannot be started: {error.strerror}") from None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: child.send_signal(received))
+    # A Ctrl-C reaches the program by itself; we stay to report on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return code if code >= 0 else 128 - code
+
+
+def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:
+    """Have the drain finish; return the run directories it wrote."""
+    if drain is None:
+        return []
+    drain.terminate()
+    try:
+        with progress("reading what is left"):
+            out, _ = drain.communicate(timeout=DRAIN_ENDS_S)
+    except subprocess.TimeoutExpired:
+        Console(stderr=True).print("otel-dltrace: the drain is still busy; it goes on by itself")
+        return []
+    return [Path(line) for line in out.decode().splitlines()]

@@ -1,0 +1,94 @@
+"""Agrees on the job and its generation through the rendezvous store, without a collective (contract 1)."""
+
+import json
+import os
+import uuid
+from typing import Any
+
+from otel_dltrace.instrument._sites import log
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.record.steps import Tracer
+
+GENERATION_KEY = "otel_dltrace/generation"
+JOB_KEY = "otel_dltrace/job"
+STORE_ERRORS = (RuntimeError, ValueError, OSError, KeyError)
+"""What stores raise: their own errors are RuntimeErrors; no answer may end training."""
+
+
+def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int = 1) -> bool:
+    """Bind this process through *store*; return whether that is settled, one way or the other.
+
+    Rank 0 draws the generation and says it, the others read it without waiting. The number is
+    counted below all prefixes, where an elastic restart finds it again; what rank 0 says is kept
+    inside them, where no earlier start has left anything.
+
+    Args:
+        tracer: The tracer to bind.
+        store: The default store of the process group.
+        rank: This process's rank.
+        size: The number of ranks.
+        nth: How often this process has made its process group.
+    """
+    key = f"otel_dltrace/run/{nth}"
+    try:
+        if rank == 0:
+            said = _propose(tracer, store)
+            store.set(key, json.dumps(said))
+        elif not store.check([key]):
+            return False
+        else:
+            said = json.loads(store.get(key))
+        tracer.recorder.bind(_bind(tracer, said, rank, size))
+    except STORE_ERRORS as error:
+        log.debug("the rendezvous store says no job and generation (%s); the environment decides", error)
+    return True
+
+
+def _propose(tracer: Tracer, store: Any) -> dict[str, str]:
+    root = store
+    while hasattr(root, "underlying_store"):
+        root = root.underlying_store
+    number = root.add(GENERATION_KEY, 1)
+    job = tracer.environment.job or root.compare_set(JOB_KEY, "", str(uuid.uuid4())).decode()
+    return {"job": job, "job_name": tracer.job_name, "gen": f"{number}.{os.urandom(8).hex()}"}
+
+
+def _bind(tracer: Tracer, said: dict[str, str], rank: int, size: int) -> Bind:
+    there = tracer.environment
+    launched = there.launcher != "" and there.world_size == size  # else the ranks were spawned on this host
+    return Bind(
+        job=said["job"],
+        generation=said["gen"],
+        job_name=said["job_name"],
+        world=tracer.world_name,
+        rank=rank,
+        local_rank=there.local_rank if launched else rank,
+        node_rank=there.node_rank,
+        world_size=size,
+        local_world_size=there.local_world_size if launched else size,
+        attempt=there.attempt,
+    )
+
+
+class Binding:
+    """Binds the process at each start of its process group; asks again until rank 0 has spoken."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._asking: tuple[Any, int, int, int] | None = None
+        self._starts = 0
+
+    def initialised(self, store: Any, rank: int, size: int) -> None:
+        """Know that a process group of *size* has begun, with its default *store*."""
+        self._starts += 1
+        self._asking = (store, rank, size, self._starts)
+        self.poll()
+
+    def poll(self) -> None:
+        """Ask the store, unless that is settled."""
+        if self._asking is not None and bind_from_store(self._tracer, *self._asking):
+            self._asking = None
+
+    def destroyed(self) -> None:
+        """Let go of the store, which ends with its process group."""
+        self._asking = None

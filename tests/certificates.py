@@ -1,0 +1,60 @@
+"""Certificates for tests: an authority, a server on loopback and a client, made anew each time."""
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The PEM files in one folder."""
+
+    folder: Path
+
+    def __getattr__(self, name: str) -> str:
+        """Return the path of ``authority``, ``server``, ``server_key``, ``client`` or ``client_key``."""
+        return str(self.folder / f"{name}.pem")
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Write an authority and two certificates signed by it into *folder*."""
+    pytest.importorskip("cryptography", reason="certificates are made by the package cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    now = datetime.datetime.now(datetime.timezone.utc)
+    day = datetime.timedelta(days=1)
+    made = {}
+
+    def make(name: str, signer: str, usage: x509.ObjectIdentifier | None) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer, signing_key = made.get(signer, (subject, key))
+        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = (
+            x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number(), now - day, now + day)
+            .add_extension(x509.BasicConstraints(ca=usage is None, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False
+            )
+        )
+        if usage is not None:
+            builder = builder.add_extension(address, critical=False)
+            builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        certificate = builder.sign(signing_key, hashes.SHA256())
+        made[name] = (subject, key)
+        pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        (folder / f"{name}.pem").write_bytes(certificate.public_bytes(pem))
+        key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        (folder / f"{name}_key.pem").write_bytes(key_bytes)
+
+    make("authority", "authority", None)
+    make("server", "authority", ExtendedKeyUsageOID.SERVER_AUTH)
+    make("client", "authority", ExtendedKeyUsageOID.CLIENT_AUTH)
+    return Certificates(folder)

@@ -1,0 +1,445 @@
+"""Chrome traces: what is drawn where, and that the viewers agree."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chromium
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from otel_dltrace.export.chrome import write_chrome
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP, Bind
+from otel_dltrace.model.operation import RANK_STEP, Descriptor
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids
+from otel_dltrace.model.time import Anchor
+
+MS = 1_000_000
+WALL = 1_700_000_000_000_000_000
+DESCRIPTORS = (
+    RANK_STEP,
+    Descriptor(s.STAGE, "dataloader_next"),
+    Descriptor(s.STAGE, "forward"),
+    Descriptor(s.STAGE, "backward"),
+    Descriptor(s.COLLECTIVE, "all_reduce", group="0", group_size=2, backend="gloo", dtype="float32"),
+    Descriptor(s.PHASE, "NEGOTIATE_ALLREDUCE", activity="NEGOTIATE_ALLREDUCE"),
+    Descriptor(s.PHASE, "PUSH", tensor="layer.weight", key=3, queue_type="PUSH"),
+    Descriptor(s.PHASE, s.WAIT),
+    Descriptor(s.TICK, "ready"),
+    Descriptor(s.P2P, "send", group="0", backend="gloo"),
+)
+STEP, DATA, FORWARD, BACKWARD, ALL_REDUCE, NEGOTIATE, PUSH, WAIT, READY, SEND = range(len(DESCRIPTORS))
+
+
+def make_batch(rank: int, spans: list[dict[str, Any]], descriptors=DESCRIPTORS, errors=(("", ""),)) -> SpanBatch:
+    """Return the batch of *rank* with *spans* (columns by name); the number of a span is its place from 1."""
+    rows = empty_rows(len(spans))
+    rows["span_no"] = np.arange(1, len(spans) + 1)
+    rows["b"] = -1
+    for row, span in zip(rows, spans, strict=True):
+        for name, value in span.items():
+            row[name] = value
+    bind = Bind("job-1", "2.0011223344556677", "bert", rank=rank, local_rank=rank, world_size=2)
+    process = Process(0x1000 + rank, bind, "node-a", "boot", 100 + rank, Anchor(0, WALL, 25))
+    fill_ids(rows, descriptors, process)
+    return SpanBatch(rows, descriptors, process, errors)
+
+
+def span(descriptor: int, start: float, end: float, parent: int = 0, step: int = 0, **columns: Any) -> dict[str, Any]:
+    """Return one span from *start* to *end*, in ms, below the span with number *parent*."""
+    start, end = int(start * MS), int(end * MS)
+    return {"descriptor": descriptor, "start": start, "end": end, "parent_no": parent, "step": step, **columns}
+
+
+def rank_spans(late: float) -> list[dict[str, Any]]:
+    """Return a step of a rank that begins *late* ms: stages that overlap, two buckets at once, phases."""
+    t = late
+    return [
+        span(STEP, t, t + 100, size=7, a=32, b=1),
+        span(DATA, t, t + 10, size=10 * MS, a=1),
+        span(FORWARD, t + 10, t + 60, size=30 * MS, a=2),
+        span(BACKWARD, t + 30, t + 104, size=60 * MS, a=2),
+        span(ALL_REDUCE, t + 40, t + 70, seq=1, size=4096, flags=s.Flag.ASYNC),
+        span(ALL_REDUCE, t + 50, t + 90, seq=2, size=1024, flags=s.Flag.TRUNCATED),
+        span(NEGOTIATE, t + 40, t + 45, 5),
+        span(PUSH, t + 45, t + 60, 5, partition=0, level=s.Level.PARTITION),
+        span(PUSH, t + 50, t + 65, 5, partition=1, level=s.Level.PARTITION),
+        span(WAIT, t + 60, t + 75, 5),
+        span(NEGOTIATE, t + 95, t + 97.000001),
+        span(READY, t + 41, t + 41, 7, a=1),
+        span(ALL_REDUCE, t + 91, t + 92, error=1, flags=s.Flag.ERROR),
+    ]
+
+
+def two_ranks() -> list[SpanBatch]:
+    """Return one step of two ranks, the second 3 ms late."""
+    errors = (("", ""), ("RuntimeError", "connection closed by peer"))
+    return [make_batch(rank, rank_spans(late), errors=errors) for rank, late in ((0, 1000), (1, 1003))]
+
+
+def written(path: Path, batches: list[SpanBatch]) -> dict[str, Any]:
+    """Return the trace of *batches*, written to *path* and read back."""
+    events = write_chrome(batches, path)
+    trace: dict[str, Any] = json.loads((gzip.open if path.suffix == ".gz" else open)(path, "rb").read())
+    assert len(trace["traceEvents"]) == events
+    return trace
+
+
+def ns(us: float) -> int:
+    """Return *us* as Perfetto does: a float times 1,000, cut off."""
+    return int(us * 1000.0)
+
+
+def by_lane(trace: dict[str, Any]) -> dict[tuple[int, str], list[tuple[int, int, str]]]:
+    """Return (start, end, name) of the slices, in ns, by process and lane name, outer ones first."""
+    events = trace["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    lanes = defaultdict(list)
+    for e in events:
+        if e["ph"] == "X":
+            start = ns(e["ts"])
+            lanes[e["pid"], names[e["pid"], e["tid"]]].append((start, start + ns(e["dur"]), e["name"]))
+    return {lane: sorted(slices, key=lambda x: (x[0], -x[1])) for lane, slices in lanes.items()}
+
+
+def partial_overlaps(trace: dict[str, Any]) -> list[Any]:
+    """Return the slices that begin inside another of their lane and end outside it: Perfetto's only rule."""
+    wrong = []
+    for lane, slices in by_lane(trace).items():
+        stack: list[int] = []
+        for start, end, name in slices:
+            while stack and stack[-1] <= start:
+                stack.pop()
+            if stack and end > stack[-1]:
+                wrong.append((lane, name, start, end, stack[-1]))
+            stack.append(end)
+    return wrong
+
+
+def test_two_ranks_are_drawn_as_ever(tmp_path, assert_golden):
+    """A step of two ranks gives the golden file."""
+    path = tmp_path / "trace.json"
+    write_chrome(two_ranks(), path)
+    assert_golden("two_ranks.chrome.json", path.read_text())
+
+
+def test_every_span_is_on_the_lane_where_it_belongs(tmp_path):
+    """Steps, stages, operations with their phases; what overlaps goes to a further lane."""
+    trace = written(tmp_path / "trace.json", two_ranks())
+    lanes = {
+        lane: [(name, (start - 86_400_000 * MS) / MS, (end - start) / MS) for start, end, name in slices]
+        for (pid, lane), slices in by_lane(trace).items()
+        if pid == 1
+    }
+    assert lanes == {
+        "steps": [("rank.step", 0, 100)],
+        "stages": [("dataloader_next", 0, 10), ("forward", 10, 50)],
+        "stages 2": [("backward", 30, 70)],
+        "operations": [
+            ("all_reduce", 40, 30),
+            ("NEGOTIATE_ALLREDUCE", 40, 5),
+            ("PUSH", 45, 15),
+            ("wait", 60, 10),
+            ("all_reduce", 91, 1),
+        ],
+        "operations 2": [("all_reduce", 50, 40)],
+        "phases": [("PUSH", 50, 15), ("NEGOTIATE_ALLREDUCE", 95, 2.000001)],
+    }
+
+
+def test_what_was_cut_says_by_how_much(tmp_path):
+    """Only children that stick out of their parent are shortened, and their arguments name the ns."""
+    trace = written(tmp_path / "trace.json", two_ranks())
+    cut = [(e["name"], e["args"]["clamped_ns"]) for e in trace["traceEvents"] if "clamped_ns" in e.get("args", {})]
+    assert cut == [("backward", 4 * MS), ("wait", 5 * MS)] * 2
+
+
+def test_a_collective_is_joined_across_ranks(tmp_path):
+    """An arrow goes from the rank that began a collective first to the one that began it last."""
+    trace = written(tmp_path / "trace.json", two_ranks())
+    flows = [e for e in trace["traceEvents"] if e["ph"] in "stf"]
+    ids = {
+        e["args"]["dl.comm.seq"]: e["args"]["dl.comm.collective_id"] for e in trace["traceEvents"] if "seq" in str(e)
+    }
+    first, second = (f"0x{ids[seq]}" for seq in (1, 2))
+    assert sorted((e["id"], e["ph"], e["pid"], e["ts"]) for e in flows) == sorted(
+        (number, phase, pid, 86_400_000_000 + (40_000 if number == first else 50_000) + (3000 if pid == 2 else 0))
+        for number in (first, second)
+        for phase, pid in (("s", 1), ("f", 2))
+    )
+
+
+def test_many_ranks_share_one_arrow(tmp_path):
+    """Between the first and the last rank an arrow has steps."""
+    batches = [make_batch(rank, [span(ALL_REDUCE, 10 + rank, 50, seq=1)]) for rank in (2, 0, 3, 1)]
+    trace = written(tmp_path / "trace.json", batches)
+    assert [(e["ph"], e["pid"]) for e in trace["traceEvents"] if e["ph"] in "stf"] == [
+        ("s", 1),
+        ("t", 2),
+        ("t", 3),
+        ("f", 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param('a "quoted\\" name', id="quotes"),
+        pytest.param("nul \0 and \x1f and\nnewline", id="control characters"),
+        pytest.param("100 %d %s %% {}", id="format signs"),
+        pytest.param("gradient 🚀 ü 勾配 \u2028", id="emoji"),
+        pytest.param("</script>", id="markup"),
+    ],
+)
+def test_any_name_is_kept(tmp_path, name):
+    """Names of tensors, errors and spans come back as they were."""
+    descriptors = (Descriptor(s.COLLECTIVE, name, tensor=name, group=name),)
+    batch = make_batch(0, [span(0, 1, 2, error=1, seq=1)], descriptors, (("", ""), (name, name)))
+    [event] = [e for e in written(tmp_path / "t.json", [batch])["traceEvents"] if e["ph"] == "X"]
+    args = event["args"]
+    assert [event["name"], args["dl.tensor.name"], args["dl.comm.group.id"], args["error.type"]] == [name] * 4
+
+
+def test_a_lone_surrogate_becomes_a_question_mark(tmp_path):
+    """No viewer that reads UTF-8 takes a lone surrogate."""
+    batch = make_batch(0, [span(0, 1, 2)], (Descriptor(s.PHASE, "file \udcff name"),))
+    assert [e["name"] for e in written(tmp_path / "t.json", [batch])["traceEvents"] if e["ph"] == "X"] == [
+        "file ? name"
+    ]
+
+
+def test_gz_is_packed_and_the_same_each_time(tmp_path):
+    """A name that ends in .gz gives a gzip file of the same text, without time stamp."""
+    plain, packed, again = (tmp_path / name for name in ("t.json", "t.json.gz", "u.json.gz"))
+    for path in (plain, packed, again):
+        write_chrome(two_ranks(), path)
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert packed.read_bytes() == again.read_bytes()
+
+
+def test_a_failure_leaves_no_file(tmp_path):
+    """A trace that could not be completed is not there, and the one before it still is."""
+
+    def broken() -> Iterator[SpanBatch]:
+        yield from two_ranks()
+        raise OSError("disk on fire")
+
+    path = tmp_path / "t.json"
+    path.write_text("older")
+    with pytest.raises(OSError, match="disk on fire"):
+        write_chrome(broken(), path)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("t.json", "older")]
+
+
+@pytest.mark.parametrize("batches", [[], [make_batch(0, [])]], ids=["no batch", "an empty batch"])
+def test_nothing_recorded_is_an_empty_trace(tmp_path, batches):
+    """Without spans the file is a valid trace with no events."""
+    assert written(tmp_path / "t.json", batches)["traceEvents"] == []
+
+
+def test_an_open_span_is_drawn_as_a_moment(tmp_path):
+    """A span without end, of an unbound process, with foreign numbers, neither crashes nor runs backwards."""
+    batch = make_batch(0, [span(ALL_REDUCE, 5, 0), span(99, 6, 7, step=NO_STEP, source=9, error=77)])
+    batch = SpanBatch(batch.rows, batch.descriptors, Process(5, None, pid=42))
+    trace = written(tmp_path / "t.json", [batch])
+    assert [(e["name"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"] == [
+        ("all_reduce", 0),
+        ("other", 1000),
+    ]
+    assert trace["traceEvents"][0]["args"] == {"name": "pid 42 (localhost)"}
+
+
+def test_evaluation_before_its_step_keeps_its_length(tmp_path):
+    """A stage outside its step is not cut to nothing."""
+    batch = make_batch(0, [span(STEP, 100, 200), span(FORWARD, 10, 90)])
+    trace = written(tmp_path / "t.json", [batch])
+    assert {e["name"]: e["dur"] for e in trace["traceEvents"] if e["ph"] == "X"}["forward"] == 80_000
+
+
+def test_processes_and_clock_are_described(tmp_path):
+    """Ranks are processes in order, from pid 1; the rest is in otherData."""
+    trace = written(tmp_path / "t.json", list(reversed(two_ranks())))
+    metadata = [(e["pid"], e["name"], *e["args"].values()) for e in trace["traceEvents"] if e["name"][:7] == "process"]
+    assert sorted(metadata) == [
+        (1, "process_labels", "generation 2"),
+        (1, "process_name", "rank 0 (node-a)"),
+        (1, "process_sort_index", 0),
+        (2, "process_labels", "generation 2"),
+        (2, "process_name", "rank 1 (node-a)"),
+        (2, "process_sort_index", 1),
+    ]
+    assert trace["otherData"] == {
+        "writer": "otel_dltrace",
+        "job": "job-1",
+        "job_name": "bert",
+        "generation": "2.0011223344556677",
+        "base_unix_ns": str(WALL + 1003 * MS - 86_400_000 * MS),
+        "processes": [
+            {
+                "pid": r + 1,
+                "name": f"rank {r} (node-a)",
+                "process.pid": 100 + r,
+                "clock_uncertainty_ns": 25,
+                "spans": 13,
+            }
+            for r in (1, 0)
+        ],
+    }
+
+
+def test_a_restarted_rank_is_a_process_of_its_own(tmp_path):
+    """Two processes with one rank never share lanes."""
+    first, second = make_batch(0, [span(STEP, 1, 2)]), make_batch(0, [span(STEP, 1, 2)])
+    second = SpanBatch(second.rows, second.descriptors, Process(77, second.process.bind, "node-b"))
+    trace = written(tmp_path / "t.json", [first, second])
+    assert [e["pid"] for e in trace["traceEvents"] if e["ph"] == "X"] == [1, 1_000_001]
+
+
+def test_progress_adds_up_to_the_rows(tmp_path):
+    """Progress is told in rows done since the last call."""
+    told: list[int] = []
+    write_chrome(two_ranks(), tmp_path / "t.json", told.append)
+    assert sum(told) == 26
+
+
+SPANS = st.lists(
+    st.builds(
+        lambda descriptor, start, length, parent, step: {
+            "descriptor": descriptor,
+            "start": start,
+            "end": start + length if length >= 0 else 0,
+            "parent_no": parent,
+            "step": step,
+            "seq": 1,
+        },
+        st.integers(0, len(DESCRIPTORS)),
+        st.integers(1_000_000, 1_000_060) | st.integers(0, 10**16),
+        st.integers(-1, 30),
+        st.integers(0, 25),
+        st.sampled_from([0, 0, 0, 1, NO_STEP]),
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 2), SPANS), max_size=4))
+def test_slices_nest_whatever_was_recorded(tmp_path, batches):
+    """No two slices of a lane overlap in part, in any batches; each span is drawn once, children only shortened."""
+    made = [make_batch(rank, spans) for rank, spans in batches]
+    trace = written(tmp_path / "t.json", made)
+    assert partial_overlaps(trace) == []
+
+    drawn = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    expected = [
+        (f"{int(row['span_id']):016x}", max(0, int(row["end"]) - int(row["start"])))
+        for batch in made
+        for row, tick in zip(batch.rows, batch.is_kind(s.TICK), strict=True)
+        if not tick
+    ]
+    assert Counter((e["args"]["span_id"], ns(e["dur"]) + e["args"].get("clamped_ns", 0)) for e in drawn) == Counter(
+        expected
+    )
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from test_chrome import ALL_REDUCE, PUSH, make_batch
+from otel_dltrace.export.chrome import write_chrome
+from otel_dltrace.model.spans import fill_ids
+
+def batches(count, n=30_000):
+    for step in range(count):
+        batch = make_batch(0, [{}] * n)
+        at = np.arange(n)
+        batch.rows["step"] = step
+        batch.rows["descriptor"] = np.where(at % 3, PUSH, ALL_REDUCE)
+        batch.rows["parent_no"] = np.where(at % 3, at - at % 3 + 1, 0)
+        batch.rows["start"] = step * 10**9 + at * 1000
+        batch.rows["end"] = batch.rows["start"] + np.where(at % 3, 900, 3500)
+        fill_ids(batch.rows, batch.descriptors, batch.process)
+        yield batch
+
+peaks = []
+for count in (1, 10):
+    write_chrome(batches(count), Path(sys.argv[2]))
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peaks[0], peaks[1])
+"""
+
+
+def test_memory_does_not_grow_with_the_trace(tmp_path):
+    """Ten batches of 30,000 spans need no more than one, give or take 20 MB."""
+    path = tmp_path / "t.json"
+    command = [sys.executable, "-c", LARGE, str(Path(__file__).parent), str(path)]
+    one, ten = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    assert path.read_bytes().count(b'"ph":"X"') == 300_000
+    assert ten - one < 20_000
+
+
+@pytest.fixture(scope="module")
+def viewers(tmp_path_factory) -> Iterator[chromium.Viewers]:
+    """A real Chromium."""
+    if reason := chromium.missing():
+        pytest.skip(reason)
+    with chromium.viewers(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+LANES = {
+    "steps": ["rank.step"],
+    "stages": ["dataloader_next", "forward"],
+    "stages 2": ["backward"],
+    "operations": ["all_reduce", "NEGOTIATE_ALLREDUCE", "PUSH", "wait", "all_reduce"],
+    "phases": ["PUSH", "NEGOTIATE_ALLREDUCE"],
+    "operations 2": ["all_reduce"],
+}
+
+
+@pytest.mark.parametrize("name", ["two.json", "two.json.gz"])
+def test_the_viewer_of_chrome_shows_the_lanes(tmp_path, viewers, name):
+    """chrome://tracing's own viewer, in a real Chromium, has each rank with its lanes, arrows, and no warning."""
+    write_chrome(two_ranks(), tmp_path / name)
+    shown = viewers.catapult(tmp_path / name)
+    assert shown["warnings"] == []
+    assert [(p["pid"], p["name"], p["labels"]) for p in shown["processes"]] == [
+        (1, "rank 0 (node-a)", ["generation 2"]),
+        (2, "rank 1 (node-a)", ["generation 2"]),
+    ]
+    for process in shown["processes"]:
+        lanes = {lane: [title for title, _, _ in slices] for lane, slices in process["lanes"]}
+        assert lanes == LANES
+        assert list(lanes) == ["steps", "stages", "stages 2", "operations", "operations 2", "phases"]
+        operations = dict(process["lanes"])["operations"]
+        assert operations[1:4] == [
+            ["NEGOTIATE_ALLREDUCE", 5 * MS, "all_reduce"],
+            ["PUSH", 15 * MS, "all_reduce"],
+            ["wait", 10 * MS, "all_reduce"],
+        ]
+    assert len(shown["flows"]) == 2
+    assert all(source[0] == 1 and target[0] == 2 for source, target in shown["flows"])
+
+
+@pytest.mark.parametrize("name", ["two.json", "two.json.gz"])
+def test_perfetto_shows_the_lanes(tmp_path, viewers, name):
+    """Perfetto, in a real Chromium, has the same lanes, and counts neither error nor loss."""
+    write_chrome(two_ranks(), tmp_path / name)
+    shown = viewers.perfetto(tmp_path / name)
+    assert shown["warnings"] == []
+    lanes = defaultdict(list)
+    for pid, process, lane, title, _, _ in shown["slices"]:
+        assert process == f"rank {pid - 1} (node-a)"
+        lanes[pid, lane].append(title)
+    assert lanes == {(pid, lane): titles for pid in (1, 2) for lane, titles in LANES.items()}
+    assert len(shown["flows"]) == 2

@@ -1,0 +1,782 @@
+"""Requests reach a real collector by every way there is; what goes wrong on the way is said, bounded and made good."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import pytest
+import servers
+from certificates import make_certificates
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, TracesData
+from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
+
+from otel_dltrace.export.otlp_sender import NO_ROOM, REFUSED, SPILL_FULL, Delivery, Sender, pause_s, resend
+from otel_dltrace.export.otlp_settings import OtlpSettings
+from otel_dltrace.export.otlp_transport import Outcome, Verdict, connect
+from otel_dltrace.export.spill import Spill
+from otel_dltrace.model.errors import ConfigError
+
+PROTOCOLS = ("grpc", "http/protobuf")
+ACCEPTED = Outcome(Verdict.ACCEPTED)
+
+
+def settings_for(endpoint, protocol="http/protobuf", **more):
+    """Return the settings that a user's environment would give."""
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+    settings = OtlpSettings.from_env(env | {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in more.items()})
+    assert settings is not None
+    return settings
+
+
+def endpoint_of(server, protocol):
+    return server.grpc if protocol == "grpc" else server.http
+
+
+@contextmanager
+def connected(settings):
+    transport = connect(settings)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def attribute(key, **value):
+    return KeyValue(key=key, value=AnyValue(**value))
+
+
+def request_of(*span_ids, trace=1 << 127):
+    """Return a request with one span for each id; every field is set, attributes in alphabetic order."""
+    now = time.time_ns()
+    spans = [
+        Span(
+            trace_id=trace.to_bytes(16, "big"),
+            span_id=number.to_bytes(8, "big"),
+            parent_span_id=span_ids[0].to_bytes(8, "big") if number != span_ids[0] else b"",
+            flags=1,
+            trace_state="vendor=value",
+            name="all_reduce",
+            kind=Span.SPAN_KIND_INTERNAL,
+            start_time_unix_nano=now + number,
+            end_time_unix_nano=now + number + 1234,
+            attributes=[
+                attribute("dl.comm.async", bool_value=True),
+                attribute("dl.comm.size", int_value=1 << 40),
+                attribute("dl.loss", double_value=0.5),
+                attribute("dl.ranks", array_value=ArrayValue(values=[AnyValue(int_value=n) for n in (3, 1, 2)])),
+                attribute("dl.tensor.name", string_value="layer1.weight \u00e4"),
+            ],
+            events=[Span.Event(time_unix_nano=now, name="wait", attributes=[attribute("n", int_value=-1)])],
+            links=[Span.Link(trace_id=b"\x81" * 16, span_id=b"\x02" * 8)],
+            status=SpanStatus(code=SpanStatus.STATUS_CODE_ERROR, message="peer gone"),
+        )
+        for number in span_ids
+    ]
+    resource = Resource(attributes=[attribute("dl.rank", int_value=3), attribute("service.name", string_value="job")])
+    scope = InstrumentationScope(name="otel_dltrace.torch", version="0.1.0")
+    return ExportTraceServiceRequest(
+        resource_spans=[ResourceSpans(resource=resource, scope_spans=[ScopeSpans(scope=scope, spans=spans)])]
+    )
+
+
+def body_of(*span_ids):
+    return request_of(*span_ids).SerializeToString()
+
+
+def traces_with(data, span_id):
+    """Return the part of *data* that arrived together with *span_id*."""
+    whole = [r for r in data.resource_spans if span_id in {s.span_id for scope in r.scope_spans for s in scope.spans}]
+    return TracesData(resource_spans=whole)
+
+
+def ids(spans):
+    return {int.from_bytes(span.span_id, "big") for span in spans}
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "endpoint", "tls"),
+    [
+        pytest.param({"ENDPOINT": "http://h:4318"}, "http://h:4318/v1/traces", False, id="base"),
+        pytest.param({"ENDPOINT": "https://h/otlp/"}, "https://h/otlp/v1/traces", True, id="base with a path"),
+        pytest.param({"TRACES_ENDPOINT": "http://h:1/x"}, "http://h:1/x", False, id="for traces, as it is"),
+        pytest.param({"TRACES_ENDPOINT": "http://h:1"}, "http://h:1/", False, id="for traces, the root"),
+        pytest.param({"ENDPOINT": "http://a", "TRACES_ENDPOINT": "http://b/t"}, "http://b/t", False, id="traces win"),
+        pytest.param({"ENDPOINT": "http://h:4317", "PROTOCOL": "grpc"}, "h:4317", False, id="grpc http"),
+        pytest.param({"ENDPOINT": "https://h", "PROTOCOL": "grpc"}, "h:443", True, id="grpc https"),
+        pytest.param({"ENDPOINT": "http://[::1]:7", "PROTOCOL": "grpc"}, "[::1]:7", False, id="grpc IPv6"),
+        pytest.param({"ENDPOINT": "h:4317", "PROTOCOL": "grpc"}, "h:4317", True, id="grpc without scheme"),
+        pytest.param(
+            {"ENDPOINT": "h:4317", "PROTOCOL": "grpc", "INSECURE": "true"}, "h:4317", False, id="grpc insecure"
+        ),
+        pytest.param(
+            {"ENDPOINT": "http://h:4317", "PROTOCOL": "http/protobuf", "TRACES_PROTOCOL": "grpc"},
+            "h:4317",
+            False,
+            id="protocol for traces",
+        ),
+        pytest.param(
+            {"ENDPOINT": "unix:///run/otel.sock", "PROTOCOL": "grpc", "INSECURE": "True"},
+            "unix:///run/otel.sock",
+            False,
+            id="grpc over a socket file",
+        ),
+    ],
+)
+def test_the_endpoint_follows_the_specification(env, endpoint, tls):
+    """Path, port and TLS come from the URL and the protocol as OpenTelemetry says."""
+    settings = OtlpSettings.from_env({f"OTEL_EXPORTER_OTLP_{name}": value for name, value in env.items()})
+    assert settings is not None
+    assert (settings.endpoint, settings.tls) == (endpoint, tls)
+
+
+def test_every_variable_counts_and_the_one_for_traces_wins(tmp_path):
+    """What is set for traces replaces what is set for all signals, an empty value counts as unset."""
+    for name in ("ca.pem", "key.pem", "cert.pem"):
+        (tmp_path / name).touch()
+    env = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "https://h",
+        "OTEL_EXPORTER_OTLP_HEADERS": "a=all",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "Authorization=Bearer%20x=%2C, ,b = c,b=d",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "3.5",
+        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "",
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "gzip",
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": str(tmp_path / "ca.pem"),
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(tmp_path / "key.pem"),
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(tmp_path / "cert.pem"),
+    }
+    assert OtlpSettings.from_env(env) == OtlpSettings(
+        endpoint="https://h/v1/traces",
+        protocol="http/protobuf",
+        headers=(("authorization", "Bearer x=,"), ("b", "d")),
+        timeout_s=3.5,
+        gzip=True,
+        tls=True,
+        certificate=tmp_path / "ca.pem",
+        client_key=tmp_path / "key.pem",
+        client_certificate=tmp_path / "cert.pem",
+    )
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, id="empty"),
+        pytest.param({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://h"}, id="another signal"),
+        pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_TRACES_EXPORTER": "none"}, id="switched off"),
+    ],
+)
+def test_without_an_endpoint_nothing_is_sent(env):
+    """The embedded default is the run directory alone."""
+    assert OtlpSettings.from_env(env) is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("ENDPOINT", "localhost:4318", "ENDPOINT='localhost:4318' is not a URL: write http://host:4318 or https"),
+        ("ENDPOINT", "http://u:pw@h:x", "ENDPOINT='http://h:x' is not a URL (Port could not be cast"),
+        ("PROTOCOL", "http/json", "PROTOCOL='http/json' is not a protocol we speak: write grpc or http/protobuf"),
+        ("TRACES_TIMEOUT", "10s", "TRACES_TIMEOUT='10s' is not a number of seconds above 0: write 10"),
+        ("TIMEOUT", "nan", "TIMEOUT='nan' is not a number of seconds above 0"),
+        ("TIMEOUT", "0", "TIMEOUT='0' is not a number of seconds above 0"),
+        ("COMPRESSION", "zstd", "COMPRESSION='zstd' is not a compression we know: write gzip or none"),
+        ("INSECURE", "yes", "INSECURE='yes' is neither true nor false"),
+        ("CERTIFICATE", "/no/such.pem", "CERTIFICATE='/no/such.pem' is not a file that can be read"),
+        ("CLIENT_KEY", __file__, "CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE need each other"),
+        ("HEADERS", "a=b,secret", "HEADERS: entry 2 is not name=value: write name=value,name2=value2"),
+        ("HEADERS", "a=secret%0d%0ax", "HEADERS: the value of entry 1 ('a') is not printable ASCII"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_cure(variable, value, sentence):
+    """The sentence names the variable, the value unless it is a secret, and what to write instead."""
+    with pytest.raises(ConfigError) as raised:
+        settings_for("http://h:4318", **{variable: value}) if variable != "ENDPOINT" else settings_for(value)
+    assert f"OTEL_EXPORTER_OTLP_{sentence}" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert "pw" not in str(raised.value)
+
+
+def test_secrets_stay_out_of_the_repr():
+    """A log line may show the settings, never a token or a password."""
+    settings = settings_for("https://user:secret@h:1/x?key=secret", HEADERS="authorization=Bearer secret", TIMEOUT="2")
+    assert repr(settings) == "OtlpSettings('https://h:1/x/v1/traces', http/protobuf, headers: authorization)"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_damaged_certificate_is_a_bad_setting(tmp_path, protocol):
+    """It is found when connecting, not taken for a collector that is away."""
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        connect(settings_for("https://127.0.0.1:1", protocol, CERTIFICATE=str(tmp_path / "ca.pem")))
+
+
+# -- one attempt, real collectors ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module", params=["plain", "tls", "mtls"])
+def secured(request, tmp_path_factory, certificates) -> Iterator[tuple[servers.Collector, dict[str, str]]]:
+    """A collector, and the variables that its clients need."""
+    tls, client = {}, {}
+    if request.param != "plain":
+        tls = {"cert_file": certificates.server, "key_file": certificates.server_key}
+        client = {"CERTIFICATE": certificates.authority}
+    if request.param == "mtls":
+        tls["client_ca_file"] = certificates.authority
+        client |= {"CLIENT_CERTIFICATE": certificates.client, "CLIENT_KEY": certificates.client_key}
+    with servers.collector(tmp_path_factory.mktemp(request.param), tls) as collector:
+        yield collector, client
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_spans_arrive_field_by_field(secured, protocol, compression):
+    """Whatever protocol, security and compression, the collector writes down what was sent."""
+    collector, client = secured
+    number = random.SystemRandom().getrandbits(62) | 1
+    request = request_of(number, number + 1)
+    with connected(settings_for(endpoint_of(collector, protocol), protocol, COMPRESSION=compression, **client)) as way:
+        assert way.send(request.SerializeToString(), 10.0) == ACCEPTED
+
+    key = number.to_bytes(8, "big")
+    servers.wait_until(lambda: key in {span.span_id for span in collector.spans()}, what="the span in the file")
+    assert traces_with(collector.traces(), key) == TracesData(resource_spans=request.resource_spans)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_server_that_cannot_prove_itself_gets_nothing(tmp_path, certificates, protocol):
+    """With an authority that did not sign its certificate the request stays here, to be sent when that is mended."""
+    other = tmp_path / "other"
+    other.mkdir()
+    tls = {"cert_file": certificates.server, "key_file": certificates.server_key}
+    with servers.collector(tmp_path, tls) as collector:
+        stranger = {"CERTIFICATE": make_certificates(other).authority, "TIMEOUT": "2"}
+        with connected(settings_for(endpoint_of(collector, protocol), protocol, **stranger)) as way:
+            assert way.send(body_of(1), 2.0).verdict is Verdict.RETRY
+        assert collector.spans() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_token_opens_the_collector(tmp_path, protocol, monkeypatch):
+    """The header arrives as set, whatever ~/.netrc says; a wrong token is refused for good and said."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with servers.collector(tmp_path, token="t0ken") as collector:
+        endpoint = endpoint_of(collector, protocol)
+        with connected(settings_for(endpoint, protocol, HEADERS="Authorization=Bearer%20wrong")) as way:
+            refused = way.send(body_of(1), 10.0)
+        with connected(settings_for(endpoint, protocol, HEADERS="Authorization=Bearer%20t0ken")) as way:
+            accepted = way.send(body_of(2), 10.0)
+        code = "UNAUTHENTICATED" if protocol == "grpc" else "HTTP 401"
+        message = f"{code}: provided authorization does not match expected scheme or token"
+        assert (refused, accepted) == (Outcome(Verdict.REFUSED, message=message), ACCEPTED)
+        assert ids(collector.wait_for(1)) == {2}
+
+
+def test_the_certificate_asked_for_wins_over_the_one_of_requests(tmp_path, certificates, monkeypatch):
+    """REQUESTS_CA_BUNDLE is for those who name no certificate."""
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", make_certificates(other).authority)
+    with (
+        servers.collector(
+            tmp_path, {"cert_file": certificates.server, "key_file": certificates.server_key}
+        ) as collector,
+        connected(settings_for(collector.http, CERTIFICATE=certificates.authority)) as way,
+    ):
+        assert way.send(body_of(1), 10.0) == ACCEPTED
+
+
+# -- one attempt, servers that answer as told ------------------------------------------------------
+
+
+class Told:
+    """What a server is told to answer, one entry a request, the last for ever; and when each request came."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.times = []
+        self.bodies = []
+
+    def next(self, body):
+        self.times.append(time.monotonic())
+        self.bodies.append(body)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@contextmanager
+def http_server(told):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            status, headers, body = told.next(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(status)
+            for name, value in {"content-length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def grpc_server(told):
+    """Serve answers that are a response, or a code, a message and a RetryInfo in seconds (or None)."""
+
+    def export(body, context):
+        answer = told.next(body)
+        if isinstance(answer, ExportTraceServiceResponse):
+            return answer.SerializeToString()
+        code, message, delay = answer
+        if delay is not None:
+            info = AnyMessage()
+            whole = int(delay)
+            info.Pack(RetryInfo(retry_delay=Duration(seconds=whole, nanos=int((delay - whole) * 1e9))))
+            details = Status(code=code.value[0], message=message, details=[info]).SerializeToString()
+            context.set_trailing_metadata([("grpc-status-details-bin", details)])
+        return context.abort(code, message)
+
+    handler = grpc.method_handlers_generic_handler(
+        "opentelemetry.proto.collector.trace.v1.TraceService", {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    )
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def response(rejected, message):
+    return ExportTraceServiceResponse(
+        partial_success=ExportTracePartialSuccess(rejected_spans=rejected, error_message=message)
+    )
+
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        pytest.param((200, PROTOBUF, b""), ACCEPTED, id="accepted"),
+        pytest.param((200, {}, b"{}"), ACCEPTED, id="accepted in words we do not read"),
+        pytest.param(
+            (200, PROTOBUF, response(3, "too old").SerializeToString()),
+            Outcome(Verdict.ACCEPTED, 3, "too old"),
+            id="partial success",
+        ),
+        pytest.param(
+            (200, PROTOBUF, response(0, "beware").SerializeToString()), Outcome(Verdict.ACCEPTED, 0, "beware"), id="warning"
+        ),
+        pytest.param(
+            (429, {"retry-after": "7"}, b"slow down"),
+            Outcome(Verdict.RETRY, 0, "HTTP 429: slow down", 7.0),
+            id="retry after seconds",
+        ),
+        pytest.param(
+            (503, {"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT"}, b""),
+            Outcome(Verdict.RETRY, 0, "HTTP 503: Service Unavailable", 0.0),
+            id="retry after a date that is past",
+        ),
+        pytest.param(
+            (503, {"retry-after": "soon"}, b""),
+            Outcome(Verdict.RETRY, 0, "HTTP 503: Service Unavailable"),
+            id="a wish we do not read",
+        ),
+        pytest.param(
+            (503, PROTOBUF, Status(code=14, message="data refused\n due to memory").SerializeToString()),
+            Outcome(Verdict.RETRY, 0, "HTTP 503: data refused due to memory"),
+            id="the memory limiter's answer",
+        ),
+        pytest.param((502, {}, b""), Outcome(Verdict.RETRY, 0, "HTTP 502: Bad Gateway"), id="bad gateway"),
+        pytest.param((504, {}, b""), Outcome(Verdict.RETRY, 0, "HTTP 504: Gateway Timeout"), id="gateway timeout"),
+        pytest.param(
+            (500, {}, b""), Outcome(Verdict.REFUSED, 0, "HTTP 500: Internal Server Error"), id="internal error"
+        ),
+        pytest.param((400, {}, b"no"), Outcome(Verdict.REFUSED, 0, "HTTP 400: no"), id="bad request"),
+        pytest.param(
+            (307, {"location": "https://h/"}, b""),
+            Outcome(Verdict.REFUSED, 0, "HTTP 307: sent on to https://h/: set the endpoint to that address"),
+            id="a redirect is not followed",
+        ),
+    ],
+)
+def test_http_answers_mean_what_the_protocol_says(answer, outcome):
+    """Only 429, 502, 503 and 504 are tried again, and partial success is never."""
+    with http_server(Told(answer)) as endpoint, connected(settings_for(endpoint)) as way:
+        assert way.send(b"x", 5.0) == outcome
+
+
+def test_a_date_in_retry_after_is_a_number_of_seconds_from_now():
+    """The HTTP form that proxies like."""
+    answer = (429, {"retry-after": formatdate(time.time() + 100, usegmt=True)}, b"")
+    with http_server(Told(answer)) as endpoint, connected(settings_for(endpoint)) as way:
+        wish = way.send(b"x", 5.0).retry_after_s
+    assert wish == pytest.approx(99, abs=10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        pytest.param(response(0, ""), ACCEPTED, id="accepted"),
+        pytest.param(response(3, "too old"), Outcome(Verdict.ACCEPTED, 3, "too old"), id="partial success"),
+        *(
+            pytest.param((code, "m", None), Outcome(Verdict.RETRY, 0, f"{code.name}: m"), id=code.name)
+            for code in (
+                grpc.StatusCode.CANCELLED,
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                grpc.StatusCode.ABORTED,
+                grpc.StatusCode.OUT_OF_RANGE,
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.DATA_LOSS,
+            )
+        ),
+        *(
+            pytest.param((code, "m", None), Outcome(Verdict.REFUSED, 0, f"{code.name}: m"), id=code.name)
+            for code in (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.INTERNAL,
+                grpc.StatusCode.UNIMPLEMENTED,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            )
+        ),
+        pytest.param(
+            (grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", 1.5),
+            Outcome(Verdict.RETRY, 0, "RESOURCE_EXHAUSTED: busy", 1.5),
+            id="exhausted, with a way out",
+        ),
+        pytest.param(
+            (grpc.StatusCode.UNAVAILABLE, "busy", 1e9),
+            Outcome(Verdict.RETRY, 0, "UNAVAILABLE: busy", 3600.0),
+            id="a wish beyond reason",
+        ),
+    ],
+)
+def test_grpc_answers_mean_what_the_protocol_says(answer, outcome):
+    """The retryable codes are tried again, an exhausted server only if it says when."""
+    with grpc_server(Told(answer)) as endpoint, connected(settings_for(endpoint, "grpc")) as way:
+        assert way.send(b"", 5.0) == outcome
+
+
+def test_headers_and_bytes_arrive_as_they_are():
+    """The body on the wire is the body that was given, over both protocols."""
+    http, grpc_told = Told((200, {}, b"")), Told(response(0, ""))
+    body = body_of(1, 2)
+    with http_server(http) as endpoint, connected(settings_for(endpoint)) as way:
+        way.send(body, 5.0)
+    with grpc_server(grpc_told) as endpoint, connected(settings_for(endpoint, "grpc")) as way:
+        way.send(body, 5.0)
+    assert (http.bodies, grpc_told.bodies) == ([body], [body])
+
+
+# -- the sender ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def black_hole():
+    """Listen, let everybody in, and never say a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def spill(tmp_path):
+    return tmp_path / "spill"
+
+
+def sender_to(endpoint, spill, protocol="http/protobuf", **limits):
+    return Sender(connect(settings_for(endpoint, protocol)), lambda: spill, **limits)
+
+
+def spilled_ids(spill):
+    """Return the ids of the spans in the spill folder, file by file."""
+    found = []
+    for path in sorted(spill.glob("*")):
+        request = ExportTraceServiceRequest.FromString(path.read_bytes())
+        spans = servers.spans_of(TracesData(resource_spans=request.resource_spans))
+        assert path.name == f"{len(found):08d}-{len(spans):04d}.otlp"
+        found.append(sorted(ids(spans)))
+    return found
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_collector_that_dies_and_returns_gets_every_span(tmp_path, spill, protocol):
+    """Killed in the middle and started again, it has each span; what it missed waited on disk."""
+    with servers.collector(tmp_path) as collector:
+        sender = sender_to(endpoint_of(collector, protocol), spill, protocol)
+        for number in range(1, 101):
+            sender.submit(body_of(2 * number, 2 * number + 1), 2, number)
+            if number == 40:
+                collector.wait_for(60)
+                collector.kill()
+        servers.wait_until(lambda: not sender.pending(), what="everything delivered or on disk")
+        assert sender.delivery().spilled >= 120
+        collector.start()
+        spans = collector.wait_for(200, timeout_s=60)
+        delivery = sender.close(5.0)
+    assert ids(spans) == set(range(2, 202))
+    assert delivery == Delivery(accepted=200, trouble=delivery.trouble)
+    assert delivery.trouble
+    assert list(spill.iterdir()) == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_black_hole_delays_the_end_no_longer_than_asked(tmp_path, spill, protocol):
+    """A collector that never answers costs the time allowed; all is on disk, and `resend` delivers it."""
+    with black_hole() as endpoint:
+        sender = sender_to(endpoint, spill, protocol)
+        for number in range(1, 6):
+            sender.submit(body_of(number), 1, "tag")
+        start = time.monotonic()
+        delivery = sender.close(0.5)
+        took = time.monotonic() - start
+    assert took < 1.0  # 0.5 as asked; the rest is for a busy machine
+    assert delivery == Delivery(spilled=5, trouble=delivery.trouble)
+    assert sorted(spilled_ids(spill)) == [[1], [2], [3], [4], [5]]
+
+    with servers.collector(tmp_path) as collector:
+        settings = settings_for(endpoint_of(collector, protocol), protocol)
+        assert resend(connect(settings), spill) == Delivery(accepted=5)
+        assert ids(collector.wait_for(5)) == {1, 2, 3, 4, 5}
+    assert list(spill.iterdir()) == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_program_ends_although_its_collector_hangs(spill, protocol):
+    """An attempt that is still under way does not keep the process alive, nor does it crash its end."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from otel_dltrace.export.otlp_sender import Sender\n"
+        "from otel_dltrace.export.otlp_settings import OtlpSettings\n"
+        "from otel_dltrace.export.otlp_transport import connect\n"
+        "import os\n"
+        "sender = Sender(connect(OtlpSettings.from_env(os.environ)), lambda: Path(sys.argv[1]))\n"
+        "sender.submit(b'abc', 7, 'tag')\n"
+        "print(sender.close(0.3).spilled)\n"
+    )
+    with black_hole() as endpoint:
+        env = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        result = subprocess.run(
+            [sys.executable, "-c", program, spill], env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "7\n", "")
+
+
+def test_a_collector_that_is_not_there_leaves_all_on_disk(spill):
+    """Refused connections: everything is spilled, in order, and the reason is kept."""
+    sender = sender_to(f"http://127.0.0.1:{servers.free_port()}", spill)
+    for number in range(1, 4):
+        sender.submit(body_of(number), 1, number)
+    servers.wait_until(lambda: not sender.pending(), what="all requests on disk")
+    delivery = sender.close(0.2)
+    assert delivery == Delivery(spilled=3, trouble=delivery.trouble)
+    assert "refused" in delivery.trouble
+    assert spilled_ids(spill) == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("serve", "busy", "fine"),
+    [
+        pytest.param(http_server, (429, {"retry-after": "1"}, b""), (200, {}, b""), id="Retry-After"),
+        pytest.param(
+            grpc_server, (grpc.StatusCode.RESOURCE_EXHAUSTED, "", 1.0), response(2, "two are too old"), id="RetryInfo"
+        ),
+    ],
+)
+def test_a_busy_collector_is_left_alone_for_as_long_as_it_asks(spill, serve, busy, fine):
+    """The second attempt comes after the wish, with the same bytes; rejected spans are counted, not sent again."""
+    told = Told(busy, fine)
+    with serve(told) as endpoint:
+        sender = sender_to(endpoint, spill, "grpc" if serve is grpc_server else "http/protobuf")
+        sender.submit(body_of(1, 2, 3), 3, "tag")
+        servers.wait_until(lambda: len(told.times) == 2, what="the second attempt")
+        delivery = sender.close(5.0)
+    assert told.times[1] - told.times[0] >= 1.0
+    assert told.bodies[0] == told.bodies[1]
+    rejected = 2 if serve is grpc_server else 0
+    rejection = "two are too old" if rejected else ""
+    assert delivery == Delivery(3 - rejected, rejected, rejection, trouble=delivery.trouble)
+
+
+def test_what_is_refused_is_dropped_and_the_next_is_sent(spill):
+    """A request that the collector cannot take is counted with its words; it does not stand in the way."""
+    told = Told((400, {}, b"broken"), (200, {}, b""))
+    with http_server(told) as endpoint:
+        sender = sender_to(endpoint, spill)
+        sender.submit(b"bad", 5, "a")
+        sender.submit(body_of(1), 1, "b")
+        delivery = sender.close(5.0)
+    assert delivery == Delivery(accepted=1, dropped={REFUSED: 5}, trouble="HTTP 400: broken")
+    assert sender.pending() == frozenset()
+
+
+def test_memory_and_disk_are_bounded_and_the_oldest_go_first(spill):
+    """Above the memory's limit requests go to disk at once, above the disk's the oldest are dropped and counted."""
+    with black_hole() as endpoint:
+        sender = sender_to(endpoint, spill, memory_limit=100, spill_limit=100)
+        for number in range(10):
+            sender.submit(bytes([number]) * 40, 1, number)
+        in_memory = sender.pending()
+        delivery = sender.close(0.0)
+    assert in_memory == {0, 1}
+    assert delivery == Delivery(spilled=2, dropped={SPILL_FULL: 8}, trouble=delivery.trouble)
+    assert len(list(spill.iterdir())) == 2
+
+
+def test_until_a_folder_is_known_requests_stay_in_memory(spill):
+    """A collector that is away and no folder: they wait; once there is a folder they move."""
+    known = []
+    endpoint = f"http://127.0.0.1:{servers.free_port()}"
+    sender = Sender(connect(settings_for(endpoint)), lambda: known[0] if known else None)
+    sender.submit(body_of(1), 1, "a")
+    servers.wait_until(lambda: sender.delivery().trouble, what="the first failure")
+    assert (sender.pending(), sender.delivery().waiting) == ({"a"}, 1)
+    known.append(spill)
+    sender.submit(body_of(2), 1, "b")
+    servers.wait_until(lambda: not sender.pending(), what="both on disk")
+    assert sender.close(0.0).spilled == 2
+    assert spilled_ids(spill) == [[1], [2]]
+
+
+@pytest.mark.parametrize("blocked", [False, True], ids=["no folder", "a folder that cannot be made"])
+def test_spans_that_find_no_place_are_counted(tmp_path, blocked):
+    """At the end, without a place on disk, what did not get through is named as lost."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "spill" if blocked else None
+    sender = sender_to(f"http://127.0.0.1:{servers.free_port()}", folder)
+    sender.submit(body_of(1, 2), 2, "a")
+    delivery = sender.close(0.3)
+    assert delivery == Delivery(dropped={NO_ROOM: 2}, trouble=delivery.trouble)
+    assert sender.pending() == frozenset()
+
+
+def test_what_an_earlier_process_left_is_sent_oldest_first(spill):
+    """Whole files are sent in their order, before anything new; half a file of a killed writer is not."""
+    for number in (1, 2):
+        Spill(spill).put(body_of(number), 1)
+    (spill / "00000002-0009.otlp.partial").write_bytes(b"half")
+    (spill / "README").write_text("not ours")
+    told = Told((200, {}, b""))
+    with http_server(told) as endpoint:
+        sender = sender_to(endpoint, spill)
+        sender.submit(body_of(3), 1, "new")
+        delivery = sender.close(5.0)
+    assert delivery == Delivery(accepted=3)
+    assert [ids(spans_in(body)) for body in told.bodies] == [{1}, {2}, {3}]
+    assert [path.name for path in spill.iterdir()] == ["README"]
+
+
+def spans_in(body):
+    return servers.spans_of(TracesData(resource_spans=ExportTraceServiceRequest.FromString(body).resource_spans))
+
+
+def test_resend_gives_up_when_nothing_gets_through(spill):
+    """A collector that stays away costs the patience asked for, and no request."""
+    Spill(spill).put(body_of(1, 2), 2)
+    seen = []
+    transport = connect(settings_for(f"http://127.0.0.1:{servers.free_port()}"))
+    delivery = resend(transport, spill, patience_s=0.3, progress=seen.append)
+    assert delivery == Delivery(spilled=2, trouble=delivery.trouble)
+    assert seen[-1].spilled == 2
+    assert spilled_ids(spill) == [[1, 2]]
+
+
+@given(failures=st.integers(1, 10_000), wish=st.none() | st.floats(0, 3600), seed=st.integers())
+def test_pauses_stay_in_their_bounds(failures, wish, seed):
+    """Without a wish 0.5 to 30 s, at most a second after the first failure; with one never less than asked."""
+    pause = pause_s(failures, wish, random.Random(seed))
+    if wish:
+        assert wish <= pause <= 1.1 * wish
+    else:
+        assert 0.5 <= pause <= min(30, 2 ** (failures - 1) if failures < 9 else 30)
+
+
+# -- the first real configuration ----------------------------------------------------------------
+
+
+def test_the_standalone_configuration_is_valid():
+    """The collector itself says so, with the defaults and nothing set."""
+    config = servers.ROOT / "collector-config" / "standalone.yaml"
+    result = subprocess.run(
+        [servers.program("otelcol"), "validate", "--config", config], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_standalone_configuration_carries_spans_to_its_file_and_to_jaeger(tmp_path, spill):
+    """What went in stands in the file and in Jaeger's answer, field by field; the health check says ready."""
+    trace = random.SystemRandom().getrandbits(127) | 1 << 127
+    request = request_of(1, 2, 3, trace=trace)
+    sent = TracesData(resource_spans=request.resource_spans)
+    with servers.jaeger(tmp_path) as jaeger, servers.standalone(tmp_path, jaeger.grpc) as collector:
+        with urllib.request.urlopen(f"http://{collector.env['HEALTH_ENDPOINT']}", timeout=10) as answer:
+            assert answer.status == 200
+        sender = sender_to(collector.grpc, spill, "grpc")
+        sender.submit(request.SerializeToString(), 3, 0)
+        assert sender.close(10.0) == Delivery(accepted=3)
+        collector.wait_for(3)
+        assert collector.traces() == sent
+        assert jaeger.trace(f"{trace:032x}", 3) == sent
+        assert jaeger.get("/api/services")["data"] == ["job"]
+
+
+def test_the_standalone_configuration_keeps_the_file_without_a_jaeger(tmp_path, spill):
+    """Jaeger's absence is not the sender's trouble."""
+    with servers.standalone(tmp_path, f"127.0.0.1:{servers.free_port()}") as collector:
+        sender = sender_to(collector.http, spill)
+        for number in range(1, 21):
+            sender.submit(body_of(number), 1, number)
+        assert sender.close(10.0) == Delivery(accepted=20)
+        assert ids(collector.wait_for(20)) == set(range(1, 21))

@@ -1,0 +1,160 @@
+"""Runs small PyTorch programs under tracing, as processes of their own, and reads what they recorded."""
+
+import json
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.record.names import Names
+from otel_dltrace.record.ring import SPAN, RingReader
+
+ROOT = Path(__file__).parents[1]
+RECORD = struct.Struct("<IIIBBHQQQIIiiHHI")
+
+TRACED = """
+import atexit, json, os, sys
+from pathlib import Path
+if os.environ.get("TRACED"):
+    from otel_dltrace.instrument import registry
+    from otel_dltrace.model.topology import world_from_env
+    from otel_dltrace.record.recorder import Recorder
+    from otel_dltrace.record.steps import Tracer, live
+
+    recorder = Recorder(Path(os.environ["RINGS"]), 4 << 20, int(os.environ["TRACED"]))
+    live.tracer = tracer = Tracer(recorder, "test", world_from_env(os.environ))
+    registry.instrument()
+
+    def stop():
+        tracer.steps.end()
+        registry.uninstrument()
+        live.tracer = None
+        recorder.close()
+
+    atexit.register(stop)
+
+def say(**fields):
+    rank = os.environ.get("RANK", "0")
+    with open(os.path.join(os.environ["OUT"], f"rank{rank}.jsonl"), "a") as file:
+        file.write(json.dumps(fields) + "\\n")
+"""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A record of a ring, with its descriptor."""
+
+    descriptor: Descriptor
+    kind: int
+    level: int
+    source: int
+    number: int
+    step: int
+    start: int
+    end: int
+    size: int
+    parent: int
+    seq: int
+    a: int
+    b: int
+    flags: int
+
+    @property
+    def name(self) -> str:
+        """The span's name."""
+        return self.descriptor.name
+
+
+@dataclass
+class Recorded:
+    """What one process recorded, and what its program said."""
+
+    records: list[Span]
+    binds: list[Bind]
+    errors: list[tuple[int, str]]
+    said: list[dict[str, Any]] = field(default_factory=list)
+
+    def spans(self, kind: str, name: str = "") -> list[Span]:
+        """Return the spans of one descriptor kind (and name), the last record of each, by start."""
+        last = {
+            s.number: s
+            for s in self.records
+            if s.kind == SPAN and s.descriptor.kind == kind and name in ("", s.name)
+        }
+        return sorted(last.values(), key=lambda s: (s.start, s.number))
+
+    def steps(self) -> list[int]:
+        """Return the ordinals of the steps that ended."""
+        return [s.step for s in self.spans("step")]
+
+    def stages(self, step: int) -> dict[str, int]:
+        """Return how often each stage came in *step*."""
+        return {s.name: s.a for s in self.spans("stage") if s.step == step}
+
+
+def read_ring(path: Path) -> Recorded:
+    """Return what the ring at *path* holds."""
+    names = Names()
+    names.read(path.with_suffix(".names").read_bytes())
+    with path.open("rb") as file:
+        reader = RingReader(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    records, errors = [], []
+    for record in reader.scan(final=True):
+        f = RECORD.unpack(record)
+        if f[3] == 3:
+            errors.append((f[0], names.strings[int.from_bytes(record[20:24], "little")]))
+            continue
+        descriptor = names.descriptors[f[2]]
+        records.append(
+            Span(descriptor, f[3], f[4] >> 4, f[4] & 15, f[0], f[1], f[6], f[7], f[8], f[9], f[10], f[11], f[12], f[5])
+        )
+    reader.close()
+    return Recorded(records, names.binds, errors)
+
+
+def run(folder: Path, program: str, ranks: int = 1, level: int = 3, *more: str, **variables: str) -> list[Recorded]:
+    """Run *program* on *ranks* ranks and return what each process recorded, by rank; *level* 0 traces nothing.
+
+    Args:
+        folder: An empty folder.
+        program: Its text, to follow `TRACED`.
+        ranks: How many; more than one are started by torchrun.
+        level: The level at which it is recorded.
+        more: More arguments for torchrun.
+        variables: More environment variables.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "program.py"
+    file.write_text(TRACED + textwrap.dedent(program))
+    env = os.environ | {"RINGS": str(folder / "rings"), "OUT": str(folder), "OMP_NUM_THREADS": "1", **variables}
+    env |= {"PYTHONPATH": str(ROOT), "TRACED": str(level) if level else "", "PYTHONFAULTHANDLER": "1"}
+    command = [sys.executable, str(file)]
+    if ranks > 1 or more:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *more]
+        command = [*torchrun, "--standalone", str(file)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "otel_dltrace" not in done.stderr, done.stderr
+    rings = [read_ring(path) for path in sorted((folder / "rings").glob("*.ring"))]
+    if not level:
+        rings = [Recorded([], [], []) for _ in range(ranks)]
+    if len(rings) > 1:
+        rings.sort(key=lambda r: (r.binds[0].generation_number, r.binds[0].rank) if r.binds else (0, 0))
+    if len(rings) == ranks:
+        for rank, ring in enumerate(rings):
+            said = folder / f"rank{rank}.jsonl"
+            ring.said = [json.loads(line) for line in said.read_text().splitlines()] if said.exists() else []
+    return rings
+
+
+def counts(spans: list[Span]) -> dict[str, int]:
+    """Return how often each name comes in *spans*."""
+    return dict(Counter(s.name for s in spans))
