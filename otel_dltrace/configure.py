@@ -163,6 +163,10 @@ def start(config: Config | None = None) -> None:
     if live.tracer is not None:
         return
     config = config or Config.from_env()
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+        from otel_dltrace.export.otlp_settings import OtlpSettings
+
+        OtlpSettings.from_env(os.environ)  # the drain would stumble over a bad one where nobody sees it
     world = world_from_env(os.environ)
     job_name = _job_name()
     home = {

@@ -1,6 +1,6 @@
 """Certificates for tests: an authority, a server on loopback and a client, made anew each time."""
 
-import datetime
+import datetime as dt
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,8 @@ def make_certificates(folder: Path) -> Certificates:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    now = datetime.datetime.now(datetime.timezone.utc)
-    day = datetime.timedelta(days=1)
+    now = dt.datetime.now(dt.timezone.utc)
+    day = dt.timedelta(days=1)
     made = {}
 
     def make(name: str, signer: str, usage: x509.ObjectIdentifier | None) -> None:
@@ -37,12 +37,12 @@ def make_certificates(folder: Path) -> Certificates:
         issuer, signing_key = made.get(signer, (subject, key))
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         builder = (
-            x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number(), now - day, now + day)
+            x509.CertificateBuilder(
+                issuer, subject, key.public_key(), x509.random_serial_number(), now - day, now + day
+            )
             .add_extension(x509.BasicConstraints(ca=usage is None, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
         )
         if usage is not None:
             builder = builder.add_extension(address, critical=False)

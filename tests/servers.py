@@ -145,6 +145,14 @@ class Jaeger(Server):
     http: str = ""
     query: str = ""
 
+    def _ready(self) -> bool:
+        """The query API comes up on its own, maybe after the rest."""
+        host, port = self.query.removeprefix("http://").split(":")
+        if not super()._ready():
+            return False
+        with socket.socket() as probe:
+            return probe.connect_ex((host, int(port))) == 0
+
     def get(self, path: str) -> Any:
         """Return the JSON at *path* of the query API, None where it knows nothing."""
         try:
@@ -244,7 +252,7 @@ def collector(folder: Path, tls: Mapping[str, str] | None = None, token: str = "
 
 @contextmanager
 def standalone(folder: Path, jaeger_endpoint: str) -> Iterator[Collector]:
-    """Run the collector of ``collector-config/standalone.yaml``, its addresses and its file named by the environment."""
+    """Run the collector of ``collector-config/standalone.yaml``, its addresses named by the environment."""
     grpc, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     spans_file = folder / "standalone.jsonl"
     env = {
@@ -284,8 +292,10 @@ def jaeger(folder: Path) -> Iterator[Jaeger]:
     }
     path = folder / "jaeger.yaml"
     path.write_text(json.dumps(config))
+    # Jaeger traces its own queries, sends them to port 4317 and at its end waits 10 s for them to get through.
+    env = {"OTEL_TRACES_SAMPLER": "always_off"}
     server = Jaeger(
-        "jaeger", path, folder / "jaeger.log", {}, None, f"http://{grpc}", f"http://{http}", f"http://{query}"
+        "jaeger", path, folder / "jaeger.log", env, None, f"http://{grpc}", f"http://{http}", f"http://{query}"
     )
     with running(server):
         yield server

@@ -415,7 +415,9 @@ PROTOBUF = {"content-type": "application/x-protobuf"}
             id="partial success",
         ),
         pytest.param(
-            (200, PROTOBUF, response(0, "beware").SerializeToString()), Outcome(Verdict.ACCEPTED, 0, "beware"), id="warning"
+            (200, PROTOBUF, response(0, "beware").SerializeToString()),
+            Outcome(Verdict.ACCEPTED, 0, "beware"),
+            id="warning",
         ),
         pytest.param(
             (429, {"retry-after": "7"}, b"slow down"),
@@ -582,7 +584,7 @@ def test_a_black_hole_delays_the_end_no_longer_than_asked(tmp_path, spill, proto
         delivery = sender.close(0.5)
         took = time.monotonic() - start
     assert took < 1.0  # 0.5 as asked; the rest is for a busy machine
-    assert delivery == Delivery(spilled=5, trouble=delivery.trouble)
+    assert delivery == Delivery(spilled=5, trouble="no answer before the time was up")
     assert sorted(spilled_ids(spill)) == [[1], [2], [3], [4], [5]]
 
     with servers.collector(tmp_path) as collector:
@@ -622,7 +624,8 @@ def test_a_collector_that_is_not_there_leaves_all_on_disk(spill):
     servers.wait_until(lambda: not sender.pending(), what="all requests on disk")
     delivery = sender.close(0.2)
     assert delivery == Delivery(spilled=3, trouble=delivery.trouble)
-    assert "refused" in delivery.trouble
+    assert delivery.trouble.endswith("Connection refused")
+    assert len(delivery.trouble) < 150
     assert spilled_ids(spill) == [[1], [2], [3]]
 
 

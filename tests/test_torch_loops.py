@@ -1,10 +1,10 @@
 """Steps and stages of loops that people write in PyTorch."""
 
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch_harness import run
+from torch_harness import Recorded, read_ring, run_each
 
 from otel_dltrace.instrument._loop import Loop
 from otel_dltrace.record.recorder import Recorder
@@ -31,6 +31,9 @@ def learn(x, y, optimizer=optimizer):
     loss = nn.functional.mse_loss(model(x), y)
     loss.backward()
     optimizer.step()
+
+def parameters():
+    return [*model.parameters(), *other.parameters()]
 
 @torch.no_grad()
 def evaluate():
@@ -207,16 +210,19 @@ LOOPS = {
     "a batch loader in a thread": (
         """
         import queue, threading
-        ready = queue.Queue(2)
+        ready = queue.Queue()
         def load():
             for batch in loader:
                 ready.put(batch)
             ready.put(None)
-        threading.Thread(target=load).start()
+        loading = threading.Thread(target=load)
+        loading.start()
+        loading.join()
         while (batch := ready.get()) is not None:
             learn(*batch)
         """,
-        6,
+        # The order of fetches and steps is a race: they neither begin steps nor count.
+        [NO_LOADER] * 6,
     ),
     "steps marked by the program": (
         """
@@ -238,17 +244,80 @@ LOOPS = {
 }
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Recorded, bool]]:
+    """What each loop recorded, and whether it computed the same untraced."""
+    return run_each(tmp_path_factory.mktemp("loops"), SETUP, {name: loop[0] for name, loop in LOOPS.items()})
+
+
 @pytest.mark.parametrize("name", LOOPS)
-def test_steps_and_stages_are_those_of_the_loop(name: str, tmp_path: Path) -> None:
-    """One step per optimizer cycle, with its stages and nothing else."""
-    program, expected = LOOPS[name]
-    (recorded,) = run(tmp_path, SETUP + textwrap.dedent(program)) if name != "no model" else [None]
-    if recorded is None:
-        run(tmp_path, SETUP + textwrap.dedent(program))
-        return
-    steps = recorded.steps()
-    if isinstance(expected, int):
-        assert steps == list(range(expected))
-        return
-    assert [recorded.stages(step) for step in steps] == expected
+def test_steps_and_stages_are_those_of_the_loop(name: str, recorded: dict[str, tuple[Recorded, bool]]) -> None:
+    """One step per optimizer cycle, with its stages and nothing else; and what is learned stays the same."""
+    expected = LOOPS[name][1]
+    spans, same = recorded[name]
+    steps = spans.steps()
     assert steps == list(range(len(expected)))
+    assert [spans.stages(step) for step in steps] == expected
+    assert same
+
+
+def test_a_step_begins_where_the_evaluation_before_it_began(recorded: dict[str, tuple[Recorded, bool]]) -> None:
+    """An evaluation belongs to the step that follows, whose extent holds it; steps leave no gap."""
+    spans, _ = recorded["evaluation between, and after the last"]
+    steps = spans.spans("step")
+    evaluations = [stage for stage in spans.spans("stage", "evaluate") if stage.step in (0, 6)]
+    assert [(steps[e.step].start, steps[e.step].end > e.end) for e in evaluations] == [(e.start, True) for e in evaluations]
+    assert [before.end for before in steps[:-1]] == [after.start for after in steps[1:]]
+
+
+def test_a_step_knows_its_batch_size(recorded: dict[str, tuple[Recorded, bool]]) -> None:
+    """The step carries the number of samples of its last batch."""
+    assert [step.a for step in recorded["plain"][0].spans("step")] == [4] * 6
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Iterator[Steps]:
+    """The steps of a recorder of its own."""
+    recorder = Recorder(tmp_path, 1 << 20)
+    yield Steps(recorder)
+    recorder.close()
+
+
+class Batches:
+    """An iterator of batches, as far as a loop cares."""
+
+
+def test_the_state_machine_needs_no_framework(steps: Steps, tmp_path: Path) -> None:
+    """The same calls from any framework make the same steps, at the times given."""
+    loop, batches = Loop(steps), Batches()
+    for start in (100, 200):
+        loop.fetched(batches, start, start + 10, 32)
+        loop.forward_begins(start + 15)
+        loop.forward_ended(start + 15, start + 40)
+        loop.backward_ended(start + 40, start + 70)
+        loop.optimizer_begins(loop, start + 70)
+        loop.optimizer_ended(loop, start + 80)
+    loop.exhausted(batches)
+    steps.end()
+    (ring,) = tmp_path.glob("*.ring")
+    spans = read_ring(ring)
+
+    assert [(s.step, s.start, s.end, s.a) for s in spans.spans("step")] == [(0, 100, 200, 32), (1, 200, 280, 32)]
+    assert [(s.name, s.start, s.end) for s in spans.spans("stage") if s.step == 1] == [
+        ("dataloader_next", 200, 210),
+        ("prepare_batch", 210, 215),
+        ("forward", 215, 240),
+        ("backward", 240, 270),
+        ("optimizer", 270, 280),
+    ]
+
+
+def test_an_optimizer_that_raises_does_not_end_the_cycle(steps: Steps) -> None:
+    """A step that failed is tried again within the same step."""
+    loop, batches, scaler = Loop(steps), Batches(), object()
+    loop.fetched(batches, 1, 2)
+    loop.optimizer_begins(scaler, 3)
+    loop.optimizer_ended(scaler, 4, failed=True)
+    loop.fetched(batches, 5, 6)
+
+    assert steps.upcoming == 1

@@ -13,7 +13,7 @@ from otel_dltrace.analysis.drift import Drift, drift
 from otel_dltrace.analysis.operations import OperationRow, operations
 from otel_dltrace.analysis.stragglers import Stragglers, stragglers
 from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
-from otel_dltrace.analysis.waits import Waits, waits
+from otel_dltrace.analysis.waits import Waits, waits, widen
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch
 
@@ -57,16 +57,15 @@ class RunReport:
 def analyse(batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]] = ()) -> RunReport:
     """Return the whole report on *batches*, one per process; *drains* are the drains' summaries."""
     tables = step_tables(batches)
-    joined = join(batches)
+    joined = widen(join(batches))
     expected = max((b.process.bind.world_size for b in batches if b.process.bind), default=min(1, len(batches)))
     parts = breakdown(tables)
-    waited = waits(joined)
     drifted = drift(tables)
     ranks = [rank.rank for rank in drifted.ranks]
-    verdict = stragglers(tables, joined, parts.warm_up, expected, ranks, waited.violation)
+    verdict = stragglers(tables, joined, parts.warm_up, expected, ranks)
     job = next((b.process.bind.job_name for b in batches if b.process.bind), "")
     guards = _guards(batches, drains, tables, expected)
-    return RunReport(job, guards, verdict, parts, operations(batches, joined), waited, drifted)
+    return RunReport(job, guards, verdict, parts, operations(batches, joined), waits(joined), drifted)
 
 
 def _guards(

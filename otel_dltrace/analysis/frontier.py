@@ -1,7 +1,7 @@
-"""Which stage holds all ranks up: F_s = max_r sum_{k<=s} d_{r,k}, exposed_s = F_s - F_{s-1} (analyses J, StageFrontier).
+"""Which stage holds all ranks up: F_s = max_r sum_{k<=s} d_{r,k}, exposed_s = F_s - F_{s-1}.
 
-The leader of a stage is the rank of the maximum. The exposed times sum to the slowest rank's step
-exactly, and no two clocks are compared.
+(Spec: analyses J, StageFrontier.) The leader of a stage is the rank of the maximum. The exposed
+times sum to the slowest rank's step exactly, and no two clocks are compared.
 """
 
 from collections.abc import Sequence

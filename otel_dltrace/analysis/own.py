@@ -50,7 +50,9 @@ def own(t: StepTable) -> Column:
 
 def steps_with_operations(t: StepTable) -> Column:
     """Return a mask of the steps in which any operation was seen: without, nobody knows where a rank waits."""
-    return np.isin(t.steps, t.batch["step"][t.batch.is_kind(s.COLLECTIVE, s.P2P)])
+    steps = t.batch["step"][t.batch.is_kind(s.COLLECTIVE, s.P2P)]
+    seen: Column = np.isin(t.steps, steps)
+    return seen
 
 
 def _exclusive(t: StepTable) -> Column:
@@ -66,14 +68,16 @@ def _exclusive(t: StepTable) -> Column:
             )
             both = (t.pieces[:, outer] == 1) & (t.pieces[:, inner] > 0)
             time[:, outer] -= np.where(holds & longer & both, t.total[:, inner], 0)
-    return np.maximum(time, 0)
+    exclusive: Column = np.maximum(time, 0)
+    return exclusive
 
 
 def _launched(t: StepTable) -> Column:
     batch = t.batch
     bound = batch["source"] == s.Source.BOUND
     asynchronous = batch["flags"] & s.Flag.ASYNC != 0
-    return batch.is_kind(s.COLLECTIVE) & (bound | (asynchronous & _within(t, _BACKWARD)))
+    launched: Column = batch.is_kind(s.COLLECTIVE) & (bound | (asynchronous & _within(t, _BACKWARD)))
+    return launched
 
 
 def _within(t: StepTable, stage: str) -> Column:
@@ -81,7 +85,8 @@ def _within(t: StepTable, stage: str) -> Column:
     if stage not in t.stages:
         return np.zeros(len(t.batch), bool)
     _, column, inside = _place(t, t.batch["start"])
-    return inside & (column == t.stages.index(stage))
+    within: Column = inside & (column == t.stages.index(stage))
+    return within
 
 
 def _blocking(t: StepTable) -> Column:
@@ -89,7 +94,8 @@ def _blocking(t: StepTable) -> Column:
     waits = batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
     calls = batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["flags"] & s.Flag.ASYNC == 0)
     returned = (batch["source"] == s.Source.HOST_DONE) | (batch["source"] == s.Source.HOST_ISSUE)
-    return waits | (calls & returned)
+    blocking: Column = waits | (calls & returned)
+    return blocking
 
 
 def _rows(t: StepTable, which: Column) -> Intervals:

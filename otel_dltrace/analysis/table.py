@@ -38,12 +38,14 @@ class StepTable:
     @property
     def duration(self) -> Column:
         """How long each step took, shape (n,)."""
-        return self.end - self.start
+        length: Column = self.end - self.start
+        return length
 
     @property
     def outside(self) -> Column:
         """Mask (n, S) of stages that were over before their step began, as evaluation is."""
-        return (self.pieces > 0) & (self.last <= self.start[:, None])
+        before: Column = (self.pieces > 0) & (self.last <= self.start[:, None])
+        return before
 
     @property
     def between(self) -> Column:
@@ -52,7 +54,8 @@ class StepTable:
         follows = np.flatnonzero(np.diff(self.steps) == 1) + 1
         gap[follows] = self.start[follows] - self.end[follows - 1]
         spent = np.where(self.outside, self.total, 0).sum(axis=1)
-        return np.maximum(gap - spent, 0)
+        rest: Column = np.maximum(gap - spent, 0)
+        return rest
 
     @property
     def residual(self) -> Column:
@@ -66,7 +69,8 @@ class StepTable:
         single = inside & (self.pieces == 1)
         several = np.where(inside & (self.pieces > 1), self.total, 0).sum(axis=1)
         covered = np.minimum(self._union(single) + several, self._union(inside))
-        return self.duration - covered
+        rest: Column = self.duration - covered
+        return rest
 
     def _union(self, which: Column) -> Column:
         """Return the length of the union of the extents that *which* (n, S) picks, cut to their steps."""
@@ -75,15 +79,14 @@ class StepTable:
         order = np.argsort(low, axis=1, kind="stable")
         low, high = np.take_along_axis(low, order, 1), np.take_along_axis(high, order, 1)
         reached = np.maximum.accumulate(np.hstack((self.start[:, None], high)), axis=1)
-        covered: Column = np.diff(reached, axis=1) - np.maximum(low - reached[:, :-1], 0)
-        return np.maximum(covered, 0).sum(axis=1)
+        covered = np.diff(reached, axis=1) - np.maximum(low - reached[:, :-1], 0)
+        length: Column = np.maximum(covered, 0).sum(axis=1)
+        return length
 
-    def at(self, steps: Column) -> "StepTable":
-        """Return the table cut to *steps*."""
-        k = np.isin(self.steps, steps)
-        wide = (self.total[k], self.pieces[k], self.first[k], self.last[k])
-        narrow = (self.steps[k], self.start[k], self.end[k], self.samples[k], self.seq[k])
-        return StepTable(self.batch, *narrow, self.stages, *wide)
+    def rows_of(self, steps: Column) -> Column:
+        """Return a mask, shape (n,), of the rows of *steps*."""
+        rows: Column = np.isin(self.steps, steps)
+        return rows
 
 
 def step_tables(batches: Sequence[SpanBatch]) -> tuple[StepTable, ...]:

@@ -6,7 +6,7 @@ core_r = the rest, so that wait + core + completion = duration.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,8 +48,8 @@ class Waits:
 
     *analysed* collectives have the end of the work on all ranks (``host_done``) and synchronise; of all
     *joined* ones the begins are compared, for a begin is exact whatever its end means. *violations*
-    counts ranks that were done before the last one came, *violation* by how much at most: then clocks
-    disagree by at least that much, and it counts as uncertainty.
+    counts ranks that were done before the last one came, *violation* (ns) by how much at most: if they are on
+    different hosts, their clocks disagree by at least that much, and it counts as uncertainty (ns).
     """
 
     joined: int
@@ -64,26 +64,45 @@ class Waits:
 
 def waits(joined: Joined) -> Waits:
     """Return who waits, and who comes last, in the collectives that all ranks of a group took part in."""
-    synchronising = joined.take(np.array([is_synchronising(d.name) for d in joined.descriptors], bool))
-    known = synchronising.reduce(np.minimum, _end_is_known(synchronising).astype(np.int64)) == 1
-    analysed = synchronising.take(known)
-    latest = analysed.to_rows(analysed.reduce(np.maximum, analysed["start"]))
-    early = np.maximum(latest - analysed["end"], 0)
-    # On one host a rank that is done too early says that the operation did not synchronise, not that clocks differ.
-    across = analysed.to_rows(analysed.uncertainty) > 0
-    violation = int(early[across].max(initial=0))
-    uncertainty = max(int(joined.uncertainty.max(initial=0)), violation)
-    late = arrivals(joined, violation)
+    joined, analysed = widen(joined), with_known_ends(joined)
+    early = _early(analysed)
+    synchronising = sum(is_synchronising(d.name) for d in joined.descriptors)
+    late = arrivals(joined)
     return Waits(
         len(joined),
         len(analysed),
         joined.incomplete,
-        int((~known).sum()),
+        synchronising - len(analysed),
         int((early > 0).sum()),
-        violation,
-        uncertainty,
-        tuple(_rank(rank, analysed, joined, late, violation) for rank in np.unique(joined["rank"]).tolist()),
+        int(early.max(initial=0)),
+        int(joined.uncertainty.max(initial=0)),
+        tuple(_rank(rank, widen(analysed), joined, late) for rank in np.unique(joined["rank"]).tolist()),
     )
+
+
+def widen(joined: Joined) -> Joined:
+    """Return *joined* with the uncertainty across hosts raised to what the clocks are seen to be off by.
+
+    On one host a rank that is done too early says that the operation did not synchronise, not that clocks differ.
+    """
+    analysed = with_known_ends(joined)
+    across = analysed.to_rows(analysed.uncertainty) > 0
+    violation = _early(analysed)[across].max(initial=0)
+    return replace(joined, uncertainty=np.where(joined.uncertainty > 0, np.maximum(joined.uncertainty, violation), 0))
+
+
+def with_known_ends(joined: Joined) -> Joined:
+    """Return those that synchronise, and whose end is that of the work on all ranks (``host_done``)."""
+    known = (joined["source"] == s.Source.HOST_DONE) & (joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0)
+    names = np.array([is_synchronising(d.name) for d in joined.descriptors], bool)
+    return joined.take(names & joined.reduce(np.logical_and, known).astype(bool))
+
+
+def _early(joined: Joined) -> Column:
+    """Return by how much each row was done before the last rank had come, which cannot be, shape (n,)."""
+    latest = joined.to_rows(joined.reduce(np.maximum, joined["start"]))
+    early: Column = np.maximum(latest - joined["end"], 0)
+    return early
 
 
 def is_synchronising(operation: str) -> bool:
@@ -100,7 +119,7 @@ def split(begin: Column, end: Column, latest: Column, earliest_end: Column) -> t
     return wait, end - begin - wait - completion, completion
 
 
-def arrivals(joined: Joined, violation: int = 0) -> Column:
+def arrivals(joined: Joined) -> Column:
     """Return by how much each row came after all others of its collective, shape (n,).
 
     0 where it was not the last, or the last by no more than the clocks' uncertainty.
@@ -110,34 +129,29 @@ def arrivals(joined: Joined, violation: int = 0) -> Column:
     second = joined.reduce(np.maximum, np.where(last, np.iinfo(np.int64).min, starts))
     alone = joined.reduce(np.add, last.astype(np.int64)) == 1
     margin = np.where(last & joined.to_rows(alone), starts - joined.to_rows(np.where(alone, second, 0)), 0)
-    return np.where(margin > _limit(joined, violation), margin, 0)
+    late: Column = np.where(margin > joined.to_rows(joined.uncertainty), margin, 0)
+    return late
 
 
-def _end_is_known(joined: Joined) -> Column:
-    return (joined["source"] == s.Source.HOST_DONE) & (joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0)
-
-
-def _limit(joined: Joined, violation: int) -> Column:
-    """Return what two begins of each row's collective must differ by to be told apart, shape (n,)."""
-    return joined.to_rows(np.where(joined.uncertainty > 0, np.maximum(joined.uncertainty, violation), 0))
-
-
-def _rank(rank: int, analysed: Joined, joined: Joined, late: Column, violation: int) -> RankWaits:
+def _rank(rank: int, analysed: Joined, joined: Joined, late: Column) -> RankWaits:
     mine = analysed["rank"] == rank
     begin, end = analysed["start"], analysed["end"]
     latest = analysed.to_rows(analysed.reduce(np.maximum, begin))
     earliest = analysed.to_rows(analysed.reduce(np.minimum, end))
     wait, core, completion = (part[mine] for part in split(begin, end, latest, earliest))
-    blocking = analysed["flags"][mine] & s.Flag.ASYNC == 0
-    figures = [int(part.sum()) for part in (wait, core, completion, wait[blocking])]
-    resolved = figures[0] >= int(_limit(analysed, violation)[mine].sum())
-    own = late[joined["rank"] == rank]
-    return RankWaits(
+    blocked = wait[analysed["flags"][mine] & s.Flag.ASYNC == 0]
+    resolved = int(wait.sum()) >= int(analysed.to_rows(analysed.uncertainty)[mine].sum())
+    times, own = int((end - begin)[mine].sum()), late[joined["rank"] == rank]
+    whole = RankWaits(
         rank,
         len(wait),
-        int((end - begin)[mine].sum()),
-        *(figures if resolved else (None, None, None, None)),
+        times,
+        int(wait.sum()),
+        int(core.sum()),
+        int(completion.sum()),
+        int(blocked.sum()),
         len(own),
         int((own > 0).sum()),
         spread(own[own > 0]),
     )
+    return whole if resolved else replace(whole, wait=None, core=None, completion=None, blocked=None)

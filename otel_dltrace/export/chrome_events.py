@@ -159,5 +159,7 @@ def flow_lines(parts: Iterable[Column]) -> Iterator[list[str]]:
     for first in range(0, len(joined), CHUNK):
         rows = joined[first : first + CHUNK]
         f = flows[rows]
-        columns = (phase[rows], f["id"], f["pid"], f["tid"], *microseconds(f["ns"]))
+        # Half a ns inside the slice: at its very start rounding can put the arrow's end before it.
+        whole, part = f["ns"] // 1000, f["ns"] % 1000 * 10 + 5
+        columns = (phase[rows], f["id"], f["pid"], f["tid"], whole, part)
         yield list(map(_FLOW.__mod__, zip(*(c.tolist() for c in columns), strict=True)))

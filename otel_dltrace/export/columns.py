@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SPAN_DTYPE, Column, empty_rows
@@ -34,6 +35,11 @@ def to_arrow(rows: Column, errors: Sequence[tuple[str, str]], process: int) -> p
     arrays += [pa.array(np.ascontiguousarray(rows[name])) for name in _PLAIN]
     arrays += [_texts(rows["error"], [error[part] for error in errors]) for part in (0, 1)]
     return pa.RecordBatch.from_arrays(arrays, schema=SPANS)
+
+
+def of_process(table: pa.Table, nonce: int) -> pa.ChunkedArray:
+    """Return a mask of the rows of *table* that the process *nonce* wrote."""
+    return pc.equal(table.column("process"), pa.scalar(nonce, pa.uint64()))
 
 
 def _texts(numbers: Column, texts: list[str]) -> pa.Array:

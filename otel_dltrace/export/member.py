@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute  # noqa: ICN001  -- makes pa.compute available
+import pyarrow.compute as pc
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.gate import Outgoing, StepGate
@@ -81,15 +81,13 @@ class Member:
             table = read_table(path)
             if table is not None:
                 skip = rows if segment and segment_number(path) == segment else 0
-                ids = table.slice(skip).filter(self._mine(table.slice(skip))).column("span_id")
+                table = table.slice(skip)
+                ids = table.filter(columns.of_process(table, self.process.nonce)).column("span_id")
                 self._written_before.update(ids.to_pylist())
-        unsent = self._stored(lambda table: pa.compute.greater_equal(table.column("step"), undelivered))
+        unsent = self._stored(lambda table: pc.greater_equal(table.column("step"), undelivered))
         unsent = unsent[(unsent["step"] != NO_STEP) | loose]
         if len(unsent):
             self._hold(unsent, now)
-
-    def _mine(self, table: pa.Table) -> pa.ChunkedArray:
-        return pa.compute.equal(table.column("process"), self.process.nonce)
 
     def _stored(self, wanted: Callable[[pa.Table], pa.ChunkedArray]) -> Column:
         """Return this process's rows in the run directory that *wanted* selects."""
@@ -98,7 +96,7 @@ class Member:
             table = read_table(path)
             if table is None:
                 continue
-            rows, errors = columns.from_arrow(table.filter(pa.compute.and_(self._mine(table), wanted(table))))
+            rows, errors = columns.from_arrow(table.filter(pc.and_(columns.of_process(table, self.process.nonce), wanted(table))))
             rows["error"] = np.where(rows["error"] > 0, rows["error"] + len(self.source.errors) - 1, 0)
             self.source.errors.extend(errors[1:])
             parts.append(rows)
@@ -106,7 +104,7 @@ class Member:
 
     def rows_of(self, step: int) -> Column:
         """Return the rows of *step* from the run directory."""
-        return self._stored(lambda table: pa.compute.equal(table.column("step"), step))
+        return self._stored(lambda table: pc.equal(table.column("step"), step))
 
     def outgoing(self, now: float, final: bool) -> list[Outgoing]:
         """Return what is decided by *now*."""

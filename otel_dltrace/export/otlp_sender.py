@@ -142,6 +142,8 @@ class Sender:
         self._thread.join(max(self._deadline - monotonic(), 0.0))
         with self._changed:
             self._stopped = True
+            if self._current is not None:
+                self._trouble = self._trouble or "no answer before the time was up"
             self._recall()
             self._park()
             while self._queue:

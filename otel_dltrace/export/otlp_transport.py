@@ -145,7 +145,7 @@ class HttpTransport:
         except ValueError as error:  # requests' names for a URL or header that cannot be used
             return Outcome(Verdict.REFUSED, message=_brief(error))
         except OSError as error:  # every other error of requests, and a certificate that vanished
-            return Outcome(Verdict.RETRY, message=_brief(error))
+            return Outcome(Verdict.RETRY, message=_brief(_cause(error)))
         return _http_outcome(response)
 
     def close(self) -> None:
@@ -201,6 +201,11 @@ def _retry_info(error: Any) -> float | None:  # noqa: ANN401
                 if detail.Is(RetryInfo.DESCRIPTOR) and detail.Unpack(info):
                     return _bounded(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
     return None
+
+
+def _cause(error: OSError) -> object:
+    """Return what urllib3 says went wrong, without the two wrappings that repeat the address."""
+    return getattr(error.args[0], "reason", error) if error.args else error
 
 
 def _http_outcome(response: requests.Response) -> Outcome:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute  # noqa: ICN001  -- makes pa.compute available
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
@@ -71,7 +70,7 @@ def read_batches(run: Path) -> Iterator[SpanBatch]:
             if table is None:
                 continue
             for nonce in table.column("process").unique().to_pylist():
-                part = table.filter(pa.compute.equal(table.column("process"), nonce))
+                part = table.filter(columns.of_process(table, nonce))
                 rows, errors = columns.from_arrow(part)
                 process = processes.get(nonce) or Process(nonce, None)
                 yield SpanBatch(rows, names.get(nonce, [OTHER]), process, tuple(errors))

@@ -6,11 +6,11 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, MAX_TEXT, OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
@@ -47,12 +47,15 @@ class NamesWriter:
             home: Whose drain and which folder this ring is for, and who the environment says we are.
 
         Raises:
-            OSError: The file cannot be made, or there is no room for it.
+            RingError: The file cannot be made, or there is no room for it.
         """
         with self._lock:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, mode)
-            self._file = file_of(self._fd)
-            os.fchmod(self._fd, mode)  # whatever the umask is
+            try:
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, mode)
+                self._file = file_of(self._fd)
+                os.fchmod(self._fd, mode)  # whatever the umask is
+            except OSError as error:
+                raise RingError(f"{path} cannot be made: {error.strerror}; tracing is off") from None
             clocks = {"monotonic": anchor.monotonic, "wall": anchor.wall, "uncertainty": anchor.uncertainty}
             # Copies: a signal handler may add a name meanwhile, which then writes itself.
             written = [self._append(ANCHOR, json.dumps(clocks | home).encode())]
@@ -61,7 +64,7 @@ class NamesWriter:
             written += [self._append_bind(bind) for bind in [*self.binds]]
         if not all(written):
             self.close()
-            raise OSError(ENOSPC, f"no room for {path}; tracing is off")
+            raise RingError(f"no room for {path}; tracing is off")
 
     def descriptor(self, descriptor: Descriptor) -> int:
         """Return the number of *descriptor*; 0, which is ``other``, once the table or the file is full."""

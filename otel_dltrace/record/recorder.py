@@ -1,6 +1,5 @@
 """The hot path: one 64-byte record for each thing that happened, written by the thread that saw it."""
 
-import os
 import struct
 import threading
 import time
@@ -308,10 +307,10 @@ class Recorder:
             ring = None
             try:
                 ring = RingWriter(self._folder, self._size)
-                mode = ring.path.stat().st_mode & 0o777
+                mode = ring.mode
                 anchor = tightest_anchor(time.monotonic_ns, time.time_ns)
                 self.names.open(ring.path.with_suffix(".names"), mode, anchor, self.home)
-            except (RingError, OSError) as error:
+            except RingError as error:
                 self.level = 0
                 guard.say(str(error))
                 if ring is not None:

@@ -37,6 +37,7 @@ CHUNK_HEADER = struct.Struct("<IQ4x4I")
 CHUNK_HISTORY = struct.Struct("<4I")
 HISTORY_AT = 16
 LEVEL_AT = 13  # in a record: level << 4 | source
+LEVELS = 4
 _ALL_SLOTS = (1 << RECORDS) - 1
 _M32 = 0xFFFF_FFFF
 _ZEROS = bytes(CHUNK - 64)
@@ -87,7 +88,8 @@ class RingWriter:
         unnamed = self.path.with_name(f".{self.nonce.hex()}.new")
         self._fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(self._fd, 0o640 if os.stat(self.folder).st_mode & 0o2000 else 0o600)
+            self.mode = 0o640 if self.folder.stat().st_mode & 0o2000 else 0o600
+            os.fchmod(self._fd, self.mode)
             # A sparse file on a full tmpfs is SIGBUS at the first write, which nothing can catch.
             os.posix_fallocate(self._fd, 0, length)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +123,7 @@ class RingWriter:
                     self._held.add(index)  # nothing can interrupt between the test and this
                     return self._take(index, thread)
             self.unrecorded += 1
-            UNRECORDED.pack_into(self.buffer, UNRECORDED_AT, self.unrecorded)
+            self.buffer[UNRECORDED_AT : UNRECORDED_AT + UNRECORDED.size] = UNRECORDED.pack(self.unrecorded)
             return iter(()), 0, -1
 
     def _take(self, index: int, thread: int) -> tuple[Iterator[int], int, int]:
@@ -131,17 +133,15 @@ class RingWriter:
         first, end = base + 64, base + CHUNK
         levels = buffer[first + LEVEL_AT : end : RECORD].translate(_LEVEL_OF)
         one, two, three, four = CHUNK_HISTORY.unpack_from(buffer, base + HISTORY_AT)
-        # In this order: a reader that sees the same lease before and after its copy has a whole chunk.
-        CHUNK_HEADER.pack_into(
-            buffer,
-            base,
-            0,
-            thread,
+        counts = (
             one + levels.count(1) & _M32,
             two + levels.count(2) & _M32,
             three + levels.count(3) & _M32,
             four + levels.count(4) & _M32,
         )
+        # In this order: a reader that sees the same lease before and after its copy has a whole chunk.
+        # The header is one copy, not a pack (which zeroes first): a kill never leaves half a count.
+        buffer[base : base + CHUNK_HEADER.size] = CHUNK_HEADER.pack(0, thread, *counts)
         buffer[first:end] = _ZEROS
         buffer[base : base + 4] = lease.to_bytes(4, "little")
         return iter(range(first, end, RECORD)), lease, index
@@ -223,7 +223,7 @@ class RingReader:
             start = (new & -new).bit_length() * RECORD  # slot 0 begins after the header's 64 bytes
             new &= new - 1
             level = copy[start + LEVEL_AT] >> 4
-            if 1 <= level <= 4:
+            if 1 <= level <= LEVELS:
                 taken.levels[level - 1] += 1
             records.append(copy[start : start + RECORD])
 
@@ -232,7 +232,9 @@ class RingReader:
         base = PAGE + index * CHUNK
         header = bytes(self._view[base : base + 64])
         if any(header):
-            self._taken(index, 0, header)
+            taken = self.taken.setdefault(index, Taken())
+            self._count_lapped(taken, header)
+            taken.lease = taken.slots = 0
 
     def _settled(self, index: int, lease: int, committed: int) -> int:
         """Return the slots whose commit an earlier scan saw: their bytes have arrived on every machine."""
@@ -243,13 +245,17 @@ class RingReader:
     def _taken(self, index: int, lease: int, copy: bytes) -> Taken:
         taken = self.taken.setdefault(index, Taken())
         if taken.lease != lease:
-            history = CHUNK_HISTORY.unpack_from(copy, HISTORY_AT)
-            for level, (written, read) in enumerate(zip(history, taken.levels, strict=True), 1):
-                lapped = written - read & _M32  # both are 32 bits wide and go round
-                self.lapped[level] += lapped if lapped < 1 << 31 else 0
-            taken.levels = list(history)
+            self._count_lapped(taken, copy)
             taken.lease, taken.slots = lease, 0
         return taken
+
+    def _count_lapped(self, taken: Taken, header: bytes) -> None:
+        """Count what this chunk held under earlier leases and nobody read."""
+        history = CHUNK_HISTORY.unpack_from(header, HISTORY_AT)
+        for level, (written, read) in enumerate(zip(history, taken.levels, strict=True), 1):
+            lapped = written - read & _M32  # both are 32 bits wide and go round
+            self.lapped[level] += lapped if lapped < 1 << 31 else 0
+        taken.levels = list(history)
 
     def close(self) -> None:
         """Let go of the bytes."""
@@ -320,7 +326,7 @@ def boot_id() -> bytes:
 
 def _pid_namespace() -> int:
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0  # no /proc here
 

@@ -1,0 +1,123 @@
+"""What several tests need: programs in processes of their own, and what they left behind."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.model.spans import SpanBatch
+
+QUIET = ("OTEL_", "DMLC_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
+
+
+class Place:
+    """A working folder, a ring folder on tmpfs, and programs run there."""
+
+    def __init__(self, folder: Path, rings: Path) -> None:
+        self.folder, self.rings = folder, rings
+        self.children: list[subprocess.Popen[str]] = []
+
+    def env(self, **more: str) -> dict[str, str]:
+        """Return an environment without anybody's tracing but ours."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(QUIET)}
+        return {**env, "OTEL_DLTRACE_RING_DIR": str(self.rings), "PYTHONUNBUFFERED": "1", **more}
+
+    def start(self, code: str, *args: str, **env: str) -> "subprocess.Popen[str]":
+        """Start a Python program given as text."""
+        return self.popen([sys.executable, str(self.write(code)), *args], **env)
+
+    def write(self, code: str, name: str = "program.py") -> Path:
+        """Write a program's text to a file."""
+        path = self.folder / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    def popen(self, command: list[str], **env: str) -> "subprocess.Popen[str]":
+        """Start a command here."""
+        child = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.env(**env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.children.append(child)
+        return child
+
+    def run(self, code: str, *args: str, timeout: float = 90, **env: str) -> "subprocess.CompletedProcess[str]":
+        """Run a Python program given as text to its end."""
+        return self.finish(self.start(code, *args, **env), timeout)
+
+    def command(self, *args: str, timeout: float = 90, **env: str) -> "subprocess.CompletedProcess[str]":
+        """Run ``otel-dltrace`` with *args*."""
+        return self.finish(self.popen([sys.executable, "-m", "otel_dltrace", *args], **env), timeout)
+
+    def torchrun(self, code: str, *args: str, ranks: int = 2, timeout: float = 120, **env: str) -> "subprocess.CompletedProcess[str]":
+        """Run a program on *ranks* ranks."""
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = [*launcher, str(self.write(code)), *args]
+        return self.finish(self.popen(command, OMP_NUM_THREADS="1", **env), timeout)
+
+    @staticmethod
+    def finish(process: "subprocess.Popen[str]", timeout: float) -> "subprocess.CompletedProcess[str]":
+        """Wait for *process* and return what it said."""
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"no end after {timeout} s\n{out}\n{err}") from None
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def drains(self) -> list[psutil.Process]:
+        """Return the drains that serve our ring folder."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if "drain" in (process.info["cmdline"] or []):
+                with contextlib.suppress(psutil.Error):
+                    if process.environ().get("OTEL_DLTRACE_RING_DIR") == str(self.rings):
+                        found.append(process)
+        return found
+
+    def wait_for_rings(self, timeout: float = 20) -> None:
+        """Wait until every ring has been read and removed."""
+        deadline = time.monotonic() + timeout
+        while list(self.rings.glob("*.ring")):
+            assert time.monotonic() < deadline, [path.read_text() for path in self.rings.glob("*.log")]
+            time.sleep(0.02)
+
+    def runs(self) -> list[Path]:
+        """Return the run directories here, oldest first."""
+        return sorted(self.folder.glob("dltrace-*"), key=lambda path: path.stat().st_mtime)
+
+    def spans(self) -> list[SpanBatch]:
+        """Return all spans of all runs here, one batch per process."""
+        return [batch for run in self.runs() for batch in read_run(run)]
+
+
+@contextlib.contextmanager
+def a_place(folder: Path) -> Iterator[Place]:
+    """Make a place; end its drains and remove its rings afterwards."""
+    rings = Path(tempfile.mkdtemp(prefix="dltrace-test-", dir="/dev/shm"))
+    place = Place(folder, rings)
+    try:
+        yield place
+    finally:
+        for child in place.children:
+            child.kill()
+            child.communicate()
+        for process in place.drains():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        shutil.rmtree(rings, ignore_errors=True)

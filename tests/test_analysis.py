@@ -1,0 +1,586 @@
+"""Analyses: what was planted by hand is found again, with its figures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import MS, Rank, ddp
+
+from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
+from otel_dltrace.analysis.clocks import Clocks, clocks
+from otel_dltrace.analysis.collectives import join
+from otel_dltrace.analysis.compose import Guards, analyse
+from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
+from otel_dltrace.analysis.evidence import others_median
+from otel_dltrace.analysis.frontier import FrontierStage, frontier
+from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
+from otel_dltrace.analysis.own import columns, own
+from otel_dltrace.analysis.select import select, spell
+from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.analysis.stragglers import Straggler
+from otel_dltrace.analysis.table import step_tables
+from otel_dltrace.analysis.waits import RankWaits, Waits, is_synchronising, split, waits, widen
+from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.plan import Window
+from otel_dltrace.model.semconv import Flag, Source
+from otel_dltrace.model.time import Anchor
+
+
+def test_a_spread_tells_sum_mean_and_quantiles():
+    """Quantiles are interpolated, and nothing of nothing is zero."""
+    assert spread(np.arange(1, 101)) == Spread(100, 5050, 50, 50, 95, 100)
+    assert spread(np.zeros(0)) == Spread()
+
+
+# -- which part of a run -------------------------------------------------------------------------
+
+
+def test_steps_and_ranks_can_be_selected():
+    """Anything with `in` selects steps; records outside any step are not in them."""
+    batches = [Rank(r, 3).step(0, 0, 1).step(1, 1, 2).step(5, 2, 3).batch() for r in range(3)]
+
+    chosen = select(batches, steps=Window.parse("1-4,5-9"), ranks=[0, 2])
+
+    assert [(batch.rank, batch["step"].tolist()) for batch in chosen] == [(0, [1, 5]), (2, [1, 5])]
+    assert select(batches) == batches
+
+
+@pytest.mark.parametrize(
+    ("steps", "ranks", "sentence"),
+    [
+        pytest.param(None, [1, 7, 8], "rank 7-8 is not in this run; it has 0-1", id="rank"),
+        pytest.param(range(9, 12), None, "none of the steps asked for is in this run; it has steps 0-1, 5", id="step"),
+    ],
+)
+def test_what_is_not_there_is_said(steps, ranks, sentence):
+    """An unknown rank, or steps that nobody made, is an error that names what there is."""
+    batches = [Rank(r, 2).step(0, 0, 1).step(1, 1, 2).step(5, 2, 3).batch() for r in range(2)]
+    with pytest.raises(RunNotFoundError) as error:
+        select(batches, steps, ranks)
+    assert str(error.value) == sentence
+
+
+def test_numbers_are_spelled_as_ranges():
+    """Neighbours are joined."""
+    assert spell({7, 0, 1, 2, 9, 10}) == "0-2, 7, 9-10"
+
+
+# -- one rank's steps ----------------------------------------------------------------------------
+
+
+def test_a_step_is_its_stages_and_a_residual():
+    """Stages, residual and the time between steps, exactly; the mean of the rows adds up to the step."""
+    rank = Rank()
+    for n, start in enumerate((100, 120, 140)):
+        rank.step(n, start, start + 16, a=64).stage(n, "forward", start + 1, start + 6)
+        rank.stage(n, "backward", start + 6, start + 14)
+    wanted = RankBreakdown(
+        0,
+        Spread(2, 32 * MS, 16 * MS, 16 * MS, 16 * MS, 16 * MS),
+        (
+            StageTime("forward", 2, Spread(2, 10 * MS, 5 * MS, 5 * MS, 5 * MS, 5 * MS)),
+            StageTime("backward", 2, Spread(2, 16 * MS, 8 * MS, 8 * MS, 8 * MS, 8 * MS)),
+        ),
+        Spread(2, 6 * MS, 3 * MS, 3 * MS, 3 * MS, 3 * MS),
+        Spread(2, 8 * MS, 4 * MS, 4 * MS, 4 * MS, 4 * MS),
+        50.0,
+        3200.0,
+    )
+
+    found = breakdown(step_tables([rank.batch()]))
+
+    assert (found.warm_up, found.steady) == (1, (wanted,))
+    assert found.first[0].step.count == 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "residual"),
+    [
+        pytest.param([], 20, id="no stages"),
+        pytest.param([("forward", 0, 20, None, 1)], 0, id="all"),
+        pytest.param([("forward", 2, 8, None, 1), ("backward", 6, 12, None, 1)], 10, id="overlap counts once"),
+        pytest.param([("prepare_batch", 2, 8, None, 1), ("to_device", 4, 6, None, 1)], 14, id="nested counts once"),
+        pytest.param([("forward", -5, 5, None, 1), ("backward", 15, 30, None, 1)], 10, id="cut to the step"),
+        pytest.param([("evaluate", -9, 0, None, 1)], 20, id="before the step"),
+        pytest.param(
+            [("forward", 0, 12, 4, 2), ("backward", 2, 16, 8, 2), ("optimizer", 16, 18, None, 1)],
+            6,
+            id="pieces count by their total",
+        ),
+        pytest.param(
+            [("forward", 0, 10, 9, 3), ("to_device", 0, 10, 8, 3)], 10, id="never more than the union of the extents"
+        ),
+    ],
+)
+def test_the_residual_is_what_no_stage_covers(stages, residual):
+    """residual = step - union(stages); accumulated stages cover their total."""
+    rank = Rank().step(0, 100, 120)
+    for name, start, end, total, pieces in stages:
+        rank.stage(0, name, 100 + start, 100 + end, total, pieces)
+    assert step_tables([rank.batch()])[0].residual.tolist() == [residual * MS]
+
+
+def test_evaluation_is_no_gap_between_steps():
+    """What belongs to the next step but came before it is not counted as time between steps."""
+    rank = Rank().step(0, 0, 10).stage(1, "evaluate", 12, 40).step(1, 45, 50)
+    table = step_tables([rank.batch()])[0]
+    assert (table.between.tolist(), table.residual.tolist()) == ([0, 7 * MS], [10 * MS, 5 * MS])
+
+
+def test_a_step_that_was_left_open_counts_for_nothing():
+    """A kill leaves a truncated step, whose end is no end."""
+    rank = Rank().step(0, 0, 10).step(1, 10, 90, flags=Flag.TRUNCATED).stage(1, "forward", 10, 12)
+    assert step_tables([rank.batch()])[0].steps.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("durations", "warm_up"),
+    [
+        pytest.param([10, 10], 0, id="too few to tell"),
+        pytest.param([10, 10, 10, 10], 1, id="step 0 always"),
+        pytest.param([90, 50, 16, 10, 10, 10, 10, 10, 10], 3, id="as long as they are slow"),
+        pytest.param([90, 10, 90, 10, 10, 10, 10], 1, id="a later slow step is no warm-up"),
+        pytest.param([90] * 15 + [10] * 30, 10, id="ten at most"),
+    ],
+)
+def test_warm_up_is_told_from_steady_state(durations, warm_up):
+    """The first step alone explains many a bad scaling figure."""
+    rank, now = Rank(), 0
+    for n, duration in enumerate(durations):
+        rank.step(n, now, now + duration)
+        now += duration
+    assert breakdown(step_tables([rank.batch()])).warm_up == warm_up
+
+
+def test_a_part_of_a_run_has_no_warm_up():
+    """Steps from the middle of a run are steady from the first one on."""
+    rank = Rank().step(100, 0, 90).step(101, 90, 100).step(102, 100, 110)
+    found = breakdown(step_tables([rank.batch()]))
+    assert (found.warm_up, found.first, found.steady[0].step.count) == (0, (), 3)
+
+
+def test_the_slowest_of_a_column_is_named_only_if_it_stands_out():
+    """Five percent over the others' median."""
+    found = breakdown(step_tables(ddp(3, slow={(2, "forward"): 3.0, (0, "optimizer"): 0.01})))
+    assert found.slowest == (("forward", 2), ("backward", 0))
+
+
+# -- operations ----------------------------------------------------------------------------------
+
+
+def test_operations_are_counted_per_kind_and_rank():
+    """Tensors that differ in a number are one kind; the skew is over joined collectives."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for r, rank in enumerate(ranks):
+        for i in range(3):
+            rank.collective(0, 10 * i + r, 10 * i + 5, i + 1, tensor=f"bucket {i}", dtype="float32")
+        rank.collective(0, 50, 90, 9, flags=Flag.TRUNCATED)
+    batches = [rank.batch() for rank in ranks]
+    of_ranks = (
+        RankOperation(0, 3, 3072, Spread(3, 15 * MS, 5 * MS, 5 * MS, 5 * MS, 5 * MS)),
+        RankOperation(1, 3, 3072, Spread(3, 12 * MS, 4 * MS, 4 * MS, 4 * MS, 4 * MS)),
+    )
+
+    found = operations(batches, join(batches))
+
+    assert found == (
+        OperationRow(
+            "all_reduce",
+            "gloo",
+            "0",
+            "float32",
+            "bucket N",
+            "host_done",
+            (3, 3),
+            (3072, 3072),
+            Spread(6, 27 * MS, 4_500_000, 4_500_000, 5 * MS, 5 * MS),
+            Spread(3, 3 * MS, MS, MS, MS, MS),
+            of_ranks,
+        ),
+    )
+
+
+def test_ends_of_different_meaning_are_not_averaged():
+    """An issue time and a done time make two rows."""
+    rank = Rank().collective(0, 0, 5, 1).collective(0, 5, 6, 2, source=Source.HOST_ISSUE)
+    batches = [rank.batch()]
+    found = operations(batches, join(batches))
+    assert [(row.source, row.time.total) for row in found] == [("host_done", 5 * MS), ("host_issue", MS)]
+
+
+# -- collectives on all ranks --------------------------------------------------------------------
+
+
+def test_collectives_join_by_their_id():
+    """Sub-groups join among themselves; what a rank lacks, or has twice, is left out and counted."""
+    ranks = [Rank(r, 3) for r in range(3)]
+    for rank in ranks:
+        rank.collective(0, 0, 1, 1)
+    for rank in ranks[:2]:
+        rank.collective(0, 2, 3, 1, group="1", group_size=2)
+        rank.collective(0, 4, 5, 2)
+    for rank in ranks:
+        rank.collective(0, 6, 7, 0)
+        rank.collective(0, 8, 9, 3)
+    ranks[0].collective(0, 10, 11, 3)
+
+    joined = join([rank.batch() for rank in ranks])
+
+    groups = sorted((d.group, size) for d, size in zip(joined.descriptors, joined.sizes.tolist(), strict=True))
+    assert (groups, joined.incomplete) == ([("0", 3), ("1", 2)], 2)
+
+
+def test_one_host_has_one_clock():
+    """Monotonic times of one boot compare exactly, whatever the anchors of its processes say."""
+    batches = [Rank(r, 2, anchor=Anchor(0, r * 10**15, 99)).batch() for r in range(2)]
+    assert clocks(batches) == Clocks("one monotonic clock", 0, (0, 0), (0, 0))
+
+
+def test_hosts_compare_by_wall_clock():
+    """Each host has one offset, that of its tightest anchor; the two largest uncertainties add up."""
+    anchors = [("a", Anchor(0, 500, 30)), ("a", Anchor(0, 510, 20)), ("b", Anchor(0, 900, 40)), ("c", Anchor(0, 7, 5))]
+    batches = [Rank(r, 4, host, anchor=anchor).batch() for r, (host, anchor) in enumerate(anchors)]
+    assert clocks(batches) == Clocks("wall clocks of several hosts", 60, (510, 510, 900, 7), (0, 0, 1, 2))
+
+
+# -- waits ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=8))
+def test_wait_core_and_completion_are_the_duration(calls):
+    """Whatever the times, even impossible ones, the three parts are never negative and add up."""
+    begin = np.array([b for b, _ in calls])
+    end = begin + np.array([d for _, d in calls])
+    wait, core, completion = split(begin, end, np.full(len(calls), begin.max()), np.full(len(calls), end.min()))
+    assert (wait >= 0).all() and (core >= 0).all() and (completion >= 0).all()
+    assert (wait + core + completion).tolist() == (end - begin).tolist()
+
+
+def test_early_ranks_wait_for_the_last_one():
+    """Rank 0 comes 6 ms before rank 1, and leaves 1 ms after it."""
+    batches = [Rank(0, 2).collective(0, 10, 21, 1).batch(), Rank(1, 2).collective(0, 16, 20, 1, flags=Flag.ASYNC).batch()]
+    nobody = Spread()
+
+    assert waits(join(batches)) == Waits(
+        joined=1,
+        analysed=1,
+        incomplete=0,
+        other_ends=0,
+        violations=0,
+        violation=0,
+        uncertainty=0,
+        ranks=(
+            RankWaits(0, 1, 11 * MS, 6 * MS, 4 * MS, MS, 6 * MS, 1, 0, nobody),
+            RankWaits(1, 1, 4 * MS, 0, 4 * MS, 0, 0, 1, 1, Spread(1, 6 * MS, 6 * MS, 6 * MS, 6 * MS, 6 * MS)),
+        ),
+    )
+
+
+@pytest.mark.parametrize("source", [Source.HOST_ISSUE, Source.BOUND, Source.DEVICE, Source.RECORDER])
+def test_no_wait_is_told_from_an_end_that_is_none(source):
+    """One rank whose end is no end is enough; who came last is told all the same, for begins are exact."""
+    batches = [
+        Rank(0, 2).collective(0, 10, 21, 1).batch(),
+        Rank(1, 2).collective(0, 16, 20, 1, source=source).batch(),
+    ]
+    found = waits(join(batches))
+    assert (found.joined, found.analysed, found.other_ends) == (1, 0, 1)
+    assert [(r.collectives, r.wait, r.last, r.late.max) for r in found.ranks] == [(0, 0, 0, 0), (0, 0, 1, 6 * MS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "synchronises"),
+    [
+        ("all_reduce", True),
+        ("MPI_Iallreduce", True),
+        ("allreduce", True),
+        ("_all_gather_base", True),
+        ("reduce_scatter_tensor", True),
+        ("barrier", True),
+        ("all_to_all_single", True),
+        ("push_pull", True),
+        ("broadcast", False),
+        ("reduce", False),
+        ("gather", False),
+        ("Alltoallv", False),
+    ],
+)
+def test_only_operations_in_which_all_wait_for_all_are_analysed(name, synchronises):
+    """A broadcast's root waits for nobody, and an all-to-all with sizes may send nothing."""
+    assert is_synchronising(name) == synchronises
+
+
+def test_a_wait_below_the_clocks_uncertainty_is_refused():
+    """Across hosts a figure that the clocks cannot carry is None, and nobody is said to be last."""
+    anchors = (Anchor(0, 0, 3 * MS), Anchor(0, 0, 4 * MS))
+    batches = [
+        Rank(r, 2, f"node-{r}", anchor=anchor).collective(0, 10 + 6 * r, 20, 1).batch() for r, anchor in enumerate(anchors)
+    ]
+    found = waits(join(batches))
+    assert found.uncertainty == 7 * MS
+    assert [(r.wait, r.core, r.completion, r.blocked, r.last) for r in found.ranks] == [(None, None, None, None, 0)] * 2
+
+
+def test_a_rank_that_is_done_before_the_last_one_came_proves_the_clocks_wrong():
+    """The violation counts as uncertainty for all that crosses hosts, and is told."""
+    batches = [
+        Rank(0, 2, "a").collective(0, 10, 20, 1).collective(0, 40, 50, 2).batch(),
+        Rank(1, 2, "b").collective(0, 25, 30, 1).collective(0, 44, 50, 2).batch(),
+    ]
+    joined = widen(join([*batches]))
+    assert joined.uncertainty.tolist() == [0, 0], "anchors without uncertainty: nothing to widen"
+
+    unsure = [replace(b, process=replace(b.process, anchor=Anchor(0, 0, 1))) for b in batches]
+    found = waits(join(unsure))
+    assert (found.violations, found.violation, found.uncertainty) == (1, 5 * MS, 5 * MS)
+    assert [r.last for r in found.ranks] == [0, 1]
+
+
+# -- stragglers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("buckets", [True, False], ids=["with buckets", "steps alone"])
+@pytest.mark.parametrize("stage", ["between steps", "dataloader_next", "forward", "optimizer", "residual"])
+def test_a_planted_straggler_is_found(ranks, buckets, stage):
+    """Rank 1 is 20 ms slower in one stage, in every step: rank, stage and figures are those that were planted."""
+    found = analyse(ddp(ranks, slow={(1, stage): 20.0}, jitter=0.5, buckets=buckets)).stragglers
+
+    assert (found.verdict, found.reason) == ("straggler", "")
+    assert (found.straggler.rank, found.straggler.stage, found.straggler.late) == (1, stage, 19)
+    assert found.straggler.excess / MS == pytest.approx(20.0, abs=0.5)
+    if buckets:
+        assert found.straggler.last == found.straggler.arrivals == 19
+        assert found.straggler.lateness / MS == pytest.approx(20.0, abs=0.5)
+
+
+def test_the_straggler_of_a_run_without_noise_is_told_exactly():
+    """The whole finding, to the nanosecond."""
+    found = analyse(ddp(3, slow={(2, "forward"): 20.0})).stragglers
+    assert found.straggler == Straggler(2, "forward", 24 * MS, 4 * MS, 20 * MS, 19, 19, 19, 20 * MS)
+    # The threshold is 5 % of the median step: rank 2's 36 ms, as the others wait for it.
+    assert (found.steps, found.threshold) == (19, 1_800_000)
+
+
+def test_a_slow_backward_is_told_by_its_bucket_launches():
+    """All ranks' backward ends together, so its length says nothing; the launches say who computes longer."""
+    found = analyse(ddp(3, slow={(1, "backward"): 20.0})).stragglers
+    assert found.straggler == Straggler(1, "backward", 28 * MS, 8 * MS, 20 * MS, 19, 19, 19, 20 * MS)
+
+
+def test_a_slow_backward_without_buckets_accuses_nobody():
+    """At level step the victims' backward is as long as the culprit's."""
+    assert analyse(ddp(2, slow={(1, "backward"): 20.0}, buckets=False)).stragglers.verdict == "none"
+
+
+def test_a_longer_backward_alone_is_no_proof_without_buckets():
+    """It may compute or wait; the reason says which level would tell."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            length = 40 + 20 * r
+            rank.step(n, length * n, length * (n + 1)).stage(n, "backward", length * n, length * (n + 1))
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+    assert (found.verdict, found.reason) == (
+        "cannot tell",
+        "rank 1's backward takes 20.0 ms longer than the others', but without its operations "
+        "(OTEL_DLTRACE_LEVEL=collective) waiting cannot be told from computing",
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("jitter", [0.0, 3.0])
+def test_where_nobody_is_slow_nobody_is_accused(ranks, jitter):
+    """Noise that favours nobody makes no straggler."""
+    found = analyse(ddp(ranks, steps=40, jitter=jitter, first=200.0)).stragglers
+    assert (found.verdict, found.straggler) == ("none", None)
+
+
+def test_a_rank_that_is_slow_in_few_steps_is_no_straggler():
+    """A checkpoint every tenth step is not what makes the others wait in every step."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(30):
+        for r, rank in enumerate(ranks):
+            extra = 50 if r == 0 and n % 10 == 0 else 0
+            rank.step(n, 100 * n, 100 * n + 20 + extra).stage(n, "forward", 100 * n, 100 * n + 20 + extra)
+    assert analyse([rank.batch() for rank in ranks]).stragglers.verdict == "none"
+
+
+def test_blocked_time_is_not_a_ranks_own():
+    """A loop that reduces by hand: rank 0's long stage is a wait for rank 1, whose forward is slow."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        at = 100 * n
+        for r, rank in enumerate(ranks):
+            forward = 10 + 20 * r
+            rank.step(n, at, at + 50).stage(n, "forward", at, at + forward)
+            rank.stage(n, "reduce_metrics", at + forward, at + 45)
+            rank.collective(n, at + forward + 1, at + 40, n + 1, flags=Flag.ASYNC).wait(n, at + forward + 2, at + 40)
+    batches = [rank.batch() for rank in ranks]
+
+    assert own(step_tables(batches)[0])[3].tolist() == [50 * MS, 10 * MS, 7 * MS, 5 * MS]
+    assert analyse(batches).stragglers.straggler == Straggler(1, "forward", 30 * MS, 10 * MS, 20 * MS, 9, 9, 9, 20 * MS)
+
+
+def test_a_stage_inside_another_counts_once():
+    """The copy to the device is not prepare_batch's own time."""
+    rank = Rank().step(0, 0, 20).stage(0, "prepare_batch", 0, 10).stage(0, "to_device", 2, 9)
+    table = step_tables([rank.batch()])[0]
+    assert columns(table.stages) == ("between steps", "prepare_batch", "to_device", "residual")
+    assert own(table).tolist() == [[0, 3 * MS, 7 * MS, 10 * MS]]
+
+
+def test_an_accumulated_backward_is_told_by_its_last_piece():
+    """Two forwards and backwards in a step; the buckets are launched in the second backward."""
+    rank = Rank(0, 2).step(0, 0, 30)
+    rank.stage(0, "forward", 0, 14, 8, 2).stage(0, "backward", 4, 28, 20, 2)
+    rank.collective(0, 18, 28, 1, source=Source.BOUND, flags=Flag.ASYNC)
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 8 * MS, 10 * MS, 2 * MS]]
+
+
+def test_arrivals_that_disagree_acquit():
+    """Rank 1's forward is long, but it begins earlier and never comes last: nobody waits for it."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            at = 100 * n - 30 * r
+            rank.step(n, at, at + 60).stage(n, "forward", at, at + 20 + 20 * r)
+            rank.collective(n, 100 * n + 30 - r, 100 * n + 40, n + 1, flags=Flag.ASYNC)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+    assert (found.verdict, found.reason) == (
+        "cannot tell",
+        "rank 1's forward takes 20.0 ms longer than the others', but it came last to the collectives in only 0 of 9 steps",
+    )
+
+
+def test_who_comes_last_is_told_even_if_no_stage_shows_why():
+    """All stages are alike, yet rank 1 comes 5 ms later: it is named, its stage is not."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            rank.step(n, 100 * n + 5 * r, 100 * n + 60 + 5 * r).stage(n, "forward", 100 * n + 5 * r, 100 * n + 20 + 5 * r)
+            rank.collective(n, 100 * n + 30 + 5 * r, 100 * n + 40, n + 1, flags=Flag.ASYNC)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+    assert found.straggler == Straggler(1, "", 0, 0, 0, 0, 9, 9, 5 * MS)
+
+
+@pytest.mark.parametrize(
+    ("batches", "reason"),
+    [
+        pytest.param(list, "no rank recorded a step", id="nothing"),
+        pytest.param(lambda: ddp(1), "the run has one rank, and nobody waits for it", id="one rank"),
+        pytest.param(lambda: ddp(4)[:3], "1 of 4 ranks recorded no step: 3", id="missing rank"),
+        pytest.param(
+            lambda: [*ddp(2)[:1], Rank(1, 2).batch()], "1 of 2 ranks recorded no step: 1", id="rank without steps"
+        ),
+        pytest.param(
+            lambda: ddp(2, steps=5), "only 4 steady steps were closed by all ranks, and it takes 5", id="too few steps"
+        ),
+        pytest.param(
+            lambda: [ddp(2)[0], ddp(2, steps=30)[1].take(slice(6, None))],
+            "",
+            id="other steps",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_not_told(batches, reason):
+    """Without all ranks, or enough steps, there is a reason instead of a verdict."""
+    found = analyse(batches()).stragglers
+    assert (found.verdict == "cannot tell", found.reason) == (bool(reason), reason)
+
+
+def test_the_others_median_leaves_oneself_out():
+    """For odd and even worlds, equal values and several columns."""
+    rng = np.random.default_rng(1)
+    for ranks in (2, 3, 4, 7):
+        values = rng.integers(0, 5, (ranks, 6, 3)).astype(float)
+        wanted = np.stack([np.median(np.delete(values, r, 0), axis=0) for r in range(ranks)])
+        assert (others_median(values) == wanted).all()
+
+
+def test_the_frontier_is_the_slowest_ranks_step():
+    """F_s = max of the ranks' sums; what each stage adds to it is exposed, and the sum is exact."""
+    durations = np.array([[[4, 2, 3], [4, 2, 3]], [[1, 6, 1], [1, 8, 1]]])
+    assert frontier(("a", "b", "c"), (0, 5), durations) == (
+        FrontierStage("a", 4, 0, 2),
+        FrontierStage("b", 4, 5, 2),
+        FrontierStage("c", 2, 0, 1),
+    )
+
+
+# -- drift ---------------------------------------------------------------------------------------
+
+
+def numbered(rank: int, seqs: dict[int, int]) -> Rank:
+    """Return a rank whose steps began at these numbers of the world group."""
+    out = Rank(rank, 3)
+    for step, seq in seqs.items():
+        out.step(step, 10 * step, 10 * step + 9, seq=seq)
+    return out
+
+
+def test_ranks_that_count_alike_do_not_drift():
+    """A seq of 0 is not known, and is not compared."""
+    seqs = {n: 5 * n for n in range(10)}
+    tables = step_tables([numbered(r, seqs).batch() for r in range(3)])
+    assert drift(tables) == Drift(9, 0, ())
+
+
+def test_a_rank_that_counts_differently_is_named():
+    """Rank 0 missed a step from 4 on; ranks 1 and 2 agree, so it is rank 0 that drifted."""
+    usual = {n: 5 * n + 1 for n in range(10)}
+    drifted = {n: 5 * (n + (n >= 4)) + 1 for n in range(9)}
+    batches = [numbered(r, drifted if r == 0 else usual).batch() for r in range(3)]
+
+    assert drift(step_tables(batches)) == Drift(10, 1, (DriftedRank(0, 4, 26, 21, 1),))
+    assert analyse(batches).stragglers.reason == "rank 0 numbers its steps differently from the others"
+
+
+def test_a_drift_that_is_no_shift_is_said_as_such():
+    """Steps that meet no numbering of the others have no distance."""
+    tables = step_tables([numbered(0, {0: 1, 1: 5}).batch(), numbered(1, {0: 1, 1: 7}).batch()])
+    assert drift(tables) == Drift(2, 0, (DriftedRank(1, 1, 7, 5, None),))
+
+
+# -- the whole -----------------------------------------------------------------------------------
+
+
+def test_a_report_says_what_it_rests_on():
+    """Ranks, steps, losses of all drains, clocks."""
+    hosts = {0: ("a", Anchor(0, 0, 30)), 1: ("b", Anchor(0, 0, 50))}
+    drains = [
+        {"summary": {"lapped_phase": 7, "spans": 9, "truncated": 1}, "ended": True},
+        {"summary": {"lapped_phase": 1, "dropped_by_quota": 3, "otlp": {"sent": 4}}},
+    ]
+    batches = ddp(3, steps=10, hosts={**hosts, 2: hosts[1]})[:2]
+    batches.append(Rank(0, 3, "a", role="server", nonce=99).wait(0, 0, 1).batch())
+
+    assert analyse(batches, drains).guards == Guards(
+        ranks=(0, 1),
+        missing=(2,),
+        expected=3,
+        hosts=2,
+        steps=(0, 9),
+        common_steps=10,
+        spans=141,
+        truncated=0,
+        lost=(("dropped_by_quota", 3), ("lapped_phase", 8)),
+        clock="wall clocks of several hosts",
+        uncertainty=80,
+    )
+
+
+def test_of_two_processes_of_a_rank_the_one_with_the_steps_speaks():
+    """A forked child has the rank of its parent, and no steps, or a few."""
+    parent = Rank(0).step(0, 0, 10).step(1, 10, 20)
+    child = Rank(0, nonce=77).step(0, 5, 6)
+    tables = step_tables([child.batch(), parent.batch()])
+    assert [(t.rank, t.steps.tolist()) for t in tables] == [(0, [0, 1])]
+
+
+def test_nothing_recorded_is_a_report_too():
+    """No batch, or an empty one, is no error."""
+    assert analyse([]).guards.steps is None
+    assert analyse([Rank(0, 2).batch()]).guards.ranks == (0,)

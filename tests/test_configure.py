@@ -1,0 +1,138 @@
+"""Settings: good ones are read once, bad ones are one sentence, and training goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace import Config
+from otel_dltrace.configure import VARIABLES
+from otel_dltrace.model.errors import ConfigError
+from tests.support import Place, a_place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Give a working folder with rings of its own."""
+    with a_place(tmp_path) as it:
+        yield it
+
+
+def test_every_setting_has_a_variable_and_reads_back():
+    """What `to_env` says, `from_env` understands."""
+    config = Config(
+        level="partition",
+        steps="10-20",
+        directory="/tmp/runs",
+        ring_directory="/dev/shm/r",
+        ring_size=1 << 20,
+        span_budget=5,
+        quota=1 << 30,
+        drain="off",
+        metrics=True,
+        job="j",
+        run="r",
+        world="w",
+    )
+
+    assert Config.from_env(config.to_env()) == config
+    assert sorted(VARIABLES.values()) == sorted(
+        f"OTEL_DLTRACE_{name}"
+        for name in "LEVEL STEPS DIR RING_DIR RING_SIZE SPAN_BUDGET QUOTA DRAIN METRICS JOB RUN WORLD".split()
+    )
+
+
+def test_sizes_may_be_written_with_a_unit():
+    """4M is 4 MiB."""
+    assert Config.from_env({"OTEL_DLTRACE_RING_SIZE": "8M", "OTEL_DLTRACE_QUOTA": "2G"}) == Config(
+        ring_size=8 << 20, quota=2 << 30
+    )
+
+
+BAD = [
+    pytest.param("OTEL_DLTRACE_LEVEL", "verbose", "use one of step, collective, phase, partition", id="level"),
+    pytest.param("OTEL_DLTRACE_STEPS", "10-", "use first=N", id="window"),
+    pytest.param("OTEL_DLTRACE_STEPS", "20-10", "ends before it starts", id="window backwards"),
+    pytest.param("OTEL_DLTRACE_STEPS", "every=0", "use first=N", id="every nothing"),
+    pytest.param("OTEL_DLTRACE_RING_SIZE", "big", "whole number", id="ring size"),
+    pytest.param("OTEL_DLTRACE_RING_SIZE", "12", "at least", id="ring too small"),
+    pytest.param("OTEL_DLTRACE_SPAN_BUDGET", "-1", "whole number", id="budget"),
+    pytest.param("OTEL_DLTRACE_DRAIN", "maybe", "none of auto, thread, off", id="drain"),
+    pytest.param("OTEL_DLTRACE_METRICS", "perhaps", "neither 1 nor 0", id="metrics"),
+    pytest.param("OTEL_DLTRACE", "yup", "neither 1 nor 0", id="the switch"),
+    pytest.param("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon", "OTEL_EXPORTER_OTLP_PROTOCOL", id="protocol"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "cure"), BAD[:9])
+def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
+    """`Config.from_env` says what, which value, and what to do."""
+    with pytest.raises(ConfigError, match=cure) as caught:
+        Config.from_env({variable: value})
+    assert value in str(caught.value)
+    assert variable in str(caught.value)
+
+
+@pytest.mark.parametrize(("variable", "value", "cure"), BAD)
+def test_a_bad_value_in_the_environment_leaves_the_program_alone(place, variable, value, cure):
+    """One sentence on standard error, no tracing, the program's own exit code."""
+    env = {"OTEL_DLTRACE": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", variable: value}
+    result = place.run("print('trained')", **env)
+
+    assert (result.returncode, result.stdout) == (0, "trained\n")
+    sentences = [line for line in result.stderr.splitlines() if line]
+    assert len(sentences) == 1, result.stderr
+    assert cure in sentences[0]
+    assert sentences[0].startswith("otel_dltrace: ")
+    assert place.runs() == []
+
+
+@pytest.mark.parametrize(("variable", "value", "cure"), [bad for bad in BAD if bad.values[0] != "OTEL_DLTRACE"])
+def test_a_bad_value_ends_a_command_with_code_2(place, variable, value, cure):
+    """`run` refuses before it starts anything."""
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", variable: value}
+    result = place.command("run", "--", "echo", "trained", **env)
+
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert cure in result.stderr
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="nothing set"),
+        pytest.param({"OTEL_DLTRACE": "0"}, id="off"),
+        pytest.param({"OTEL_DLTRACE": "1", "OTEL_SDK_DISABLED": "true"}, id="OpenTelemetry disabled"),
+    ],
+)
+def test_what_is_off_leaves_no_trace(place, env):
+    """No ring, no module of ours beyond the switch."""
+    code = "import sys; print(sorted(m for m in sys.modules if m.startswith('otel_dltrace.record.rec')))"
+    result = place.run(code, **env)
+
+    loaded = ["otel_dltrace.record.recorder"] if env.get("OTEL_DLTRACE") == "1" else []
+    assert result.stdout.strip() == str(loaded)
+    assert list(place.rings.iterdir()) == []
+
+
+def test_a_program_that_records_nothing_has_no_ring(place):
+    """Launchers, compile workers and DataLoader workers never make one."""
+    result = place.run("print('ok')", OTEL_DLTRACE="1")
+
+    assert result.stderr == ""
+    assert list(place.rings.iterdir()) == []
+
+
+def test_an_unwritable_run_directory_costs_the_program_nothing(place):
+    """The spans stay in the ring, and one sentence says so."""
+    result = place.run(
+        "import otel_dltrace as d\nwith d.step(): pass\nprint('trained')",
+        OTEL_DLTRACE="1",
+        OTEL_DLTRACE_DIR="/proc/nowhere",
+    )
+
+    assert (result.returncode, result.stdout) == (0, "trained\n")
+    assert "/proc/nowhere" in result.stderr
+    assert "recover" in result.stderr
+    assert len(list(place.rings.glob("*.ring"))) == 1

@@ -1,0 +1,198 @@
+"""The drain: what was recorded is in the run directory, once, whoever dies."""
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from otel_dltrace.model.semconv import Flag
+from tests.support import Place, a_place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Give a working folder with rings of its own."""
+    with a_place(tmp_path) as it:
+        yield it
+
+
+STEPS = """
+    import otel_dltrace as d, sys, time
+    d.start()
+    for i in range(int(sys.argv[1])):
+        with d.step(i):
+            with d.phase("rollout"):
+                pass
+            with d.operation("push_pull", size=8, tensor="w"):
+                with d.phase("PUSH", size=8):
+                    pass
+"""
+
+
+def names(batch) -> list[str]:
+    """Return the spans' names, in order of their start."""
+    order = np.argsort(batch["start"], kind="stable")
+    return [batch.descriptor_of(int(i)).name for i in order]
+
+
+def test_every_span_of_a_plain_program_is_in_the_run_directory(place):
+    """Three steps of four spans are twelve rows of one process, and the path is printed."""
+    result = place.run(STEPS, "3")
+
+    place.wait_for_rings()
+    (batch,) = place.spans()
+    assert result.returncode == 0, result.stderr
+    assert names(batch) == ["rank.step", "rollout", "push_pull", "PUSH"] * 3
+    assert place.runs()[0].name in result.stderr
+
+
+def test_children_hang_under_their_parents(place):
+    """PUSH under push_pull, push_pull and rollout under the rank's step."""
+    place.run(STEPS, "1")
+
+    place.wait_for_rings()
+    (batch,) = place.spans()
+    ids = {batch.descriptor_of(i).name: int(batch["span_id"][i]) for i in range(len(batch))}
+    parents = {batch.descriptor_of(i).name: int(batch["parent_id"][i]) for i in range(len(batch))}
+    assert parents == {"rank.step": 0, "rollout": ids["rank.step"], "push_pull": ids["rank.step"], "PUSH": ids["push_pull"]}
+
+
+WRITER = """
+    import otel_dltrace as d, sys, time, mmap, os
+    # How far we are, where a kill cannot lose it: written after each record.
+    progress = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 8)
+    d.start()
+    with d.step(0):
+        pass
+    n = 0
+    end = time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < end:
+        with d.operation("op", size=n):
+            with d.phase("part", size=n):
+                pass
+        n += 1
+        progress[:8] = n.to_bytes(8, "little")
+        if n % 5 == 0:
+            time.sleep(0.001)
+    d.stop()
+"""
+
+
+def a_writer(place: Place, seconds: float, **env: str):
+    """Start a writer that publishes how many operations it has finished."""
+    counter = place.folder / "progress"
+    counter.write_bytes(bytes(8))
+    process = place.start(WRITER, str(counter), str(seconds), **env)
+    return process, lambda: int.from_bytes(counter.read_bytes(), "little")
+
+
+def check_all_there(place: Place, published: int) -> None:
+    """Compare what is in the run directory with what the writer published: nothing lost, wrong, or twice."""
+    (batch,) = place.spans()
+    ids = batch["span_id"]
+    assert len(np.unique(ids)) == len(ids)
+    for name in ("op", "part"):
+        rows = batch.rows[batch.lookup(lambda d, name=name: d.name == name, bool)]
+        whole = rows[(rows["flags"] & Flag.TRUNCATED) == 0]
+        sizes = np.sort(whole["size"])
+        assert len(sizes) >= published, f"{published - len(sizes)} of {published} {name} are lost"
+        assert np.array_equal(sizes, np.arange(len(sizes))), name
+        assert len(sizes) <= published + 1
+
+
+def test_a_killed_writer_loses_nothing_that_it_had_recorded(place):
+    """SIGKILL in the middle: every published record is there, the open ones are marked."""
+    process, published = a_writer(place, 30)
+    time.sleep(1.0)
+    process.kill()
+    process.communicate()
+
+    place.wait_for_rings()
+    check_all_there(place, published())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_drain_is_followed_by_one_that_goes_on(place, seed):
+    """The drain is killed again and again at random instants; the next one doubles and loses nothing."""
+    chance = random.Random(seed)
+    process, published = a_writer(place, 4)
+    for _ in range(4):
+        time.sleep(chance.uniform(0.3, 0.9))
+        for drain in place.drains():
+            drain.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+
+    if list(place.rings.glob("*.ring")):
+        assert place.command("recover").returncode == 0
+    place.wait_for_rings()
+    check_all_there(place, published())
+
+
+def test_recover_finishes_what_nobody_drained(place):
+    """Writer and drain are both killed; recover reads the ring and removes it."""
+    process, published = a_writer(place, 30)
+    time.sleep(0.8)
+    victims = [psutil.Process(process.pid), *place.drains()]
+    for victim in victims:
+        victim.kill()
+    process.communicate()
+
+    result = place.command("recover")
+
+    assert result.returncode == 0, result.stderr
+    assert "spans recovered" in result.stdout
+    assert not list(place.rings.glob("*.ring"))
+    check_all_there(place, published())
+
+
+def test_recover_leaves_living_writers_alone(place):
+    """A ring whose writer lives is no orphan."""
+    process, _ = a_writer(place, 2.5)
+    time.sleep(0.8)
+
+    result = place.command("recover")
+
+    assert "no ring" in result.stdout
+    assert process.wait(20) == 0
+    process.communicate()
+
+
+def test_a_thread_drains_where_no_process_may_be_started(place):
+    """OTEL_DLTRACE_DRAIN=thread: the same spans, and no drain process."""
+    process, published = a_writer(place, 1.0, OTEL_DLTRACE_DRAIN="thread")
+    time.sleep(0.5)
+    drains = place.drains()
+    _, err = process.communicate(timeout=20)
+
+    assert drains == []
+    assert process.returncode == 0, err
+    check_all_there(place, published())
+
+
+def test_forked_children_have_rings_of_their_own(place):
+    """A child's spans are its own process's, under the same descriptors."""
+    result = place.run(
+        """
+        import os, otel_dltrace as d
+        d.start()
+        with d.step(0):
+            with d.phase("before"): pass
+            child = os.fork()
+            with d.phase("both"): pass
+            if child == 0:
+                d.stop()
+                os._exit(0)
+            os.waitpid(child, 0)
+        """
+    )
+
+    place.wait_for_rings()
+    assert result.returncode == 0, result.stderr
+    phases = sorted([n for n in names(batch) if n != "rank.step"] for batch in place.spans())
+    assert phases == [["before", "both"], ["both"]]

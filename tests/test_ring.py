@@ -1,0 +1,321 @@
+"""The ring: what a kill, a full tmpfs, a lap or a damaged file leaves of it."""
+
+import itertools
+import json
+import mmap
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ring_files import Read, by_lane, environment, fields, read_file
+
+from otel_dltrace.model.errors import RingError
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.ring import CHUNK, HEADER, PAGE, RingReader, RingWriter, writer_is_alive
+
+SMALLEST = 17 * CHUNK  # 16 chunks
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    """A recorder with the smallest ring, 16 chunks of 63 records."""
+    return Recorder(tmp_path, SMALLEST, level=4)
+
+
+def write(recorder: Recorder, seqs: range, level: int = 3) -> None:
+    """Write one phase for each of *seqs*."""
+    for seq in seqs:
+        recorder.span(0, level, 1, 2, seq=seq)
+
+
+def scanned(reader: RingReader, final: bool = False) -> list[int]:
+    """Return the seqs of a scan's records."""
+    return [int.from_bytes(record[44:48], "little") for record in reader.scan(final)]
+
+
+def ring(recorder: Recorder) -> RingWriter:
+    """Return the ring of *recorder*, which has recorded."""
+    assert recorder.ring is not None
+    return recorder.ring
+
+
+def test_a_live_reader_takes_a_record_on_the_scan_after_the_one_that_saw_it(recorder: Recorder) -> None:
+    """So its bytes have arrived on machines that reorder stores, too; and each comes once."""
+    write(recorder, range(3))
+    reader = RingReader(ring(recorder).buffer)
+    first = scanned(reader)
+    write(recorder, range(3, 5))
+
+    assert [first, scanned(reader), scanned(reader), scanned(reader)] == [[], [0, 1, 2], [3, 4], []]
+
+
+def test_a_reader_that_comes_late_counts_what_was_lapped_per_level(recorder: Recorder) -> None:
+    """Chunks remember what they held: the count is exact without having been there."""
+    for seq in range(5000):
+        recorder.span(0, 1 + seq % 4, 1, 2, seq=seq)
+    reader = RingReader(ring(recorder).buffer)
+    read = [record[13] >> 4 for record in reader.scan(final=True)]
+
+    assert [read.count(level) + reader.lapped[level] for level in (1, 2, 3, 4)] == [1250] * 4
+    assert len(read) == 15 * 63 + 5000 % 63
+
+
+def test_laps_are_counted_exactly_also_while_reading_and_by_the_next_reader(recorder: Recorder) -> None:
+    """Two readers, the second with the first one's state: every record is read once or counted once."""
+    write(recorder, range(1))
+    chance = random.Random(5)
+    reader = RingReader(ring(recorder).buffer)
+    seen: list[int] = []
+    lapped, written = 0, 1
+    for _ in range(60):
+        more = chance.randrange(900)
+        write(recorder, range(written, written + more))
+        written += more
+        seen += scanned(reader)
+        if chance.random() < 0.2:
+            lapped += reader.lapped[3]
+            reader = RingReader(ring(recorder).buffer, reader.taken)
+    seen += scanned(reader, final=True)
+
+    assert len(seen) == len(set(seen))
+    assert len(seen) + lapped + reader.lapped[3] == written
+
+
+def test_a_reader_given_what_was_taken_delivers_no_record_twice(recorder: Recorder) -> None:
+    """A drain that is killed and replaced goes on where the stored state ends."""
+    write(recorder, range(100))
+    first = RingReader(ring(recorder).buffer)
+    before = scanned(first, final=True)
+    write(recorder, range(100, 130))
+
+    assert scanned(RingReader(ring(recorder).buffer, first.taken), final=True) == list(range(100, 130))
+    assert before == list(range(100))
+
+
+def test_the_lease_goes_round_at_32_bits(recorder: Recorder) -> None:
+    """Lease 0 means 'never leased', so the counter skips it; nothing is lost or comes twice."""
+    write(recorder, range(1))
+    ring(recorder)._leases = itertools.count((1 << 32) - 2)
+    write(recorder, range(1, 400))
+
+    assert scanned(RingReader(ring(recorder).buffer), final=True) == list(range(400))
+    leases = [int.from_bytes(ring(recorder).buffer[at : at + 4], "little") for at in range(PAGE, PAGE + 7 * CHUNK, CHUNK)]
+    assert leases == [1, (1 << 32) - 2, (1 << 32) - 1, 1, 2, 3, 4]
+
+
+def test_a_count_of_laps_goes_round_at_32_bits(recorder: Recorder) -> None:
+    """Four billion records in one chunk later the difference is still right."""
+    write(recorder, range(16 * 63))
+    buffer = ring(recorder).buffer
+    buffer[PAGE + 24 : PAGE + 28] = b"\xff" * 4  # chunk 0, level 3: as if so many had been there before
+    first = RingReader(buffer)
+    first.scan(final=True)
+    write(recorder, range(16 * 63, 3 * 16 * 63))
+    second = RingReader(buffer, first.taken)
+    second.scan(final=True)
+
+    assert second.lapped == [0, 0, 0, 16 * 63, 0]
+
+
+def test_a_hole_is_not_the_end(recorder: Recorder) -> None:
+    """A slot that was never finished, as a kill leaves it, hides nothing that follows."""
+    write(recorder, range(10))
+    ring(recorder).buffer[PAGE + 64 * 4 + 60 : PAGE + 64 * 4 + 64] = bytes(4)
+
+    assert scanned(RingReader(ring(recorder).buffer), final=True) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_writer_killed_while_it_leases_leaves_the_rest_readable_and_the_lost_counted(recorder: Recorder) -> None:
+    """Between the two writes of the lease the chunk belongs to nobody."""
+    write(recorder, range(16 * 63 + 1))  # chunk 0 is leased for the second time
+    ring(recorder).buffer[PAGE : PAGE + 4] = bytes(4)
+    reader = RingReader(ring(recorder).buffer)
+
+    assert scanned(reader, final=True) == list(range(63, 16 * 63))
+    assert reader.lapped == [0, 0, 0, 63, 0]
+
+
+def test_the_ring_is_alive_while_its_writer_is_and_no_longer(tmp_path: Path) -> None:
+    """The lock goes with the process, however it ends."""
+    program = f"""
+from pathlib import Path
+from otel_dltrace.record.ring import RingWriter
+ring = RingWriter(Path({str(tmp_path)!r}))
+print(ring.path, flush=True)
+input()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdin=pipe, stdout=pipe) as writer:
+        assert writer.stdout is not None
+        fd = os.open(writer.stdout.readline().decode().strip(), os.O_RDONLY)
+        alive = writer_is_alive(fd), writer_is_alive(fd)
+        writer.kill()
+        writer.wait()
+        assert (*alive, writer_is_alive(fd)) == (True, True, False)
+        os.close(fd)
+
+
+def test_page_0_is_the_contract_to_the_byte(recorder: Recorder) -> None:
+    """Other readers, other versions: the first page is what they go by."""
+    write(recorder, range(1))
+    header = RingReader(ring(recorder).buffer).header
+    raw = bytes(ring(recorder).buffer[:PAGE])
+
+    assert raw[:20] == b"DLTRING1" + bytes([1, 0, 64, 0]) + (4096).to_bytes(4, "little") + (16).to_bytes(4, "little")
+    assert (raw[20:28].hex(), header.pid) == (ring(recorder).path.stem, os.getpid())
+    assert raw[HEADER.size :] == bytes(PAGE - HEADER.size)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(lambda ring: b"", "0 bytes are too short", id="empty"),
+        pytest.param(lambda ring: ring[:100], "100 bytes are too short", id="cut in page 0"),
+        pytest.param(lambda ring: ring[:-1], "16 chunks: not a ring this version reads", id="cut in a chunk"),
+        pytest.param(lambda ring: b"PARQUET1" + ring[8:], "magic b'PARQUET1' is not that of a ring", id="foreign"),
+        pytest.param(lambda ring: ring[:8] + b"\2" + ring[9:], "version 2, 64-byte", id="newer version"),
+        pytest.param(lambda ring: ring[:16] + b"\xff" * 4 + ring[20:], "4294967295 chunks", id="too many chunks"),
+    ],
+)
+def test_what_is_no_ring_is_told(recorder: Recorder, damage, message: str) -> None:  # noqa: ANN001
+    """A reader says which file is wrong and how; its bytes are let go of."""
+    write(recorder, range(100))
+    data = bytearray(damage(bytes(ring(recorder).buffer)))
+    with pytest.raises(RingError, match=message):
+        RingReader(memoryview(data))
+    data.clear()  # raises BufferError while anybody holds on to them
+
+
+def test_random_bytes_after_the_header_are_holes_or_records_but_never_a_crash(recorder: Recorder) -> None:
+    """Whatever is in the chunks, the reader goes through all of it."""
+    write(recorder, range(500))
+    good = bytes(ring(recorder).buffer)
+    chance = random.Random(11)
+    for _ in range(50):
+        data = bytearray(good)
+        for _ in range(chance.randrange(1, 200)):
+            at = chance.randrange(PAGE, len(data) - 64)
+            data[at : at + 64] = chance.randbytes(64)
+        data.extend(chance.randbytes(chance.randrange(3)))
+        reader = RingReader(memoryview(data))
+        records = reader.scan() + reader.scan() + reader.scan(final=True)
+        assert len(records) <= 16 * 63
+        reader.close()
+
+
+def test_a_full_or_unwritable_folder_turns_tracing_off_with_one_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A file where the folder should be: nothing is recorded, nothing raised, one line told."""
+    (tmp_path / "rings").write_text("not a folder")
+    recorder = Recorder(tmp_path / "rings", SMALLEST)
+    write(recorder, range(1000))
+
+    assert recorder.level == 0
+    assert capfd.readouterr().err == f"otel_dltrace: no ring in {tmp_path / 'rings'}: File exists; tracing is off\n"
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from otel_dltrace.record.recorder import Recorder
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+recorder = Recorder(Path(sys.argv[1]), 4 << 20)
+recorder.span(0, 3, 1, 2)
+print(recorder.level, [path.suffix for path in Path(sys.argv[1]).iterdir()])
+"""
+
+
+def test_a_ring_that_cannot_be_allocated_is_not_left_behind(tmp_path: Path) -> None:
+    """`posix_fallocate` fails at once, where a sparse file would be a SIGBUS in the middle of training."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path, "100000"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr == f"otel_dltrace: no ring in {tmp_path}: File too large; tracing is off\n"
+    assert done.stdout == "0 []\n"
+
+
+def in_tmpfs(folder: Path, size: str, program: str) -> str:
+    """Run *program* where *folder* is a tmpfs of *size*; return what it printed on either stream."""
+    script = f'mount -t tmpfs -o size={size} none "$0" && exec "$1" -c "$2" "$0"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(
+        [*command, folder, sys.executable, program], env=environment(), capture_output=True, text=True, check=False
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    return done.stdout + done.stderr
+
+
+ON_TMPFS = """
+import sys
+from pathlib import Path
+from otel_dltrace.record.recorder import Recorder
+folder = Path(sys.argv[1])
+rings = []
+for _ in range(int({count})):
+    recorder = Recorder(folder, 4 << 20)
+    recorder.span(0, 3, 1, 2)
+    rings.append(recorder)
+print([recorder.ring.path.stat().st_size >> 10 if recorder.ring else 0 for recorder in rings])
+"""
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="unshare is not installed")
+@pytest.mark.parametrize(
+    ("size", "count", "printed"),
+    [
+        pytest.param("64m", 3, "[3276, 3112, 2956]\n", id="64 MB as in a container: 5 % of what is free, each"),
+        pytest.param(
+            "1m",
+            1,
+            "[0]\notel_dltrace: no room for a ring in {folder}: 1048576 bytes are free, of which a ring takes 5%, "
+            "and it needs 69632; tracing is off\n",
+            id="too small",
+        ),
+    ],
+)
+def test_a_small_tmpfs_gets_a_small_ring_or_none(tmp_path: Path, size: str, count: int, printed: str) -> None:
+    """Eight ranks in a container with 64 MB of /dev/shm must not fill it for the training."""
+    assert in_tmpfs(tmp_path, size, ON_TMPFS.format(count=count)) == printed.format(folder=tmp_path)
+
+
+def test_files_are_private_or_the_group_s_in_a_setgid_folder(tmp_path: Path) -> None:
+    """A sidecar of another user reads through the group of a setgid folder, and nobody else does."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    for folder, mode in ((tmp_path / "own", 0o600), (shared, 0o640)):
+        recorder = Recorder(folder, SMALLEST)
+        write(recorder, range(1))
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {mode}
+        assert sorted(path.suffix for path in folder.iterdir()) == [".names", ".ring"]
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_live_reader_beside_a_busy_writer_sees_every_record_right_and_once(tmp_path: Path) -> None:
+    """Threads, dying threads, a signal handler and garbage collections write; the ring laps; the sum is exact."""
+    program = Path(__file__).with_name("ring_writer.py")
+    command = [sys.executable, program, "busy", tmp_path, "1.5", str(1 << 18)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        path = Path(writer.stdout.readline().strip())
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as buffer:
+            reader = RingReader(buffer)
+            records: list[bytes] = []
+            while writer_is_alive(file.fileno()):
+                records += reader.scan()
+            records += reader.scan(final=True)
+            lapped = sum(reader.lapped)
+            reader.close()
+        written = json.loads(writer.stdout.readline())
+    read = Read([fields(record) for record in records], lapped, 0, 0, read_file(path).names)
+
+    assert [(lane, len(seqs) - len(set(seqs)), seqs[-1] < written[lane]) for lane, seqs in by_lane(read).items()] == [
+        (lane, 0, True) for lane in range(7)
+    ]
+    assert len(records) + lapped == sum(written)
