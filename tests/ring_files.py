@@ -12,9 +12,7 @@ from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import BEGIN, RECORD_FORMAT, SPAN, RingReader, Taken
 
 UNPACK = struct.Struct(RECORD_FORMAT).unpack
-FIELDS = (
-    "number step descriptor kind level_source flags start end size parent seq a b partition spare commit"
-).split()
+FIELDS = ("number step descriptor kind level_source flags start end size parent seq a b partition spare commit").split()
 
 
 def fields(record: bytes) -> dict[str, int]:

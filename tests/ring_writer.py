@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from types import FrameType
 
@@ -84,6 +85,8 @@ def busy(seconds: float, size: int) -> None:
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
         write(4, 100)  # more than a chunk: the interrupted record's chunk is replaced under it
+        if time.monotonic() < deadline:
+            signal.setitimer(signal.ITIMER_REAL, 0.001)  # only now, else slow machines nest it without end
 
     def collected(phase: str, _info: dict[str, int]) -> None:
         if phase == "stop" and threading.current_thread() is threading.main_thread():
@@ -102,7 +105,7 @@ def busy(seconds: float, size: int) -> None:
     assert recorder.ring is not None
     print(recorder.ring.path, flush=True)
     signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
     gc.callbacks.append(collected)
     while time.monotonic() < deadline:
         write(0, 10)
@@ -120,6 +123,7 @@ def busy(seconds: float, size: int) -> None:
 
 def fork() -> None:
     """Fork while threads record, once from a signal handler too; every process writes its own ring."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads is what is tried here
     recorder = Recorder(FOLDER, 1 << 20)
     descriptor = recorder.intern(lane_descriptor(0))
     os.register_at_fork(after_in_child=recorder.after_fork)

@@ -41,7 +41,7 @@ class Rank:
         return self
 
     def step(self, step: int, start: float, end: float, **fields: Any) -> "Rank":
-        """Add a step."""
+        """Add a step: its ordinal, begin and end."""
         return self.add(RANK_STEP, step, start, end, **{"b": -1, "level": Level.STEP, **fields})
 
     def stage(
@@ -51,7 +51,9 @@ class Rank:
         size = round((end - start if total is None else total) * MS)
         return self.add(Descriptor(s.STAGE, name), step, start, end, size=size, a=pieces, level=Level.STEP)
 
-    def collective(self, step: int, start: float, end: float, seq: int, name: str = "all_reduce", **more: Any) -> "Rank":
+    def collective(
+        self, step: int, start: float, end: float, seq: int, name: str = "all_reduce", **more: Any
+    ) -> "Rank":
         """Add a collective; what is no column describes it."""
         constant = {k: more.pop(k) for k in ("group", "group_size", "backend", "tensor", "dtype") if k in more}
         descriptor = Descriptor(s.COLLECTIVE, name, **{"backend": "gloo", "group": "0", **constant})
@@ -95,7 +97,8 @@ def ddp(
     now = [1000.0] * ranks
     for step in range(steps):
         took = [
-            {name: usual + (slow or {}).get((rank, name), 0.0) for name, usual in USUAL.items()} for rank in range(ranks)
+            {name: usual + (slow or {}).get((rank, name), 0.0) for name, usual in USUAL.items()}
+            for rank in range(ranks)
         ]
         for rank, mine in enumerate(took):
             mine["forward"] += (first if step == 0 else 0) + jitter * ((step * 7 + rank * 11) % 13) / 13
@@ -117,9 +120,7 @@ def _rank_of(rank: int, ranks: int, hosts: Mapping[int, tuple[str, Anchor]] | No
     return Rank(rank, ranks, host, anchor=anchor)
 
 
-def _one_step(
-    rank: Rank, step: int, begun: float, took: Mapping[str, float], reduced: float, buckets: bool
-) -> float:
+def _one_step(rank: Rank, step: int, begun: float, took: Mapping[str, float], reduced: float, buckets: bool) -> float:
     data = begun + took["dataloader_next"]
     forward = data + took["forward"]
     ready = forward + took["backward"]

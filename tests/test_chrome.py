@@ -257,6 +257,26 @@ def test_an_open_span_is_drawn_as_a_moment(tmp_path):
     assert trace["traceEvents"][0]["args"] == {"name": "pid 42 (localhost)"}
 
 
+def test_a_phase_after_its_operation_keeps_its_length(tmp_path):
+    """Where only the issue of an operation is known, its device phase comes later: drawn beside it, whole."""
+    batch = make_batch(0, [span(ALL_REDUCE, 1, 2), span(PUSH, 3, 7, 1)])
+    lanes = by_lane(written(tmp_path / "t.json", [batch]))
+    assert [(lane, name, end - start) for (_, lane), [(start, end, name)] in lanes.items()] == [
+        ("operations", "all_reduce", 1 * MS),
+        ("phases", "PUSH", 4 * MS),
+    ]
+
+
+def test_a_moment_is_no_child_of_what_begins_with_it(tmp_path):
+    """Two operations that begin together are on two lanes, though one took no time."""
+    batch = make_batch(0, [span(ALL_REDUCE, 1, 1), span(SEND, 1, 2)])
+    lanes = by_lane(written(tmp_path / "t.json", [batch]))
+    assert {lane: [name for *_, name in slices] for (_, lane), slices in lanes.items()} == {
+        "operations": ["all_reduce"],
+        "operations 2": ["send"],
+    }
+
+
 def test_evaluation_before_its_step_keeps_its_length(tmp_path):
     """A stage outside its step is not cut to nothing."""
     batch = make_batch(0, [span(STEP, 100, 200), span(FORWARD, 10, 90)])
@@ -322,7 +342,7 @@ SPANS = st.lists(
         },
         st.integers(0, len(DESCRIPTORS)),
         st.integers(1_000_000, 1_000_060) | st.integers(0, 10**16),
-        st.integers(-1, 30),
+        st.integers(-1, 30) | st.integers(0, 1_000_000),
         st.integers(0, 25),
         st.sampled_from([0, 0, 0, 1, NO_STEP]),
     ),

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,9 @@ def test_the_lease_goes_round_at_32_bits(recorder: Recorder) -> None:
     write(recorder, range(1, 400))
 
     assert scanned(RingReader(ring(recorder).buffer), final=True) == list(range(400))
-    leases = [int.from_bytes(ring(recorder).buffer[at : at + 4], "little") for at in range(PAGE, PAGE + 7 * CHUNK, CHUNK)]
+    leases = [
+        int.from_bytes(ring(recorder).buffer[at : at + 4], "little") for at in range(PAGE, PAGE + 7 * CHUNK, CHUNK)
+    ]
     assert leases == [1, (1 << 32) - 2, (1 << 32) - 1, 1, 2, 3, 4]
 
 
@@ -142,6 +145,7 @@ def test_a_writer_killed_while_it_leases_leaves_the_rest_readable_and_the_lost_c
 def test_the_ring_is_alive_while_its_writer_is_and_no_longer(tmp_path: Path) -> None:
     """The lock goes with the process, however it ends."""
     program = f"""
+from collections.abc import Callable
 from pathlib import Path
 from otel_dltrace.record.ring import RingWriter
 ring = RingWriter(Path({str(tmp_path)!r}))
@@ -173,7 +177,7 @@ def test_page_0_is_the_contract_to_the_byte(recorder: Recorder) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        pytest.param(lambda ring: b"", "0 bytes are too short", id="empty"),
+        pytest.param(lambda _ring: b"", "0 bytes are too short", id="empty"),
         pytest.param(lambda ring: ring[:100], "100 bytes are too short", id="cut in page 0"),
         pytest.param(lambda ring: ring[:-1], "16 chunks: not a ring this version reads", id="cut in a chunk"),
         pytest.param(lambda ring: b"PARQUET1" + ring[8:], "magic b'PARQUET1' is not that of a ring", id="foreign"),
@@ -181,7 +185,7 @@ def test_page_0_is_the_contract_to_the_byte(recorder: Recorder) -> None:
         pytest.param(lambda ring: ring[:16] + b"\xff" * 4 + ring[20:], "4294967295 chunks", id="too many chunks"),
     ],
 )
-def test_what_is_no_ring_is_told(recorder: Recorder, damage, message: str) -> None:  # noqa: ANN001
+def test_what_is_no_ring_is_told(recorder: Recorder, damage: Callable[[bytes], bytes], message: str) -> None:
     """A reader says which file is wrong and how; its bytes are let go of."""
     write(recorder, range(100))
     data = bytearray(damage(bytes(ring(recorder).buffer)))
@@ -221,6 +225,7 @@ def test_a_full_or_unwritable_folder_turns_tracing_off_with_one_sentence(
 
 LIMITED = """
 import resource, sys
+from collections.abc import Callable
 from pathlib import Path
 from otel_dltrace.record.recorder import Recorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
@@ -233,7 +238,11 @@ print(recorder.level, [path.suffix for path in Path(sys.argv[1]).iterdir()])
 def test_a_ring_that_cannot_be_allocated_is_not_left_behind(tmp_path: Path) -> None:
     """`posix_fallocate` fails at once, where a sparse file would be a SIGBUS in the middle of training."""
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path, "100000"], env=environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", LIMITED, tmp_path, "100000"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stderr == f"otel_dltrace: no ring in {tmp_path}: File too large; tracing is off\n"
     assert done.stdout == "0 []\n"
@@ -253,6 +262,7 @@ def in_tmpfs(folder: Path, size: str, program: str) -> str:
 
 ON_TMPFS = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from otel_dltrace.record.recorder import Recorder
 folder = Path(sys.argv[1])
@@ -300,7 +310,7 @@ def test_files_are_private_or_the_group_s_in_a_setgid_folder(tmp_path: Path) -> 
 def test_a_live_reader_beside_a_busy_writer_sees_every_record_right_and_once(tmp_path: Path) -> None:
     """Threads, dying threads, a signal handler and garbage collections write; the ring laps; the sum is exact."""
     program = Path(__file__).with_name("ring_writer.py")
-    command = [sys.executable, program, "busy", tmp_path, "1.5", str(1 << 18)]
+    command = [sys.executable, str(program), "busy", str(tmp_path), "1.5", str(1 << 18)]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         path = Path(writer.stdout.readline().strip())

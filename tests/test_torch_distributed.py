@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from torch_harness import ROOT, Recorded, Span, counts, run
 
+from otel_dltrace.instrument._torch_binding import Binding, bind_from_store
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.steps import Tracer
+
 pytest.importorskip("torch")
 
 FLIGHT = """
@@ -71,15 +75,15 @@ while not unwaited.is_completed():
     time.sleep(0.01)
 time.sleep(0.1)
 dist.barrier()
+say(flight=flight())
 try:
     dist.all_reduce("no tensor")
 except TypeError as error:
     say(error=type(error).__name__)
 try:
     dist.broadcast(torch.ones(1), src=5)
-except ValueError as error:
+except RuntimeError as error:
     say(error=str(error))
-say(flight=flight(), rank=rank)
 dist.destroy_process_group()
 """
 )
@@ -91,19 +95,19 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> list[Recorded]:
     return run(tmp_path_factory.mktemp("calls"), CALLS, 2, TORCH_FR_BUFFER_SIZE="2000")
 
 
-NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "_allgather_base": "all_gather_single"}
+NAMES = {"allreduce": "all_reduce", "allgather": "all_gather"}
 
 
 def test_collectives_are_those_of_the_flight_recorder(called: list[Recorded]) -> None:
     """Same groups, numbers, operations and bytes as torch's own recorder says, in its order."""
     for rank, recorded in enumerate(called):
         expected = []
-        for group, seq, name, inputs, outputs in recorded.said[-1]["flight"]:
+        for group, seq, name, inputs, outputs in recorded.said[0]["flight"]:
             name = NAMES.get(name, name)
             expected.append((group, seq, name, 0 if name == "barrier" else max(elements(inputs), elements(outputs))))
         width = {"int64": 8}
         seen = [
-            (s.descriptor.group, s.seq, s.name, s.size // width.get(s.descriptor.dtype, 4))
+            (s.descriptor.group, s.seq, s.name.removesuffix("_single"), s.size // width.get(s.descriptor.dtype, 4))
             for s in recorded.spans("collective")
             if s.seq
         ]
@@ -141,7 +145,7 @@ def test_a_nonblocking_collective_lasts_until_its_work_is_done(called: list[Reco
 def test_a_work_that_nobody_waits_for_ends_when_it_is_done(called: list[Recorded]) -> None:
     """Its future says when; the sleep after that is not part of it."""
     for recorded in called:
-        (span,) = [s for s in recorded.spans("collective") if s.size == 10 * 4]
+        (span,) = [s for s in recorded.spans("collective", "all_reduce") if s.size == 10 * 4]
         barrier = recorded.spans("collective", "barrier")[-1]
         assert span.end < barrier.start - 90e6
 
@@ -150,13 +154,10 @@ def test_an_error_leaves_unmodified_and_is_recorded(called: list[Recorded]) -> N
     """The program sees torch's own errors; the spans say their types."""
     for recorded in called:
         errors = [fields["error"] for fields in recorded.said if "error" in fields]
-        assert errors[0] == "TypeError"
-        assert "5" in errors[1]
+        assert errors == ["TypeError", "ProcessGroupGloo::broadcast: invalid root rank: 5"]
         failed = [s for s in recorded.spans("collective") if s.flags & 2]
-        assert [(number, kind) for number, kind in recorded.errors] == [
-            (failed[-1].number, "ValueError") if len(failed) == 1 else (s.number, k)
-            for s, k in zip(failed, ("TypeError", "ValueError"), strict=False)
-        ]
+        assert [(s.name, s.seq, s.size) for s in failed] == [("all_reduce", 0, 0), ("broadcast", 0, 4)]
+        assert recorded.errors == [(failed[0].number, "TypeError"), (failed[1].number, "RuntimeError")]
 
 
 BUCKETS = (
@@ -166,6 +167,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -191,7 +193,7 @@ for step in range(6):
 say(flight=flight())
 hooked = nn.Linear(8, 8)
 hooked = nn.parallel.DistributedDataParallel(hooked)
-hooked.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook)
+hooked.register_comm_hook(None, allreduce_hook)
 for step in range(3):
     hooked(torch.ones(1, 8)).sum().backward()
 dist.destroy_process_group()
@@ -244,7 +246,8 @@ def test_a_bucket_is_launched_when_its_last_gradient_is_ready(bucketed: list[Rec
         for step in range(1, 6):
             spans = buckets(recorded, step)
             (backward,) = [s for s in recorded.spans("stage", "backward") if s.step == step]
-            assert spans[-1].end == max(s.end for s in spans) <= backward.end
+            assert {s.end for s in spans} == {spans[-1].end}
+            assert 0 <= spans[-1].end - backward.end < 5e6
             apart.append(spans[-1].start - by_step[step]["0"])
             assert spans[0].start <= spans[-1].start
         # The last bucket holds the first layer's parameters, whose weight comes last or next to last.
@@ -289,13 +292,16 @@ def test_a_level_that_is_not_recorded_leaves_no_record(tmp_path: Path) -> None:
 
 
 TWICE = """
+import time
 import torch
 import torch.distributed as dist
 
-for _ in range(2):
-    dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+for start in range(2):
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['OUT']}/store{start}", rank=rank, world_size=2)
     dist.all_reduce(torch.ones(1))
     dist.barrier()
+    time.sleep(0.1)  # gloo resets a connection that is closed while the other side still reads
     dist.destroy_process_group()
 """
 
@@ -325,11 +331,43 @@ dist.barrier()
 def test_an_elastic_restart_is_the_next_generation_of_the_same_job(tmp_path: Path) -> None:
     """torchrun starts all ranks again: one job, generation 1 then 2, and ranks agree in each."""
     program = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + textwrap.dedent(RESTARTED)
-    rings = run(tmp_path, program, 2, 3, "--max-restarts", "1")
+    # torch 2.13's ranks share the agent's store, where gloo finds the addresses of the first start.
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    rings = run(tmp_path, program, 2, 3, "--max-restarts", "1", **own_store)
     binds = [bind for recorded in rings for bind in recorded.binds]
     assert [(b.generation_number, b.rank, b.attempt) for b in binds] == [(1, 0, 0), (1, 1, 0), (2, 0, 1), (2, 1, 1)]
     assert len({b.job for b in binds}) == 1
     assert len({b.generation for b in binds}) == 2
+
+
+def test_a_store_that_outlives_a_restart_counts_it(tmp_path: Path) -> None:
+    """Below the prefixes of each start is one store: the number goes on, what was said then is not read again."""
+    dist = pytest.importorskip("torch.distributed")
+    store = dist.HashStore()
+    told = []
+    for attempt in range(2):
+        recorders = [Recorder(tmp_path / f"{attempt}{rank}", 1 << 20) for rank in range(2)]
+        bindings = [Binding(Tracer(recorder)) for recorder in recorders]
+        for rank, binding in reversed(list(enumerate(bindings))):
+            binding.initialised(dist.PrefixStore("default_pg", store), rank, 2)
+        assert recorders[1].bound is None
+        bindings[1].met()
+        told.append([recorder.bound for recorder in recorders])
+    assert [[(b.generation_number, b.rank) for b in binds] for binds in told] == [[(1, 0), (1, 1)], [(2, 0), (2, 1)]]
+    assert [len({b.generation for b in binds}) for binds in told] == [1, 1]
+    assert len({b.job for binds in told for b in binds}) == 1
+
+
+def test_a_store_that_is_gone_leaves_the_process_unbound(tmp_path: Path) -> None:
+    """No answer, no error: the environment will say who we are."""
+
+    class Gone:
+        def check(self, _keys: list[str]) -> bool:
+            raise RuntimeError("Broken pipe")
+
+    recorder = Recorder(tmp_path, 1 << 20)
+    assert bind_from_store(Tracer(recorder), Gone(), 1, 2)
+    assert recorder.bound is None
 
 
 def test_a_job_named_by_its_environment_keeps_its_name(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def read_ring(path: Path) -> Recorded:
     for record in reader.scan(final=True):
         f = RECORD.unpack(record)
         if f[3] == 3:
-            errors.append((f[0], names.strings[int.from_bytes(record[20:24], "little")]))
+            errors.append((f[0], names.strings[int.from_bytes(record[16:20], "little")]))
             continue
         descriptor = names.descriptors[f[2]]
         records.append(

@@ -19,6 +19,8 @@ WARM_UP_SLOW = 1.5
 WARM_UP_MOST = 10
 STANDS_OUT = 1.05
 """A rank's mean is marked as the slowest of its column if it is more than this times the others' median."""
+WORTH_A_MARK = 0.01
+"""... and by more than this share of its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def _slowest(ranks: tuple[RankBreakdown, ...]) -> tuple[tuple[str, int], ...]:
     found = []
     for name, means in columns.items():
         worst = int(np.argmax(means))
-        if means[worst] > STANDS_OUT * float(np.median([m for i, m in enumerate(means) if i != worst])):
+        others = float(np.median([mean for i, mean in enumerate(means) if i != worst]))
+        if means[worst] > max(STANDS_OUT * others, others + WORTH_A_MARK * ranks[worst].step.mean):
             found.append((name, ranks[worst].rank))
     return tuple(found)

@@ -14,7 +14,7 @@ from otel_dltrace.analysis.operations import OperationRow, operations
 from otel_dltrace.analysis.stragglers import Stragglers, stragglers
 from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
 from otel_dltrace.analysis.waits import Waits, waits, widen
-from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.semconv import STEP, Flag
 from otel_dltrace.model.spans import SpanBatch
 
 _LOST = ("lapped", "dropped")
@@ -26,6 +26,7 @@ class Guards:
 
     *lost* is what drains say is missing, by reason; *truncated* counts spans that a kill or hang left
     open; *uncertainty* (ns) is that of times of different hosts. *steps* is (first, last) of any rank.
+    *unused* processes have steps too, but another one speaks for their rank: restarts, forked children.
     """
 
     ranks: tuple[int, ...]
@@ -39,6 +40,7 @@ class Guards:
     lost: tuple[tuple[str, int], ...]
     clock: str
     uncertainty: int
+    unused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ def _guards(
         _lost(drains),
         line.method,
         line.uncertainty,
+        sum(bool(batch.is_kind(STEP).any()) for batch in worker_batches(batches))
+        - sum(len(t.steps) > 0 for t in tables),
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.table import StepTable
-from otel_dltrace.analysis.waits import arrivals
 from otel_dltrace.model.spans import Column
 
 SHARE_OF_STEPS = 0.5
@@ -16,7 +15,11 @@ SHARE_OF_STEPS = 0.5
 
 @dataclass(frozen=True)
 class Evidence:
-    """Arrays over R ranks, n steps and C columns; *last* (n,) is the index of the rank that came last, -1: nobody."""
+    """Arrays over R ranks, n steps and C columns, in ns.
+
+    *opaque* columns hold waits that were not recorded. *summed* and *most* (R, n) are by how much a rank
+    came later than the others to a step's collectives, all together and at most; *arrived* of the steps have any.
+    """
 
     ranks: tuple[int, ...]
     names: tuple[str, ...]
@@ -24,8 +27,8 @@ class Evidence:
     others: Column
     threshold: int
     opaque: frozenset[int]
-    last: Column
-    margin: Column
+    summed: Column
+    most: Column
     arrived: int
 
     @property
@@ -40,6 +43,17 @@ class Evidence:
         steps: Column = (self.excess > self.threshold).sum(axis=1)
         return steps
 
+    @property
+    def came_late(self) -> Column:
+        """Mask of the steps to whose collectives each rank came late, (R, n).
+
+        Half the threshold will do, as this only confirms; noise that comes late to some and early to
+        others cancels in the sum.
+        """
+        limit = self.threshold / 2
+        late: Column = (self.summed > limit) & (self.most > limit)
+        return late
+
 
 def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, threshold: int) -> Evidence:
     """Return what the *steps* that all ranks of *tables* closed say, at a *threshold* in ns."""
@@ -50,21 +64,35 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     seen = min(steps_with_operations(t)[t.rows_of(steps)].mean() for t in tables)
     # Backward waits inside C++; where no operation was recorded that wait looks like computing.
     opaque = frozenset(i for i, name in enumerate(names) if name == "backward" and seen <= SHARE_OF_STEPS)
-    last, margin, arrived = _last_to_come(joined, ranks, steps)
-    return Evidence(ranks, names, times, others_median(times), threshold, opaque, last, margin, arrived)
+    lateness = _lateness_per_step(joined, ranks, steps)
+    return Evidence(ranks, names, times, others_median(times), threshold, opaque, *lateness)
 
 
-def _last_to_come(joined: Joined, ranks: tuple[int, ...], steps: Column) -> tuple[Column, Column, int]:
-    """Return who came last in each step and by how much (its largest margin), and how many steps have collectives."""
-    late = arrivals(joined)
-    row = np.searchsorted(steps, joined["step"])
+def _lateness_per_step(joined: Joined, ranks: tuple[int, ...], steps: Column) -> tuple[Column, Column, int]:
     known = np.isin(joined["step"], steps)
-    place = (np.searchsorted(ranks, joined["rank"][known]), row[known])
-    sums, most = np.zeros((2, len(ranks), len(steps)), np.int64)
-    np.add.at(sums, place, late[known])
-    np.maximum.at(most, place, late[known])
-    last = np.where(sums.max(axis=0) > 0, sums.argmax(axis=0), -1)
-    return last, most[np.maximum(last, 0), np.arange(len(steps))], len(np.unique(row[known]))
+    late = lateness(joined)[known]
+    row = np.searchsorted(steps, joined["step"][known])
+    place = (np.searchsorted(ranks, joined["rank"][known]), row)
+    summed, most = np.zeros((2, len(ranks), len(steps)))
+    np.add.at(summed, place, late)
+    np.maximum.at(most, place, late)
+    return summed, most, len(np.unique(row))
+
+
+def lateness(joined: Joined) -> Column:
+    """Return begin - median of the other ranks' begins of each row, shape (n,); 0 within the clocks' uncertainty."""
+    starts, first, size = joined["start"], joined.to_rows(joined.begins[:-1]), joined.to_rows(joined.sizes)
+    order = np.lexsort((starts, first))
+    place = np.empty(len(starts), np.int64)
+    place[order] = np.arange(len(starts))
+    place -= first
+    low, high = (size - 2) // 2, (size - 1) // 2
+    ordered = starts[order]
+    before, after = ordered[first + low + (place <= low)], ordered[first + high + (place <= high)]
+    # The halves of the difference: a sum of two wall times would not fit.
+    late = starts - before - (after - before) / 2
+    certain: Column = np.where(np.abs(late) > joined.to_rows(joined.uncertainty), late, 0)
+    return certain
 
 
 def others_median(values: Column) -> Column:

@@ -2,9 +2,9 @@
 
 Own time is without waiting (`own`), so the victims of a straggler, whose steps are as long, do not stand
 out. A stage of a rank is a candidate if its excess is over max(5 % of the median step, 1 ms) in more than half
-of the steady steps that all ranks closed. Of ranks whose excess is about the same the one whose stage comes
-earliest is to blame (a wait that nobody recorded shows later than its cause), else the one with the most.
-The begins of the collectives, which are exact, must agree: the accused comes last, or nothing is said.
+of the steady steps that all ranks closed. Where collectives are joined their begins, which are exact, must
+agree: the accused comes late to them. Else, of ranks whose excess is about the same, the one where it shows
+earliest is to blame, since a wait that nobody recorded comes after its cause.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,18 @@ from otel_dltrace.model.spans import Column
 SHARE_OF_STEP = 0.05
 LEAST = 1_000_000
 ABOUT_THE_SAME = 0.75
+NEARLY_ALWAYS = 0.8
 MIN_STEPS = 5
 Verdict = Literal["straggler", "none", "cannot tell"]
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that makes the others wait; medians in ns per step.
+    """A rank that makes the others wait; medians in ns per step.
 
     *own* is its own time in *stage* ("" if no stage of its own stands out), *others* the median of the
-    others', *excess* the median difference, over the threshold in *late* of the steps. It came last to
-    the collectives in *last* of *arrivals* steps, *lateness* after the one before it.
+    others', *excess* the median difference, over the threshold in *slow* of the steps. In *late* of the
+    *arrivals* steps with joined collectives it came late to them, by *lateness* against the others' median.
     """
 
     rank: int
@@ -43,8 +44,8 @@ class Straggler:
     own: int
     others: int
     excess: int
+    slow: int
     late: int
-    last: int
     arrivals: int
     lateness: int
 
@@ -53,19 +54,20 @@ class Straggler:
 class Stragglers:
     """The verdict over *steps* steady steps that all ranks closed, and why there is none (*reason*).
 
+    *found* are the stragglers, the worst one first: several only where each is known to come late.
     *threshold* is the ns by which a rank must exceed the others in more than *share* of the steps.
     """
 
     verdict: Verdict
     reason: str
-    straggler: Straggler | None
+    found: tuple[Straggler, ...]
     steps: int
     threshold: int
     share: float
     frontier: tuple[FrontierStage, ...]
 
 
-Judgement = tuple[Verdict, str, Straggler | None]
+Judgement = tuple[Verdict, str, tuple[Straggler, ...]]
 
 
 def stragglers(
@@ -94,7 +96,7 @@ def stragglers(
 
 
 def _cannot_tell(reason: str) -> Judgement:
-    return "cannot tell", reason, None
+    return "cannot tell", reason, ()
 
 
 def _frontier(tables: Sequence[StepTable], steps: Column) -> tuple[FrontierStage, ...]:
@@ -121,72 +123,60 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
 
 
 def _judge(e: Evidence) -> Judgement:
-    times_last = np.bincount(e.last[e.last >= 0], minlength=len(e.ranks))
-    latest = int(times_last.argmax())
-    if times_last[latest] <= SHARE_OF_STEPS * e.arrived:
-        latest = -1
-    accused, suspicion = _accused(e, latest)
-    if accused is None:
-        if latest >= 0 and median(e.margin[e.last == latest]) > e.threshold:
-            return "straggler", "", _straggler(e, latest, -1)
-        return _cannot_tell(suspicion) if suspicion else ("none", "", None)
-    rank, column = accused
-    if e.arrived and latest != rank:
-        return _cannot_tell(_contradiction(e, rank, column, int(times_last[rank])))
-    return "straggler", "", _straggler(e, rank, column)
-
-
-def _accused(e: Evidence, latest: int) -> tuple[tuple[int, int] | None, str]:
-    """Return (rank, column) that stands out, as indices; or why nothing can be said of what does.
-
-    The rank that usually comes last (*latest*, -1: none) is the first suspect.
-    """
     often = e.late > SHARE_OF_STEPS * e.own.shape[1]
     excess = np.where(often, np.median(e.excess, axis=1), 0)
-    hidden = [(r, c) for r, c in np.argwhere(often).tolist() if c in e.opaque]
     excess[:, list(e.opaque)] = 0
     scores = excess.sum(axis=1)
-    if scores.max() <= 0:
-        return None, _suspicion(e, hidden[0]) if hidden else ""
-    best = np.flatnonzero(scores >= ABOUT_THE_SAME * scores.max())
+    late = e.came_late.sum(axis=1)
+    confirmed = (scores > 0) & (late > SHARE_OF_STEPS * e.arrived) & (e.arrived > 0)
+    if confirmed.any():
+        ranked = sorted(np.flatnonzero(confirmed).tolist(), key=lambda r: -scores[r])
+        return "straggler", "", tuple(_straggler(e, r, int(excess[r].argmax())) for r in ranked)
+    if scores.max() > 0:
+        rank = _earliest(scores, excess)
+        column = int(excess[rank].argmax())
+        if e.arrived:
+            return _cannot_tell(_contradiction(e, rank, column, int(late[rank])))
+        return "straggler", "", (_straggler(e, rank, column),)
+    return _without_a_stage(e, late, often)
+
+
+def _earliest(scores: Column, excess: Column) -> int:
+    """Return the rank with the most excess; of those with about as much the one where it shows earliest."""
+    best: list[int] = np.flatnonzero(scores >= ABOUT_THE_SAME * scores.max()).tolist()
     # The time between steps comes before a step, but what a rank waits for there began in the step before.
-    when = [*range(1, len(e.names)), 0]
-    first = {r: min(when.index(c) for c in np.flatnonzero(excess[r]).tolist()) for r in best.tolist()}
-    rank = latest if latest >= 0 and scores[latest] > 0 else min(first, key=lambda r: (first[r], -scores[r]))
-    return (rank, int(excess[rank].argmax())), ""
+    when = [*range(1, excess.shape[1]), 0]
+    return min(best, key=lambda r: (min(when.index(c) for c in np.flatnonzero(excess[r]).tolist()), -scores[r]))
 
 
-def _suspicion(e: Evidence, at: tuple[int, int]) -> str:
-    rank, column = at
+def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
+    """Judge by the arrivals alone, which takes more of them; or say what cannot be told from waiting."""
+    rank = int(late.argmax())
+    lateness = median(e.most[rank][e.came_late[rank]])
+    if e.arrived and late[rank] >= NEARLY_ALWAYS * e.arrived and lateness > e.threshold:
+        return "straggler", "", (_straggler(e, rank, -1),)
+    for suspect, column in np.argwhere(often).tolist():
+        return _cannot_tell(
+            f"{_longer(e, suspect, column)}, but without its operations (OTEL_DLTRACE_LEVEL=collective) "
+            "waiting cannot be told from computing"
+        )
+    return "none", "", ()
+
+
+def _longer(e: Evidence, rank: int, column: int) -> str:
     longer = np.median(e.excess[rank, :, column]) / 1e6
-    return (
-        f"rank {e.ranks[rank]}'s {e.names[column]} takes {longer:.1f} ms longer than the others', but without its "
-        "operations (OTEL_DLTRACE_LEVEL=collective) waiting cannot be told from computing"
-    )
+    return f"rank {e.ranks[rank]}'s {e.names[column]} takes {longer:.1f} ms longer than the others'"
 
 
-def _contradiction(e: Evidence, rank: int, column: int, last: int) -> str:
-    longer = np.median(e.excess[rank, :, column]) / 1e6
-    return (
-        f"rank {e.ranks[rank]}'s {e.names[column]} takes {longer:.1f} ms longer than the others', but it came last "
-        f"to the collectives in only {last} of {e.arrived} steps"
-    )
+def _contradiction(e: Evidence, rank: int, column: int, late: int) -> str:
+    return f"{_longer(e, rank, column)}, but it came late to the collectives in only {late} of {e.arrived} steps"
 
 
 def _straggler(e: Evidence, rank: int, column: int) -> Straggler:
-    own_time = others = excess = late = 0
-    if column >= 0:
-        own_time, others = median(e.own[rank, :, column]), median(e.others[rank, :, column])
-        excess, late = median(e.excess[rank, :, column]), int(e.late[rank, column])
-    mine = e.last == rank
-    return Straggler(
-        e.ranks[rank],
-        e.names[column] if column >= 0 else "",
-        own_time,
-        others,
-        excess,
-        late,
-        int(mine.sum()),
-        e.arrived,
-        median(e.margin[mine]),
-    )
+    late = e.came_late[rank]
+    arrived = int(late.sum()), e.arrived, median(e.most[rank][late])
+    if column < 0:
+        return Straggler(e.ranks[rank], "", 0, 0, 0, 0, *arrived)
+    own, others = median(e.own[rank, :, column]), median(e.others[rank, :, column])
+    excess, slow = median(e.excess[rank, :, column]), int(e.late[rank, column])
+    return Straggler(e.ranks[rank], e.names[column], own, others, excess, slow, *arrived)

@@ -19,13 +19,18 @@ _REMEMBERED = 1024
 
 @dataclass(frozen=True)
 class Outgoing:
-    """Rows that go out together: a step's (all of one *shard*), or some made outside any step."""
+    """Rows that go out together: a step's (all of one *shard*), or some made outside any step.
+
+    *extent* is the rank's, in ns; a step that never got its own span (an evaluation after the last
+    one) is *stepless*: nothing is there for its rows to hang under.
+    """
 
     step: int
     rows: Column
     left_out: int = 0
     shard: int = 0
     extent: tuple[int, int] | None = None
+    stepless: bool = False
 
 
 class StepGate:
@@ -119,7 +124,7 @@ class StepGate:
         while len(self._decided) > _REMEMBERED:
             del self._decided[next(iter(self._decided))]
         extent = (ended[0], ended[1]) if ended is not None else None
-        return Outgoing(step, chosen, len(rows) - len(chosen), share.shard, extent)
+        return Outgoing(step, chosen, len(rows) - len(chosen), share.shard, extent, stepless=ended is None)
 
     def undecided_from(self) -> int:
         """Return the first step that is still held, NO_STEP if none is."""

@@ -14,7 +14,7 @@ from otel_dltrace.export.otlp_settings import OtlpSettings
 from otel_dltrace.export.otlp_transport import connect
 from otel_dltrace.model import semconv
 from otel_dltrace.model.attributes import resource_attributes
-from otel_dltrace.model.identity import NO_STEP, root_id
+from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_id
 from otel_dltrace.model.spans import Column, SpanBatch
 
 Tag = tuple[int, int]
@@ -46,7 +46,7 @@ class Outlet:
             parts = [out for out in outgoing if out.shard == shard and len(out.rows)]
             if not parts:
                 continue
-            part = SpanBatch(np.concatenate([o.rows for o in parts]), batch.descriptors, batch.process, batch.errors)
+            part = SpanBatch(np.concatenate([hung(o, bind) for o in parts]), batch.descriptors, batch.process, batch.errors)
             hang_under_roots(part, shard)
             trace_ids = trace_id_column(part, bind, shard)
             tag = (batch.process.nonce, min(out.step for out in parts))
@@ -61,6 +61,15 @@ class Outlet:
     def close(self, timeout: float) -> dict[str, Any]:
         """Deliver or spill what is left within *timeout* seconds; return the figures."""
         return {"sent": self.sent, **asdict(self._sender.close(timeout))}
+
+
+def hung(out: Outgoing, bind: Bind) -> Column:
+    """Return the rows of *out*; without a step span, what would hang under it hangs under nothing."""
+    if not out.stepless or out.step == NO_STEP:
+        return out.rows
+    rows = out.rows.copy()
+    rows["parent_id"][rows["parent_id"] == np.uint64(rank_step_id(bind, out.step))] = 0
+    return rows
 
 
 def hang_under_roots(batch: SpanBatch, shard: int) -> None:

@@ -18,9 +18,9 @@ STORE_ERRORS = (RuntimeError, ValueError, OSError, KeyError)
 def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int = 1) -> bool:
     """Bind this process through *store*; return whether that is settled, one way or the other.
 
-    Rank 0 draws the generation and says it, the others read it without waiting. The number is
-    counted below all prefixes, where an elastic restart finds it again; what rank 0 says is kept
-    inside them, where no earlier start has left anything.
+    Rank 0 draws the generation and says it; the others read it without waiting, and not before a
+    collective has shown that rank 0 has spoken: torchrun's ranks may find the store of an earlier
+    start, with what was said then. The number is counted below all prefixes, for the same reason.
 
     Args:
         tracer: The tracer to bind.
@@ -48,8 +48,12 @@ def _propose(tracer: Tracer, store: Any) -> dict[str, str]:
     root = store
     while hasattr(root, "underlying_store"):
         root = root.underlying_store
-    number = root.add(GENERATION_KEY, 1)
-    job = tracer.environment.job or root.compare_set(JOB_KEY, "", str(uuid.uuid4())).decode()
+    before = tracer.recorder.bound
+    # A store may be new at each start: then the launcher's count, or our own, goes on.
+    earlier = max(tracer.environment.attempt, before.generation_number if before else 0)
+    number = max(root.add(GENERATION_KEY, 1), earlier + 1)
+    known = tracer.environment.job or (before.job if before else "")
+    job = known or root.compare_set(JOB_KEY, "", str(uuid.uuid4())).decode()
     return {"job": job, "job_name": tracer.job_name, "gen": f"{number}.{os.urandom(8).hex()}"}
 
 
@@ -71,24 +75,36 @@ def _bind(tracer: Tracer, said: dict[str, str], rank: int, size: int) -> Bind:
 
 
 class Binding:
-    """Binds the process at each start of its process group; asks again until rank 0 has spoken."""
+    """Binds the process at each start of its process group, once rank 0 has spoken."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._asking: tuple[Any, int, int, int] | None = None
         self._starts = 0
+        self._collectives = 0
 
     def initialised(self, store: Any, rank: int, size: int) -> None:
         """Know that a process group of *size* has begun, with its default *store*."""
         self._starts += 1
         self._asking = (store, rank, size, self._starts)
-        self.poll()
+        self._collectives = self._tracer.steps.group_seq()
+        if rank == 0:
+            self.met()
 
-    def poll(self) -> None:
-        """Ask the store, unless that is settled."""
+    def met(self) -> None:
+        """Ask the store, unless that is settled: rank 0 has come as far as its first collective."""
         if self._asking is not None and bind_from_store(self._tracer, *self._asking):
             self._asking = None
 
+    def poll(self) -> None:
+        """Ask the store if there has been a collective since the process group began.
+
+        It may have been one that we do not see, such as those with which DDP compares models.
+        """
+        if self._asking is not None and self._tracer.steps.group_seq() > self._collectives:
+            self.met()
+
     def destroyed(self) -> None:
         """Let go of the store, which ends with its process group."""
+        self.poll()
         self._asking = None

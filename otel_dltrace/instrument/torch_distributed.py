@@ -82,6 +82,8 @@ class _Running:
     group: Any
     source: int
     waits: bool
+    meets: bool
+    """It ends on no rank before every rank has begun it."""
 
 
 class _Comm:
@@ -102,7 +104,8 @@ class _Comm:
 
     def describe(self, call: Call, group: Any, tensor: Any) -> tuple[int, int]:
         """Return the descriptor and the source of ends for *call* with *tensor* in *group*."""
-        device, dtype = (None, None) if tensor is None else (tensor.device, tensor.dtype)
+        # What is no tensor is for the call itself to refuse.
+        device, dtype = getattr(tensor, "device", None), getattr(tensor, "dtype", None)
         key = (call.name, group, device, dtype)
         known = self.descriptors.get(key)
         if known is None:
@@ -181,12 +184,12 @@ def _begin(call: Call, args: Args, kwargs: Kwargs) -> _Running | None:
         return None
     tensor = call.argument(call.tensor, args, kwargs) if call.tensor else None
     descriptor, source = comm.describe(call, group, tensor)
-    size = 0 if tensor is None else tensor.nbytes * (group.size() if call.each else 1)
+    size = getattr(tensor, "nbytes", 0) * (group.size() if call.each else 1)
     waits = bool(call.argument("async_op", args, kwargs))
     root = _root(call, group, args, kwargs)
     operation = Operation(comm.tracer.recorder, descriptor, size, b=root, flags=Flag.ASYNC if waits else 0)
     comm.local.busy = True
-    return _Running(operation, group, source, waits)
+    return _Running(operation, group, source, waits, not waits and root < 0)
 
 
 def _root(call: Call, group: Any, args: Args, kwargs: Kwargs) -> int:
@@ -208,7 +211,8 @@ def _finish(running: _Running, result: Any) -> None:
     else:
         running.operation.close(seq, running.source)
     comm.flush()
-    comm.binding.poll()
+    if running.meets and running.group is c10d().GroupMember.WORLD:
+        comm.binding.met()
 
 
 def _fail(running: _Running, error: BaseException) -> None:
@@ -252,8 +256,8 @@ def _destroy_begins(args: Args, kwargs: Kwargs) -> None:
     comm.descriptors.clear()  # it holds groups
     group = args[0] if args else kwargs.get("group")
     if group is None or group is c10d().GroupMember.WORLD:
-        comm.tracer.steps.group_seq = lambda: 0
         comm.binding.destroyed()
+        comm.tracer.steps.group_seq = lambda: 0
 
 
 def _yes(_args: Args, _kwargs: Kwargs) -> bool:

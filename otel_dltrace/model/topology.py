@@ -1,9 +1,13 @@
 """Who am I: rank and world from the variables of every launcher, given as a mapping."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 Env = Mapping[str, str]
+
+_TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_MANY_NODES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class World:
 def _number(env: Env, *names: str, default: int = 0) -> int:
     """Return the first of *names* that holds a whole number."""
     for name in names:
-        if env.get(name, "").strip().isdigit():
+        # Not isdigit: it holds for "²", which int() refuses.
+        if env.get(name, "").strip().isdecimal():
             return int(env[name])
     return default
 
@@ -37,7 +42,8 @@ def _torchrun(env: Env) -> World:
         _number(env, "WORLD_SIZE", default=1),
         _number(env, "LOCAL_RANK"),
         _number(env, "GROUP_RANK", "PET_NODE_RANK"),
-        _number(env, "LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE", default=1),
+        # Never PET_NPROC_PER_NODE: it tells a torchrun what to start, and may be there without one.
+        _number(env, "LOCAL_WORLD_SIZE", default=1),
         attempt=_number(env, "TORCHELASTIC_RESTART_COUNT"),
         launcher="torchrun",
     )
@@ -98,23 +104,36 @@ def _slurm(env: Env) -> World:
         tasks,
         _number(env, "SLURM_LOCALID"),
         _number(env, "SLURM_NODEID"),
-        max(1, tasks // nodes),
+        _tasks_here(env) or max(1, tasks // nodes),
         launcher="slurm",
     )
+
+
+def _tasks_here(env: Env) -> int:
+    """Return this node's entry of a list like ``2(x3),1``, 0 if there is none."""
+    counts: list[int] = []
+    for tasks, times in _TASKS.findall(env.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        counts += [int(tasks)] * min(int(times or 1), _MANY_NODES)
+    node = _number(env, "SLURM_NODEID")
+    return counts[node] if node < len(counts) else 0
 
 
 def _pmi(env: Env) -> World:
     return World(
         _number(env, "PMI_RANK"),
         _number(env, "PMI_SIZE", default=1),
-        _number(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
-        local_world_size=_number(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", default=1),
+        # Hydra's, Cray's, and Slurm's own, whose srun --mpi=pmi2 sets PMI_RANK alone.
+        _number(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+        _number(env, "SLURM_NODEID"),
+        _number(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or _tasks_here(env) or 1,
         launcher="mpich",
     )
 
 
 def _pmix(env: Env) -> World:
-    return World(_number(env, "PMIX_RANK"), _number(env, "PMIX_SIZE", default=1), launcher="pmix")
+    # PMIx tells the size to MPI_Init, not to the environment: until then the world is as large as we know.
+    rank = _number(env, "PMIX_RANK")
+    return World(rank, max(_number(env, "PMIX_SIZE"), rank + 1), launcher="pmix")
 
 
 # The first launcher whose variables are there speaks: the innermost one comes first, since
@@ -133,12 +152,9 @@ LAUNCHERS: tuple[tuple[tuple[str, ...], Callable[[Env], World]], ...] = (
 
 def world_from_env(env: Env) -> World:
     """Return who the launcher's variables in *env* say we are."""
-    for needed, read in LAUNCHERS:
-        if all(env.get(name, "") != "" for name in needed):
-            break
-    else:
-        return _with_job(World(), env)
-    return _with_job(read(env), env)
+    present = (read for needed, read in LAUNCHERS if all(env.get(name) for name in needed))
+    read = next(present, None)
+    return _with_job(read(env) if read else World(), env)
 
 
 def _with_job(world: World, env: Env) -> World:

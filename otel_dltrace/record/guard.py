@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -16,10 +17,8 @@ def say(sentence: str, key: str = "") -> None:
     if key in _said:
         return
     _said.add(key)
-    try:
+    with suppress(Exception):  # closed, or interrupted by the handler we run in: nobody to tell
         print(f"otel_dltrace: {sentence}", file=sys.stderr, flush=True)
-    except Exception:  # noqa: BLE001, S110  -- closed, or interrupted by the handler we run in: nobody to tell
-        pass
 
 
 def failed(where: str, error: BaseException) -> None:
@@ -44,7 +43,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
         try:
             return function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  -- the one place
-            failed(function.__qualname__, error)
+            failed(getattr(function, "__qualname__", repr(function)), error)
             return None
 
     return never_raises

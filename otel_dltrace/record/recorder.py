@@ -26,7 +26,9 @@ from otel_dltrace.record.ring import (
 
 # RECORD_FORMAT with its spare field as padding, which costs nothing to pack.
 _pack = struct.Struct("<IIIBBHQQQIIiiH2xI").pack_into
-# The same bytes where flags, source, seq, a, b and partition are 0, as in most phases: a third cheaper.
+# A BEGIN has no end and no partition yet.
+_pack_begin = struct.Struct("<IIIBBHQ8xQIIii4xI").pack_into
+# The same bytes where flags, source, seq, a, b and partition are 0, as in most phases: 20 ns of 400 less.
 _pack_short = struct.Struct("<IIIIQQQI16xI").pack_into
 _SPAN_AT = tuple(SPAN | level << 12 for level in range(16))
 _pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
@@ -192,23 +194,21 @@ class Recorder:
         offset = next(slots, 0)
         if offset and lane.chunk is chunk:
             try:
-                _pack(
+                _pack_begin(
                     buffer,
                     offset,
                     number,
                     step,
                     descriptor,
-                    1,
+                    1,  # BEGIN
                     level << 4,
                     flags,
                     start,
-                    0,
                     size,
                     parent,
                     seq,
                     a,
                     b,
-                    0,
                     lease,
                 )
             except _error:

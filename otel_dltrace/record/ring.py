@@ -43,6 +43,8 @@ _M32 = 0xFFFF_FFFF
 _ZEROS = bytes(CHUNK - 64)
 _LEVEL_OF = bytes(byte >> 4 for byte in range(256))
 
+_kept: list[mmap.mmap] = []
+
 BEGIN, SPAN, AMEND, COUNTER = 1, 2, 3, 4
 AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT = 1, 2, 3
 
@@ -152,7 +154,8 @@ class RingWriter:
 
     def close(self) -> None:
         """Free the lock, which tells the readers that no more will come; the file stays for them."""
-        close_if_still(self._fd, self._file)
+        if not close_if_still(self._fd, self._file):
+            _kept.append(self.buffer)  # a map closes a descriptor of its own, which is another's by now, too
 
 
 @dataclass(slots=True)
@@ -306,13 +309,18 @@ def file_of(fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def close_if_still(fd: int, file: tuple[int, int]) -> None:
-    """Close *fd* if it still is *file*: a program that became a daemon closed it and may use the number anew."""
+def close_if_still(fd: int, file: tuple[int, int]) -> bool:
+    """Close *fd* if it still is *file*, and return whether it was.
+
+    A program that becomes a daemon closes all descriptors and may use their numbers anew.
+    """
     try:
-        if file_of(fd) == file:
-            os.close(fd)
+        if file_of(fd) != file:
+            return False
+        os.close(fd)
     except OSError:
-        pass
+        return False
+    return True
 
 
 def boot_id() -> bytes:

@@ -232,16 +232,18 @@ class step:  # noqa: N801  -- used as a context manager, named as one
         number: Your own number of the step (``dl.step.user``); the ordinal counts by itself.
     """
 
-    __slots__ = ("_number",)
+    __slots__ = ("_number", "_tracer")
 
     def __init__(self, number: int | None = None) -> None:
         self._number = number
+        self._tracer: Tracer | None = None
 
     @guarded
     def __enter__(self) -> "step":
         """Begin the step."""
-        if live.tracer is not None:
-            live.tracer.steps.begin_own(self._number)
+        self._tracer = tracer = live.tracer  # it ends what it began, whatever is switched on in between
+        if tracer is not None:
+            tracer.steps.begin_own(self._number)
         return self
 
     @guarded
@@ -249,8 +251,8 @@ class step:  # noqa: N801  -- used as a context manager, named as one
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the step."""
-        if live.tracer is not None:
-            live.tracer.steps.end_own()
+        if self._tracer is not None:
+            self._tracer.steps.end_own()
 
 
 class phase:  # noqa: N801
@@ -310,27 +312,29 @@ class phase:  # noqa: N801
             if descriptor < 0:
                 self._end_stage(end)
                 return
-            flags = 0
-            if error is not None:
-                recorder.error(self._number, _PHASE, error, self._step)
-                flags = _ERROR
-            recorder.span(
-                descriptor,
-                _PHASE,
-                self._start,
-                end,
-                self._size,
-                self._parent,
-                0,
-                0,
-                0,
-                0,
-                flags,
-                0,
-                self._number,
-                self._step,
-            )
-            open_span.reset(self._token)
+            try:
+                flags = 0
+                if error is not None:
+                    recorder.error(self._number, _PHASE, error, self._step)
+                    flags = _ERROR
+                recorder.span(
+                    descriptor,
+                    _PHASE,
+                    self._start,
+                    end,
+                    self._size,
+                    self._parent,
+                    0,
+                    0,
+                    0,
+                    0,
+                    flags,
+                    0,
+                    self._number,
+                    self._step,
+                )
+            finally:
+                open_span.reset(self._token)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("phase", broken)
 
@@ -374,5 +378,7 @@ class operation:  # noqa: N801
     ) -> None:
         """End the operation; an error of the block passes through and is noted."""
         if self._open is not None:
-            self._open.close(self._seq, error=error)
-            open_span.reset(self._token)
+            try:
+                self._open.close(self._seq, error=error)
+            finally:
+                open_span.reset(self._token)

@@ -1,0 +1,13 @@
+"""The report for programs: every field of the result under its own name, all times in ns."""
+
+import json
+from dataclasses import asdict
+
+from otel_dltrace.analysis.compose import RunReport
+
+SCHEMA_VERSION = 1
+
+
+def to_json(report: RunReport) -> str:
+    """Return *report* as one JSON object; what cannot be told is null."""
+    return json.dumps({"schema": SCHEMA_VERSION, **asdict(report)}, indent=2, allow_nan=False)

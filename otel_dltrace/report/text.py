@@ -1,0 +1,161 @@
+"""The report for people: what was found in words first, then the tables; computes nothing."""
+
+import io
+from collections.abc import Collection, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from otel_dltrace.analysis.breakdown import BETWEEN, RESIDUAL, Breakdown, RankBreakdown
+from otel_dltrace.analysis.compose import RunReport
+from otel_dltrace.analysis.operations import OperationRow
+from otel_dltrace.analysis.select import spell
+from otel_dltrace.analysis.waits import RankWaits, Waits
+from otel_dltrace.report import words
+from otel_dltrace.report.words import ms, plain, size
+
+MOST_ROWS = 16
+_STYLES = {"straggler": "bold red", "none": "bold green", "cannot tell": "bold yellow"}
+_ENDS = {
+    "host_issue": "host_issue: the time of the call alone, the work went on",
+    "bound": "bound: the work was done some time before",
+}
+
+
+def render(report: RunReport, width: int = 100) -> str:
+    """Return *report* as plain text of at most *width* columns."""
+    out = io.StringIO()
+    write(report, Console(file=out, width=width, color_system=None, force_terminal=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def write(report: RunReport, console: Console) -> None:
+    """Write *report* to *console*."""
+    for part in parts(report):
+        console.print(part, highlight=False)
+
+
+def parts(report: RunReport) -> list[RenderableType]:
+    """Return what the report shows, in order."""
+    first, *more = words.verdict(report.stragglers)
+    out: list[RenderableType] = [Text(first, style=_STYLES[report.stragglers.verdict]), *map(Text, more)]
+    out += [Text(sentence, style="yellow") for sentence in words.drift(report.drift)]
+    if exposed := words.where_the_step_goes(report.stragglers.frontier):
+        out.append(Text(exposed))
+    named = {straggler.rank for straggler in report.stragglers.found}
+    b = report.breakdown
+    if b.stages:
+        out += _steps(b, named)
+        out += _stages(b, b.steady, f"Steps from {b.warm_up} on: mean ms of each stage per step", named)
+    if b.first and b.stages:
+        out += _stages(b, b.first, f"The first steps apart: {spell(range(b.warm_up))}", named, mark=False)
+    if report.operations:
+        out += _operations(report.operations)
+    if report.waits.joined:
+        out += _waits(report.waits, named)
+    out.append(Text(f"\n{words.rests_on(report.guards)}", style="dim"))
+    return out
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """Return an empty table: names, which may fold, at the left, and numbers, which may not, at the right."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in left:
+        table.add_column(name, overflow="fold", min_width=max(4, len(name)))
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, name.split("\n"))))
+    return table
+
+
+def _section(title: str, table: Table, *notes: str) -> list[RenderableType]:
+    """Return a table under its title, with what must be known to read it; apart, as a title folds to its table."""
+    note = "; ".join(filter(None, notes))
+    return [Text(f"\n{title}", style="bold"), table, *([Text(note, style="dim")] if note else [])]
+
+
+def _shown(ranks: Sequence[int], named: Collection[int]) -> tuple[set[int], str]:
+    """Return which ranks have a row, those that were named before all, and a caption if some have none."""
+    if len(ranks) <= MOST_ROWS:
+        return set(ranks), ""
+    order = sorted(ranks, key=lambda rank: (rank not in named, rank))
+    return set(order[:MOST_ROWS]), f"{len(ranks) - MOST_ROWS} more ranks: choose with --rank, or --json has all"
+
+
+def _steps(b: Breakdown, named: Collection[int]) -> list[RenderableType]:
+    numbers = ["steps", "mean", "p50", "p95", "max", "steps/s", "samples/s"]
+    table = _table(["rank"], numbers)
+    shown, hidden = _shown([r.rank for r in b.steady], named)
+    for r in (r for r in b.steady if r.rank in shown):
+        mean = _cell(ms(r.step.mean), ("step", r.rank) in b.slowest)
+        samples = "" if r.samples_per_second is None else f"{r.samples_per_second:,.1f}"
+        spread = (ms(r.step.p50), ms(r.step.p95), ms(r.step.max))
+        table.add_row(str(r.rank), f"{r.step.count:,}", mean, *spread, f"{r.steps_per_second:,.2f}", samples)
+    return _section(f"Steps from {b.warm_up} on, ms", table, hidden)
+
+
+def _stages(
+    b: Breakdown, ranks: Sequence[RankBreakdown], title: str, named: Collection[int], mark: bool = True
+) -> list[RenderableType]:
+    names = (*b.stages, RESIDUAL, BETWEEN)
+    table = _table(["rank"], [plain(name).replace("_", "_\n").replace(" ", "\n") for name in names])
+    shown, hidden = _shown([r.rank for r in ranks], named)
+    for r in (r for r in ranks if r.rank in shown):
+        times = [*(stage.time for stage in r.stages), r.residual, r.between]
+        marked = [mark and (name, r.rank) in b.slowest for name in names]
+        table.add_row(str(r.rank), *(_cell(ms(time.mean), star) for time, star in zip(times, marked, strict=True)))
+    legend = "* the slowest, where one stands out" if mark and b.slowest else ""
+    return _section(title, table, legend, hidden)
+
+
+def _cell(text: str, marked: bool) -> Text:
+    return Text(f"{text}*", style="bold red") if marked else Text(text)
+
+
+def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
+    numbers = ["calls\na rank", "bytes\na rank", "total\nms", "mean\nms", "p95\nms", "skew\np50 ms", "end is"]
+    table = _table(["operation", "group", "dtype"], numbers)
+    for row in rows[:MOST_ROWS]:
+        names = (f"{row.operation} {row.tensor}", f"{row.backend} {row.group}", row.dtype)
+        low, high = row.bytes
+        moved = size(low) if low == high else f"{size(low)}..{size(high)}"
+        times = (ms(row.time.total), ms(row.time.mean), ms(row.time.p95), ms(row.skew.p50) if row.skew.count else "")
+        table.add_row(*(Text(plain(name.strip())) for name in names), _range(row.count), moved, *times, row.source)
+    notes = [_ENDS[source] for source in sorted({row.source for row in rows}) if source in _ENDS]
+    if len(rows) > MOST_ROWS:
+        notes.append(f"{len(rows) - MOST_ROWS} more kinds: --json has all")
+    return _section("Operations", table, *notes)
+
+
+def _range(least_and_most: tuple[int, int]) -> str:
+    low, high = least_and_most
+    return f"{low:,}" if low == high else f"{low:,}..{high:,}"
+
+
+def _waits(w: Waits, named: Collection[int]) -> list[RenderableType]:
+    parts = ["collectives", "wait\nms", "of it\nblocked", "core\nms", "completion\nms"] if w.analysed else []
+    table = _table(["rank"], [*parts, "came last", "by p50\nms"])
+    shown, hidden = _shown([r.rank for r in w.ranks], named)
+    for r in (r for r in w.ranks if r.rank in shown):
+        cells = [f"{r.collectives:,}", *_parts(r, w)] if w.analysed else []
+        table.add_row(str(r.rank), *cells, f"{r.last:,} of {r.arrivals:,}", ms(r.late.p50) if r.last else "")
+    return _section("Waiting for others in collectives, in all", table, _basis(w), hidden)
+
+
+def _parts(r: RankWaits, w: Waits) -> list[str]:
+    if not r.collectives:
+        return [""] * 4
+    unsure = f"< +-{ms(w.uncertainty)}"
+    return [unsure if part is None else ms(part) for part in (r.wait, r.blocked, r.core, r.completion)]
+
+
+def _basis(w: Waits) -> str:
+    notes = [f"{w.analysed:,} of {w.joined:,} joined collectives tell waiting"]
+    if w.other_ends:
+        notes.append(f"{w.other_ends:,} have no end of the work: who came last is known, the wait is not")
+    if w.incomplete:
+        notes.append(f"{w.incomplete:,} lack a rank")
+    if w.violations:
+        notes.append(f"{w.violations:,} times a rank was done before the last one came, by up to {ms(w.violation)} ms")
+    return "; ".join(notes)

@@ -1,0 +1,98 @@
+"""Findings in plain words, and numbers as people read them."""
+
+from collections.abc import Sequence
+
+from otel_dltrace.analysis.breakdown import BETWEEN, RESIDUAL
+from otel_dltrace.analysis.compose import Guards
+from otel_dltrace.analysis.drift import Drift
+from otel_dltrace.analysis.frontier import FrontierStage
+from otel_dltrace.analysis.select import spell
+from otel_dltrace.analysis.stragglers import Straggler, Stragglers
+
+_SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of its step outside any stage takes"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_KIB = 1024
+
+
+def ms(ns: int) -> str:
+    """Return a time in ms, with three digits or so."""
+    return f"{ns / 1e6:,.2f}" if ns < 10_000_000 else f"{ns / 1e6:,.1f}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that keeps it short."""
+    value, unit = float(count), 0
+    while value >= _KIB and unit < len(_UNITS) - 1:
+        value, unit = value / _KIB, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{count} B"
+
+
+def plain(name: str) -> str:
+    """Return *name* without what a terminal would act on."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def verdict(s: Stragglers) -> list[str]:
+    """Return the answer to "who makes the others wait", one sentence each, the main one first."""
+    if s.verdict == "cannot tell":
+        return [f"Cannot tell who makes the others wait: {plain(s.reason)}."]
+    if s.verdict == "none":
+        margin = f"by {ms(s.threshold)} ms in any stage in more than {s.share:.0%} of {s.steps} steps"
+        return [f"No rank makes the others wait: none exceeds them {margin}."]
+    first, *others = s.found
+    sentences = [f"Rank {first.rank} makes the others wait: {_cause(first, s.steps)}."]
+    if first.stage:
+        sentences.append(_confirmation(first))
+    return sentences + [f"So does rank {other.rank}: {_cause(other, s.steps)}." for other in others]
+
+
+def _cause(s: Straggler, steps: int) -> str:
+    if not s.stage:
+        return f"{_arrival(s)}, though no stage of its own stands out"
+    subject = _SUBJECTS.get(s.stage, f"its {plain(s.stage)} takes")
+    return f"{subject} {ms(s.own)} ms, {ms(s.excess)} ms longer than the others' (in {s.slow} of {steps} steps)"
+
+
+def _confirmation(s: Straggler) -> str:
+    if not s.arrivals:
+        return "Nothing confirms it: no collective is known on all ranks."
+    return f"The begins of the collectives confirm it: {_arrival(s)}."
+
+
+def _arrival(s: Straggler) -> str:
+    return f"it comes to the collectives {ms(s.lateness)} ms after the others (in {s.late} of {s.arrivals} steps)"
+
+
+def where_the_step_goes(stages: Sequence[FrontierStage]) -> str:
+    """Return the exposed times in one sentence, the longest first; "" where there are none."""
+    longest = sorted((stage for stage in stages if stage.exposed > 0), key=lambda stage: -stage.exposed)
+    if not longest:
+        return ""
+    parts = [f"{plain(stage.name)} {ms(stage.exposed)} (rank {stage.leader})" for stage in longest]
+    return f"Where the slowest rank's step goes, waiting included, ms and who leads: {', '.join(parts)}."
+
+
+def drift(d: Drift) -> list[str]:
+    """Return one sentence for each rank whose steps are numbered differently."""
+    sentences = []
+    for rank in d.ranks:
+        apart = "" if rank.steps_apart is None else f"; its numbers are {abs(rank.steps_apart)} apart from there on"
+        sentences.append(
+            f"Rank {rank.rank} numbers its steps differently: at step {rank.step} it had done {rank.seq} collectives, "
+            f"rank {d.reference} {rank.expected}{apart}."
+        )
+    return sentences
+
+
+def rests_on(g: Guards) -> str:
+    """Return what the figures rest on, without which none should be read."""
+    parts = [
+        f"ranks {spell(g.ranks) or 'none'} of {g.expected}" + (f", missing {spell(g.missing)}" if g.missing else ""),
+        f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} closed by all ranks" if g.steps else "no steps",
+        f"{g.spans:,} spans, {g.truncated:,} of them left open",
+        ", ".join(f"{count:,} {plain(name)}" for name, count in g.lost) + " lost" if g.lost else "none lost",
+        g.clock if g.hosts < 2 else f"{g.clock} ({g.hosts}, read to +-{g.uncertainty / 1e3:,.1f} us)",
+    ]
+    if g.unused:
+        parts.append(f"{g.unused} more processes with steps of the same ranks not shown")
+    return f"Rests on: {'; '.join(parts)}. All times are host times."

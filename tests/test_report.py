@@ -1,0 +1,166 @@
+"""The report: what people and programs read of a result, compared as a whole."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from runs import MS, Rank, ddp
+
+from otel_dltrace.analysis.compose import RunReport, analyse
+from otel_dltrace.analysis.drift import Drift, DriftedRank
+from otel_dltrace.analysis.stragglers import Straggler, Stragglers
+from otel_dltrace.model.time import Anchor
+from otel_dltrace.report.json import to_json
+from otel_dltrace.report.text import render, write
+from otel_dltrace.report.words import drift, ms, plain, size, verdict
+
+
+def mixed() -> RunReport:
+    """Return the report of a run with a straggler, bound and done ends, and losses."""
+    batches = ddp(2, steps=6, slow={(1, "forward"): 20.0}, first=30.0)
+    batches += [Rank(r, 2).collective(5, 2000 + r, 2004, 900, name="barrier", size=0).batch() for r in range(2)]
+    return analyse(batches, [{"summary": {"lapped_phase": 1234}}])
+
+
+def test_a_report_reads_like_this(assert_golden):
+    """The whole text of one report: the verdict first, what it rests on last."""
+    assert_golden("report.txt", render(mixed(), width=100))
+
+
+def test_a_report_without_anything_is_short():
+    """No step, no table."""
+    assert render(analyse([])) == (
+        "Cannot tell who makes the others wait: no rank recorded a step.\n"
+        "\nRests on: ranks none of 0; no steps; 0 spans, 0 of them left open; none lost; one monotonic clock.\n"
+        "All times are host times.\n"
+    )
+
+
+def finding(**fields) -> Straggler:
+    """Return a straggler with some fields of its own."""
+    usual = Straggler(1, "forward", 24_100_000, 4 * MS, 20_300_000, 96, 97, 99, 19 * MS)
+    return replace(usual, **fields)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentences"),
+    [
+        pytest.param(
+            (finding(),),
+            [
+                "Rank 1 makes the others wait: its forward takes 24.1 ms, 20.3 ms longer than the others' "
+                "(in 96 of 100 steps).",
+                "The begins of the collectives confirm it: it comes to the collectives 19.0 ms after the others "
+                "(in 97 of 99 steps).",
+            ],
+            id="confirmed",
+        ),
+        pytest.param(
+            (finding(stage="between steps", arrivals=0),),
+            [
+                "Rank 1 makes the others wait: the time between its steps is 24.1 ms, 20.3 ms longer than the others' "
+                "(in 96 of 100 steps).",
+                "Nothing confirms it: no collective is known on all ranks.",
+            ],
+            id="unconfirmed",
+        ),
+        pytest.param(
+            (finding(stage=""),),
+            [
+                "Rank 1 makes the others wait: it comes to the collectives 19.0 ms after the others "
+                "(in 97 of 99 steps), though no stage of its own stands out."
+            ],
+            id="by arrivals alone",
+        ),
+        pytest.param(
+            (finding(), finding(rank=3, stage="residual")),
+            [
+                "Rank 1 makes the others wait: its forward takes 24.1 ms, 20.3 ms longer than the others' "
+                "(in 96 of 100 steps).",
+                "The begins of the collectives confirm it: it comes to the collectives 19.0 ms after the others "
+                "(in 97 of 99 steps).",
+                "So does rank 3: the part of its step outside any stage takes 24.1 ms, 20.3 ms longer than the others' "
+                "(in 96 of 100 steps).",
+            ],
+            id="two",
+        ),
+    ],
+)
+def test_a_straggler_is_told_in_words(found, sentences):
+    """Who, in which stage, by how much, how often, and what confirms it."""
+    assert verdict(Stragglers("straggler", "", found, 100, MS, 0.5, ())) == sentences
+
+
+def test_no_straggler_is_told_with_the_threshold():
+    """What "none" means is part of the sentence."""
+    assert verdict(Stragglers("none", "", (), 40, 1_500_000, 0.5, ())) == [
+        "No rank makes the others wait: none exceeds them by 1.50 ms in any stage in more than 50% of 40 steps."
+    ]
+
+
+def test_drift_is_told_in_words():
+    """Which rank, since when, against whom."""
+    assert drift(Drift(9, 1, (DriftedRank(0, 4, 26, 21, 1), DriftedRank(2, 1, 7, 5, None)))) == [
+        "Rank 0 numbers its steps differently: at step 4 it had done 26 collectives, rank 1 21; "
+        "its numbers are 1 apart from there on.",
+        "Rank 2 numbers its steps differently: at step 1 it had done 7 collectives, rank 1 5.",
+    ]
+
+
+def test_a_thousand_ranks_fit_the_screen():
+    """Sixteen rows, the accused among them, and a word on the rest."""
+    text = render(analyse(ddp(40, steps=7, slow={(33, "forward"): 20.0})))
+    table = text.split("Steps from 1 on, ms")[1].split("Steps from")[0]
+    rows = [line.split()[0] for line in table.splitlines()[3:] if line.strip()]
+    assert rows[:16] == [*map(str, range(15)), "33"]
+    assert "24 more ranks: choose with --rank, or --json has all" in text
+
+
+def test_waits_below_the_uncertainty_are_not_printed():
+    """Across hosts the table says what the clocks can carry instead of a figure."""
+    batches = [
+        Rank(r, 2, f"node-{r}", anchor=Anchor(0, 0, 5 * MS)).collective(0, 10 + r, 20, 1).batch() for r in range(2)
+    ]
+    text = render(analyse(batches))
+    assert "< +-10.0" in text
+    assert "wall clocks of several hosts (2, read to +-10,000.0 us)" in " ".join(text.split())
+
+
+def test_names_cannot_write_to_the_terminal():
+    """Markup, escapes and newlines in a tensor's name are shown, not obeyed."""
+    batch = Rank().collective(0, 0, 1, 1, name="[red]\x1b[31m\nx").batch()
+    out = io.StringIO()
+    write(analyse([batch]), Console(file=out, width=150, force_terminal=True, color_system="truecolor"))
+    assert "\n[red]?[31m?x  gloo 0" in out.getvalue()
+    assert plain("a\x07\u202e") == "a??"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0.00"), (9_999_999, "10.00"), (10 * MS, "10.0"), (1_234_567_890, "1,234.6")],
+)
+def test_times_have_three_digits_or_so(value, text):
+    """Milliseconds, with two decimals below ten."""
+    assert ms(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 30, "3.0 GiB"), (1 << 70, "1024.0 EiB")]
+)
+def test_sizes_are_short(value, text):
+    """Binary units, since buffers are powers of two."""
+    assert size(value) == text
+
+
+def test_json_holds_every_field():
+    """Programs read the same result, in ns, with null where nothing can be told."""
+    report = mixed()
+    read = json.loads(to_json(report))
+    assert read["schema"] == 1
+    assert set(read) == {"schema", *RunReport.__dataclass_fields__}
+    assert read["stragglers"]["found"][0]["stage"] == "forward"
+    assert read["breakdown"]["steady"][0]["step"]["p50"] == report.breakdown.steady[0].step.p50
+    assert read["guards"]["steps"] == [0, 5]
+    assert json.loads(to_json(analyse([])))["guards"]["steps"] is None

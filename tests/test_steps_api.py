@@ -1,0 +1,255 @@
+"""`step`, `phase` and `operation` in a user's own code: parents, steps, stages, errors, switched on and off."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ring_files import read_own
+
+import otel_dltrace.record.steps as steps_module
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.ring import AMEND, BEGIN, SPAN
+from otel_dltrace.record.steps import NO_PARENT, Operation, Tracer, live, open_span, operation, phase, step
+
+
+class Ticks:
+    """A clock that is one later at every look."""
+
+    now = 0
+
+    def __call__(self) -> int:
+        """Return the next instant."""
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture
+def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
+    """A live tracer under a clock that ticks."""
+    monkeypatch.setattr(steps_module, "monotonic_ns", Ticks())
+    live.tracer = tracer = Tracer(Recorder(tmp_path, 1 << 20))
+    yield tracer
+    live.tracer = None
+    tracer.recorder.close()
+    assert open_span.get() == NO_PARENT
+
+
+def spans(tracer: Tracer) -> list[tuple[Any, ...]]:
+    """Return name, step, start, end and parent's name of every span (0: the step; None: no such parent)."""
+    read = read_own(tracer.recorder)
+    name = {record["number"]: read.names.descriptors[record["descriptor"]].name for record in read.records}
+    return [
+        (
+            name[record["number"]],
+            record["step"],
+            record["start"],
+            record["end"],
+            record["parent"] and name.get(record["parent"]),
+        )
+        for record in read.records
+        if record["kind"] == SPAN
+    ]
+
+
+def test_a_step_holds_its_phases_and_operations(tracer: Tracer) -> None:
+    """Parents by nesting, the outermost belong to the step; the user's number is kept beside the ordinal."""
+    for user in (100, 200):
+        with step(user), phase("rollout"):
+            with phase("sample", size=7), operation("all_reduce", size=64, tensor="w"):
+                pass
+            with phase("score"):
+                pass
+    read = read_own(tracer.recorder)
+
+    assert spans(tracer)[:5] == [
+        ("all_reduce", 0, 4, 5, "sample"),
+        ("sample", 0, 3, 6, "rollout"),
+        ("score", 0, 7, 8, "rollout"),
+        ("rollout", 0, 2, 9, 0),
+        ("rank.step", 0, 1, 10, 0),
+    ]
+    assert [(name, step) for name, step, *_ in spans(tracer)[5:]] == [
+        (name, 1) for name in ("all_reduce", "sample", "score", "rollout", "rank.step")
+    ]
+    assert [r["size"] for r in read.records if r["kind"] == SPAN][:5] == [64, 7, 0, 0, 100]
+    assert [r["seq"] for r in read.records if r["kind"] == SPAN and r["size"] == 64] == [1, 2]
+    assert [r["kind"] for r in read.records].count(BEGIN) == 4
+
+
+def test_a_phase_belongs_to_the_step_it_began_in(tracer: Tracer) -> None:
+    """Also when it ends in a later one; what begins in a later one is that step's, with no parent in another trace."""
+    with phase("epoch"):
+        for _ in range(2):
+            with step(), phase("work"):
+                pass
+    tracer.steps.begin()
+    crossing = phase("crossing")
+    with crossing:
+        tracer.steps.begin()
+        Operation(tracer.recorder, tracer.phases["work"]).close()
+
+    assert [(name, step, parent) for name, step, _, _, parent in spans(tracer) if name != "rank.step"] == [
+        ("work", 0, 0),
+        ("work", 1, 0),
+        ("epoch", NO_STEP, 0),
+        ("work", 3, 0),
+        ("crossing", 2, 0),
+    ]
+
+
+def test_a_stage_s_name_counts_as_the_stage_and_is_no_parent(tracer: Tracer) -> None:
+    """Two pieces are one span, written again longer; the operation inside belongs to the phase around it."""
+    with step(), phase("outer"):
+        for _ in range(2):
+            with phase("to_device"), operation("copy"):
+                pass
+
+    assert spans(tracer) == [
+        ("copy", 0, 4, 5, "outer"),
+        ("to_device", 0, 3, 6, 0),
+        ("copy", 0, 8, 9, "outer"),
+        ("to_device", 0, 3, 10, 0),
+        ("outer", 0, 2, 11, 0),
+        ("rank.step", 0, 1, 12, 0),
+    ]
+    stage = [record for record in read_own(tracer.recorder).records if record["start"] == 3]
+    assert [(record["size"], record["a"], record["number"]) for record in stage] == [
+        (3, 1, stage[0]["number"]),
+        (6, 2, stage[0]["number"]),
+    ]
+
+
+def test_stages_are_recorded_at_level_step_and_phases_are_not(tracer: Tracer) -> None:
+    """The coarsest level still says where the step went."""
+    tracer.recorder.level = 1
+    with step(), phase("rollout"), operation("all_reduce"), phase("forward"):
+        pass
+
+    assert [name for name, *_ in spans(tracer)] == ["forward", "rank.step"]
+
+
+@pytest.mark.parametrize("block", [phase("x"), operation("x")], ids=["phase", "operation"])
+def test_the_user_s_error_passes_unmodified_and_is_noted(tracer: Tracer, block: Any) -> None:
+    """The very object leaves the block; the span says that it failed, and how."""
+    error = ValueError("diverged")
+    with pytest.raises(ValueError, match="diverged") as caught, step(), block:
+        raise error
+    read = read_own(tracer.recorder)
+    failed = [record for record in read.records if record["kind"] == SPAN and record["flags"] == 2]
+    amends = [record for record in read.records if record["kind"] == AMEND]
+
+    assert caught.value is error
+    assert [record["number"] for record in amends] == [record["number"] for record in failed]
+    assert (len(failed), read.names.strings) == (1, {1: "ValueError"})
+
+
+def test_blocks_survive_switching_on_and_off_inside_them(tracer: Tracer) -> None:
+    """A block that was entered without tracing ends without it, and the other way round."""
+    live.tracer = None
+    early = step(), phase("a"), operation("a")
+    for block in early:
+        block.__enter__()
+    live.tracer = tracer
+    for block in reversed(early):
+        block.__exit__(None, None, None)
+    late = step(), phase("b"), operation("b")
+    for block in late:
+        block.__enter__()
+    live.tracer = None
+    for block in reversed(late):
+        block.__exit__(None, None, None)
+    live.tracer = tracer
+    with step():
+        pass
+
+    assert [(name, step) for name, step, *_ in spans(tracer)] == [
+        ("b", 0),
+        ("b", 0),
+        ("rank.step", 0),
+        ("rank.step", 1),
+    ]
+
+
+def test_threads_and_tasks_have_their_own_parents(tracer: Tracer) -> None:
+    """A thread starts without a parent, a task with that of its creator; neither disturbs the other."""
+
+    async def work(name: str) -> None:
+        with phase(name):
+            await asyncio.sleep(0)
+            with phase(f"{name} inner"):
+                await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(work("a"), work("b"))
+
+    with step(), phase("outer"):
+        asyncio.run(both())
+        thread = threading.Thread(target=asyncio.run, args=(work("c"),))
+        thread.start()
+        thread.join()
+
+    assert {name: parent for name, _, _, _, parent in spans(tracer)} == {
+        "a inner": "a",
+        "b inner": "b",
+        "c inner": "c",
+        "a": "outer",
+        "b": "outer",
+        "c": 0,
+        "outer": 0,
+        "rank.step": 0,
+    }
+
+
+def test_a_phase_that_ends_in_another_context_is_still_recorded(
+    tracer: Tracer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A generator finished by somebody else: one sentence, and the span."""
+    block = phase("generator")
+    contextvars.copy_context().run(block.__enter__)
+    block.__exit__(None, None, None)
+
+    assert [name for name, *_ in spans(tracer)] == ["generator"]
+    assert "was created in a different Context" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["big", None, 1.5, 1 << 80, -1], ids=str)
+def test_an_odd_argument_never_raises_into_training(tracer: Tracer, size: Any) -> None:
+    """At worst the span is missing; later ones have the right parent."""
+    with step():
+        with phase("odd", size=size), operation("odd", size=size):
+            pass
+        with phase("good"):
+            pass
+
+    assert [span[0] + str(span[4]) for span in spans(tracer)[-2:]] == ["good0", "rank.step0"]
+    assert open_span.get() == NO_PARENT
+
+
+def test_operations_of_many_threads_get_each_number_once(tracer: Tracer) -> None:
+    """Sequence numbers pair ranks: none is skipped or drawn twice, whoever calls."""
+
+    def work() -> None:
+        for _ in range(50):
+            with operation("push_pull", tensor="w"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seqs = [record["seq"] for record in read_own(tracer.recorder).records if record["kind"] == SPAN]
+
+    assert sorted(seqs) == list(range(1, 201))
+
+
+def test_without_tracing_nothing_is_touched() -> None:
+    """Blocks cost a comparison and record nothing."""
+    assert live.tracer is None
+    with step(3), phase("a"), operation("b"):
+        assert open_span.get() == NO_PARENT
