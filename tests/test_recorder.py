@@ -257,7 +257,7 @@ def test_the_first_record_calls_back_once_and_its_failure_is_told_not_raised(
     def start_drain() -> None:
         raise OSError("no more processes")
 
-    recorder = Recorder(tmp_path, SMALLEST, on_first_record=start_drain)
+    recorder = Recorder(tmp_path, SMALLEST, need_drain=start_drain)
     for _ in range(3):
         recorder.span(0, 3, 1, 2)
 

@@ -227,7 +227,10 @@ def test_buckets_are_those_of_the_flight_recorder(bucketed: list[Recorded]) -> N
 def test_every_synchronising_backward_has_its_buckets(bucketed: list[Recorded]) -> None:
     """One in the first step, all of them after that; none in no_sync; no number where another call interferes."""
     first, second = (
-        [[(s.descriptor.tensor, s.size, s.seq > 0, s.source, s.parent, s.b) for s in buckets(r, step)] for step in range(6)]
+        [
+            [(s.descriptor.tensor, s.size, s.seq > 0, s.source, s.parent, s.b) for s in buckets(r, step)]
+            for step in range(6)
+        ]
         for r in bucketed
     )
     total = 4 * (128 * 128 + 128) * 4
@@ -243,7 +246,7 @@ def test_a_bucket_is_launched_when_its_last_gradient_is_ready(bucketed: list[Rec
     for recorded in bucketed:
         by_step = {fields["step"]: fields["ready"] for fields in recorded.said if "step" in fields}
         apart = []
-        for step in range(1, 6):
+        for step in (1, 2, 4):
             spans = buckets(recorded, step)
             (backward,) = [s for s in recorded.spans("stage", "backward") if s.step == step]
             assert {s.end for s in spans} == {spans[-1].end}
@@ -262,7 +265,9 @@ def test_a_bucket_under_a_hook_of_the_program_has_no_number(bucketed: list[Recor
 
 
 TRAIN = (ROOT / "examples" / "train_ddp.py").read_text().replace("if __name__", "SAY\nif __name__")
-SHORT = TRAIN.replace("    dist.destroy_process_group()", "    finish(model)\n    dist.destroy_process_group()").replace(
+SHORT = TRAIN.replace(
+    "    dist.destroy_process_group()", "    finish(model)\n    dist.destroy_process_group()"
+).replace(
     "SAY\n",
     textwrap.dedent("""
     def finish(model):

@@ -266,7 +266,9 @@ def test_a_step_begins_where_the_evaluation_before_it_began(recorded: dict[str, 
     spans, _ = recorded["evaluation between, and after the last"]
     steps = spans.spans("step")
     evaluations = [stage for stage in spans.spans("stage", "evaluate") if stage.step in (0, 6)]
-    assert [(steps[e.step].start, steps[e.step].end > e.end) for e in evaluations] == [(e.start, True) for e in evaluations]
+    assert [(steps[e.step].start, steps[e.step].end > e.end) for e in evaluations] == [
+        (e.start, True) for e in evaluations
+    ]
     assert [before.end for before in steps[:-1]] == [after.start for after in steps[1:]]
 
 

@@ -85,9 +85,7 @@ class Recorded:
     def spans(self, kind: str, name: str = "") -> list[Span]:
         """Return the spans of one descriptor kind (and name), the last record of each, by start."""
         last = {
-            s.number: s
-            for s in self.records
-            if s.kind == SPAN and s.descriptor.kind == kind and name in ("", s.name)
+            s.number: s for s in self.records if s.kind == SPAN and s.descriptor.kind == kind and name in ("", s.name)
         }
         return sorted(last.values(), key=lambda s: (s.start, s.number))
 

@@ -6,8 +6,9 @@ The name decides about compression: trace.json.gz is gzipped.
 import argparse
 from pathlib import Path
 
+from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.cli.selection import add_selection, chosen
+from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
 from otel_dltrace.configure import short_path
 from otel_dltrace.export.chrome import write_chrome
 from otel_dltrace.model.errors import DltraceError
@@ -25,10 +26,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
-    batches = chosen(args)
+    batches = select(read_spans(args.runs), steps_of(args), args.rank)
+    done = 0
     with progress(f"writing {args.output}") as count:
+
+        def add(rows: int) -> None:
+            nonlocal done
+            done += rows
+            count(done)
+
         try:
-            events = FORMATS[args.to](batches, args.output, count)
+            events = FORMATS[args.to](batches, args.output, add)
         except OSError as error:
             raise DltraceError(f"{args.output} cannot be written: {error.strerror or error}") from None
     size = args.output.stat().st_size

@@ -3,21 +3,42 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from otel_dltrace.cli.selection import add_selection, chosen
-from otel_dltrace.export.run_reader import read_run, read_summaries
-from otel_dltrace.model.spans import SpanBatch
+from rich.console import Console
+
+from otel_dltrace.analysis.compose import analyse
+from otel_dltrace.analysis.select import select
+from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
+from otel_dltrace.configure import short_path
+from otel_dltrace.export.run_reader import read_summaries
+from otel_dltrace.model.plan import Window
+from otel_dltrace.report.json import to_json
+from otel_dltrace.report.text import write
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory; each gets its own report")
     add_selection(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text, one line per run")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report."""
-    print(report_text(chosen(args), _summaries(args.runs), as_json=args.json))
+    """Print a report per run."""
+    print_reports(args.runs, steps_of(args), args.rank, as_json=args.json)
     return 0
+
+
+def print_reports(
+    runs: Sequence[Path], steps: Window | None = None, ranks: list[int] | None = None, as_json: bool = False
+) -> None:
+    """Print the report of each of *runs*, cut to *steps* and *ranks*."""
+    console = Console(soft_wrap=True)
+    for path in runs:
+        report = analyse(select(read_spans([path]), steps, ranks), read_summaries(path))
+        if as_json:
+            console.out(to_json(report), highlight=False)
+            continue
+        if len(runs) > 1:
+            console.rule(short_path(path))
+        write(report, console)

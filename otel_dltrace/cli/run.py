@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.cli.report import print_report
+from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure import UNDER_RUN, VARIABLES, Config, drain_for, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record.launch import DrainStarter
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         trouble = starter.trouble()
         print(f"otel-dltrace: nothing was traced{': ' + trouble if trouble else ''}", file=sys.stderr)
     elif not args.no_report:
-        print_report(roots)
+        print_reports(roots)
     for root in roots:
         print(f"otel-dltrace: spans are in {short_path(root)}", file=sys.stderr)
     return code

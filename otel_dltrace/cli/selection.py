@@ -1,8 +1,9 @@
-"""The arguments by which commands choose steps and ranks of runs."""
+"""The arguments by which commands choose steps and ranks of runs, and the reading of them."""
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
-from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.errors import ConfigError, RunNotFoundError
@@ -12,34 +13,36 @@ from otel_dltrace.model.spans import SpanBatch
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add ``--steps`` and ``--rank``."""
-    parser.add_argument("--steps", metavar="A-B", help="only these steps, by ordinal, both ends included (as in first=50, 100-120)")
+    parser.add_argument("--steps", metavar="A-B", help="only these steps, by ordinal, both ends included")
     parser.add_argument("--rank", type=int, action="append", metavar="N", help="only this rank; may be given again")
 
 
-def chosen(args: argparse.Namespace) -> list[SpanBatch]:
-    """Return the spans that *args* choose, one batch per process.
+def steps_of(args: argparse.Namespace) -> Window | None:
+    """Return the steps that *args* choose, None for all.
 
     Raises:
         ConfigError: ``--steps`` is no range of steps.
-        RunNotFoundError: There is no such run, rank or step.
     """
-    batches: list[SpanBatch] = []
-    with progress("reading spans") as count:
-        for run in args.runs:
-            batches += read_run(run)
-            count(sum(map(len, batches)))
-    if not batches:
-        raise RunNotFoundError(f"{', '.join(map(str, args.runs))}: no spans are in there yet")
-    return list(select(batches, _steps(args.steps), args.rank))
-
-
-def _steps(text: str | None) -> Window | None:
+    text = args.steps
     if text is None:
         return None
-    single = f"{text}-{text}" if text.isdigit() else text
     try:
-        return Window.parse(single)
+        return Window.parse(f"{text}-{text}" if text.isdecimal() else text)
     except ConfigError:
         raise ConfigError(f"--steps {text!r} is no range of steps; write A-B, both ends included") from None
 
 
+def read_spans(runs: Sequence[Path]) -> list[SpanBatch]:
+    """Return the spans of *runs*, one batch per process.
+
+    Raises:
+        RunNotFoundError: One is no run directory, or none holds a span.
+    """
+    batches: list[SpanBatch] = []
+    with progress("reading spans") as count:
+        for run in runs:
+            batches += read_run(run)
+            count(sum(map(len, batches)))
+    if not batches:
+        raise RunNotFoundError(f"{', '.join(map(str, runs))}: no span is in there yet")
+    return batches

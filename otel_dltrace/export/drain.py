@@ -1,5 +1,6 @@
 """The drain: one process per host that turns rings into the run directory, OTLP and a summary."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LINGER_S = 5.0
 """A drain ends this long after its last writer."""
 CLOSE_S = 1.5
+UNBORN_S = 60.0
 COMPACT_SEGMENTS = 4
 LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 0.5, 0.01
 _ROOT = [Descriptor(STEP, TRAIN_STEP)]
@@ -136,6 +138,16 @@ class Drain:
         return came
 
     # -- rings ----------------------------------------------------------------------------------
+
+    def _remove_unborn(self) -> None:
+        """Remove rings whose writer was killed while it made them; they never held a record."""
+        for path in self.serving.rings.glob(".*.new"):
+            try:
+                with path.open("rb") as file:
+                    if time.time() - os.fstat(file.fileno()).st_mtime > UNBORN_S and not writer_is_alive(file.fileno()):
+                        path.unlink(missing_ok=True)
+            except OSError:
+                continue  # it got its name, or another drain was faster
 
     def _discover(self) -> None:
         for path in self.serving.rings.glob("*.ring") if self.serving.rings.is_dir() else ():
@@ -262,6 +274,7 @@ class Drain:
 
     def finish(self) -> None:
         """Deliver or spill what is left, close the run directories."""
+        self._remove_unborn()
         delivery = self.outlet.close(CLOSE_S) if self.outlet is not None else None
         for path in [path for path, follower in self.followers.items() if follower.is_drained]:
             self._let_go(path)

@@ -45,7 +45,7 @@ class Roots:
         self._begins, self._ended = begins, ended
         self._module: Any = None
         self._search: Any = None
-        self._hooks: list[Any] = []
+        self._restores: list[Undo] = []
         self._forget()
 
     def _forget(self) -> None:
@@ -75,6 +75,33 @@ class Roots:
         if live.tracer is not None and self._running is None:
             self._adopt(module)
         self._stop_looking()
+
+    def compiled_in_place(self, module: Any) -> None:
+        """Time the calls of *module*, whose ``compile()`` has put its hooks inside the graph."""
+        compiled = module._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if sys.modules["torch"].compiler.is_compiling():  # another graph takes it in
+                return compiled(*args, **kwargs)
+            self._enter_compiled(module)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._leave(module)
+
+        def restore() -> None:
+            if module._compiled_call_impl is call:
+                module._compiled_call_impl = compiled
+
+        module._compiled_call_impl = call
+        self._restores.append(restore)
+
+    @guarded
+    def _enter_compiled(self, module: Any) -> None:
+        if live.tracer is not None and self._running is None:
+            self._adopt(module, hooks=False)
+            if module in self._known:
+                self._enter(module)
 
     def stepped(self, optimizer: Any) -> None:
         """Look again if *optimizer* steps parameters that no known root holds; give up after some tries."""
@@ -127,7 +154,7 @@ class Roots:
         elif self._running is None and live.tracer is not None and self._adopt(module):
             self._enter(module)  # its own hook comes too late for this call
 
-    def _adopt(self, module: Any) -> bool:
+    def _adopt(self, module: Any, *, hooks: bool = True) -> bool:
         """Make *module* a root if it holds what is looked for; return whether it has become one."""
         if module in self._known:
             return False
@@ -139,10 +166,10 @@ class Roots:
         self._missing -= parameters
         if not self._missing:
             self._stop_looking()
-        self._hooks += [
-            module.register_forward_pre_hook(_Hook(self._entered)),
-            module.register_forward_hook(_Hook(self._left)),
-        ]
+        if hooks:
+            before = module.register_forward_pre_hook(_Hook(self._entered))
+            after = module.register_forward_hook(_Hook(self._left))
+            self._restores += [before.remove, after.remove]
         return True
 
     def _entered(self, module: Any, _args: Any) -> None:
@@ -168,8 +195,7 @@ class Roots:
 
     def _detach(self) -> None:
         self._stop_looking()
-        for handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
+        while self._restores:
+            self._restores.pop()()
         self._module = None
         self._forget()

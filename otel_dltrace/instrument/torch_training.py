@@ -158,6 +158,14 @@ def _compiled_called(args: Args, _kwargs: Kwargs) -> None:
     roots.meet_compiled(args[0])
 
 
+def _compile_begins(args: Args, _kwargs: Kwargs) -> Any:
+    return args[0]
+
+
+def _compiled(module: Any, _result: object) -> None:
+    roots.compiled_in_place(module)
+
+
 SCHEDULERS = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts")
 """Those of torch that have a ``step`` of their own."""
 
@@ -170,6 +178,7 @@ ROWS: tuple[Row, ...] = (
         fail=_fetch_failed,
     ),
     Attachment("torch.nn.modules.module", roots.attach),
+    Site("torch.nn.modules.module", "Module.compile", begin=_compile_begins, finish=_compiled),
     Site("torch._dynamo.eval_frame", "OptimizedModule.__call__", begin=_compiled_called),
     Site("torch.autograd", "backward", begin=_backward_begins, finish=_backward_ended, fail=_backward_ended),
     Attachment("torch.optim.optimizer", _attach_to_optimizers),

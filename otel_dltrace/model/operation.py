@@ -1,7 +1,7 @@
 """What is constant about a span: the descriptor, interned once per process, then a number."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from otel_dltrace.model import semconv
@@ -36,8 +36,7 @@ class Descriptor:
         Horovod numbers unnamed tensors without end (``allreduce.noname.17``), which would grow
         the table for ever; a name of a megabyte would fill the names file.
         """
-        values = {k: _clean(v) if isinstance(v, str) else v for k, v in asdict(self).items()}
-        return Descriptor(**values)
+        return replace(self, **{k: _clean(v) for k, v in asdict(self).items() if isinstance(v, str)})
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, for storing."""

@@ -51,7 +51,11 @@ class DrainStarter:
 
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
-        """Start the drain; called at this process's first record."""
+        """Start the drain unless it runs; called at this process's first record, and again now and then."""
+        if self._stop_thread is not None:
+            return
+        if self._child is not None:
+            self._child.poll()  # one that was killed is no zombie for long
         if self.mode == "auto":
             try:
                 self.start_process()

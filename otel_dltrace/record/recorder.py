@@ -35,6 +35,7 @@ _pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
 _error = struct.error
 _HOLE = bytes(RECORD)
 _M16, _M32, _M64, _SIGN = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000
+DRAIN_CHECK_S = 1.0
 BLOCK = 256  # span numbers a thread takes at a time
 
 Chunk = tuple[Iterator[int], int, Any, int]
@@ -82,14 +83,15 @@ class Recorder:
         size: int,
         level: int = Level.PHASE,
         home: dict[str, Any] | None = None,
-        on_first_record: Callable[[], None] = lambda: None,
+        need_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self.level = int(level)
         self.step = NO_STEP
         self.names = NamesWriter()
         self.ring: RingWriter | None = None
         self._folder, self._size, self.home = folder, size, home or {}
-        self._on_first_record = on_first_record
+        self._need_drain = need_drain
+        self._drain_seen = 0.0
         self._lock = threading.RLock()
         self._making = False
         self._next_block = 1
@@ -286,6 +288,8 @@ class Recorder:
             return False
         old, lane.chunk = lane.chunk, chunk
         ring.release(old[3])
+        if time.monotonic() - self._drain_seen >= DRAIN_CHECK_S:
+            self._see_to_drain()
         return True
 
     def _next_number(self, lane: _Lane) -> int:
@@ -319,8 +323,13 @@ class Recorder:
             finally:
                 self._making = False
             self.ring = ring
-        guard.guarded(self._on_first_record)()
+        self._see_to_drain()
         return ring
+
+    def _see_to_drain(self) -> None:
+        """Have a drain started if none runs: at the first record, and now and then, since it may have been killed."""
+        self._drain_seen = time.monotonic()
+        guard.guarded(self._need_drain)()
 
     def intern(self, descriptor: Descriptor) -> int:
         """Return the number of *descriptor* in this process."""

@@ -199,6 +199,7 @@ class Tracer:
         self.starter = starter
         self.steps = Steps(recorder)
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
+        self.occurrences: dict[tuple[str, str], Iterator[int]] = {}
         self.operations: dict[tuple[str, str, str], tuple[int, Iterator[int]]] = {}
 
     def phase_descriptor(self, name: str) -> int:
@@ -207,12 +208,16 @@ class Tracer:
         return number
 
     def operation_descriptor(self, name: str, tensor: str, group: str) -> tuple[int, Iterator[int]]:
-        """Return the number of a user's own operation, and its sequence numbers from 1."""
+        """Return the number of a user's own operation, and its sequence numbers from 1.
+
+        Ids know the tensor and not the operation, so a push and a pull of one tensor share a count.
+        """
         known = self.operations.get((name, tensor, group))
         if known is None:
-            descriptor = Descriptor(COLLECTIVE, name, group=group, tensor=tensor, backend="user")
+            descriptor = Descriptor(COLLECTIVE, name, group=group, tensor=tensor or name, backend="user")
             # setdefault: two threads that come first together must draw from one count.
-            known = self.operations.setdefault((name, tensor, group), (self.recorder.intern(descriptor), count(1)))
+            numbers = self.occurrences.setdefault((tensor or name, group), count(1))
+            known = self.operations[name, tensor, group] = (self.recorder.intern(descriptor), numbers)
         return known
 
 
