@@ -123,7 +123,7 @@ def measure(cases: list[Case], rounds: int, between: Callable[[], object]) -> di
 
 def interval(statistic: Callable[[list[int]], float], rounds: int) -> tuple[float, float]:
     """Return the 95 % interval of *statistic* (of round indices) over 1,000 resamples of the rounds."""
-    chance = random.Random(0)  # noqa: S311
+    chance = random.Random(0)
     values = sorted(statistic(chance.choices(range(rounds), k=rounds)) for _ in range(1000))
     return values[25], values[974]
 
@@ -154,7 +154,7 @@ def main() -> str:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200, help="blocks of each case (default 200: 10 s)")
     rounds = parser.parse_args().rounds
-    shm = Path("/dev/shm")  # noqa: S108  -- where rings are
+    shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
     recorder = Recorder(folder, 4 << 20)
     recorder.step = 17

@@ -110,7 +110,7 @@ class Config:
     @property
     def home(self) -> str:
         """The name of the drain that serves this configuration: one per host, user, folder and configuration."""
-        return f"{h64(os.getuid(), os.getcwd(), repr(self)):016x}"  # type: ignore[arg-type]
+        return f"{h64(str(os.getuid()), str(Path.cwd()), repr(self)):016x}"
 
     @property
     def rings(self) -> Path:
@@ -181,7 +181,7 @@ def start(config: Config | None = None) -> None:
         config.rings, config.ring_size, parse_level(config.level), home, lambda: starter.start(recorder.ring)
     )
     tracer = Tracer(recorder, job_name, world, config.world, starter)
-    tracer.steps.on_begin = lambda: _bind_single(tracer, config)
+    tracer.steps.on_begin = lambda: _bind_single(tracer)
     live.tracer = tracer
     _register_once()
 
@@ -249,7 +249,7 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
     )
 
 
-def _bind_single(tracer: Tracer, config: Config) -> None:
+def _bind_single(tracer: Tracer) -> None:
     """Bind a process that nobody launched once its second step begins: no process group has come by then."""
     recorder = tracer.recorder
     if recorder.bound is None and tracer.environment.world_size == 1 and recorder.step >= 1:

@@ -160,7 +160,7 @@ def _text(path: Path) -> str:
 @contextmanager
 def viewers(profile: Path) -> Iterator[Viewers]:
     """Yield a headless browser; *profile* is an empty folder for its files."""
-    from selenium import webdriver  # noqa: PLC0415  -- optional
+    from selenium import webdriver
 
     # Pages for debugging, chrome://tracing among them, are off in a fresh profile.
     (profile / "Local State").write_text('{"internal_only_uis_enabled": true}')

@@ -60,7 +60,7 @@ class Rank:
         return self.add(descriptor, step, start, end, **{"seq": seq, "b": -1, "size": 1024, **more})
 
     def wait(self, step: int, start: float, end: float) -> "Rank":
-        """Add the time blocked in a handle's wait()."""
+        """Add the time blocked in waiting for a handle."""
         return self.add(Descriptor(s.PHASE, s.WAIT), step, start, end)
 
     def batch(self) -> SpanBatch:

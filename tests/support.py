@@ -63,7 +63,9 @@ class Place:
         """Run ``otel-dltrace`` with *args*."""
         return self.finish(self.popen([sys.executable, "-m", "otel_dltrace", *args], **env), timeout)
 
-    def torchrun(self, code: str, *args: str, ranks: int = 2, timeout: float = 120, **env: str) -> "subprocess.CompletedProcess[str]":
+    def torchrun(
+        self, code: str, *args: str, ranks: int = 2, timeout: float = 120, **env: str
+    ) -> "subprocess.CompletedProcess[str]":
         """Run a program on *ranks* ranks."""
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [*launcher, str(self.write(code)), *args]

@@ -230,7 +230,7 @@ def test_a_failure_leaves_no_file(tmp_path):
 
     def broken() -> Iterator[SpanBatch]:
         yield from two_ranks()
-        raise OSError("disk on fire")  # noqa: EM101, TRY003  -- what a disk would raise
+        raise OSError("disk on fire")
 
     path = tmp_path / "t.json"
     path.write_text("older")

@@ -59,7 +59,12 @@ def test_children_hang_under_their_parents(place):
     (batch,) = place.spans()
     ids = {batch.descriptor_of(i).name: int(batch["span_id"][i]) for i in range(len(batch))}
     parents = {batch.descriptor_of(i).name: int(batch["parent_id"][i]) for i in range(len(batch))}
-    assert parents == {"rank.step": 0, "rollout": ids["rank.step"], "push_pull": ids["rank.step"], "PUSH": ids["push_pull"]}
+    assert parents == {
+        "rank.step": 0,
+        "rollout": ids["rank.step"],
+        "push_pull": ids["rank.step"],
+        "PUSH": ids["push_pull"],
+    }
 
 
 WRITER = """
@@ -125,7 +130,7 @@ def test_a_killed_drain_is_followed_by_one_that_goes_on(place, seed):
         time.sleep(chance.uniform(0.3, 0.9))
         for drain in place.drains():
             drain.send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
 
     if list(place.rings.glob("*.ring")):

@@ -108,12 +108,17 @@ def check_each_step_hangs_under_its_root(by_rank, roots) -> None:
             assert root_of[trace].start_time_unix_nano <= step.start_time_unix_nano
             assert step.end_time_unix_nano <= root_of[trace].end_time_unix_nano
     known = {span.span_id for spans in by_rank.values() for span in spans}
-    dangling = [span.name for spans in by_rank.values() for span in spans if span.parent_span_id and span.parent_span_id not in known]
+    dangling = [
+        span.name
+        for spans in by_rank.values()
+        for span in spans
+        if span.parent_span_id and span.parent_span_id not in known
+    ]
     assert dangling == []
 
 
 def check_against_the_flight_recorder(by_rank, folder: Path) -> None:
-    """Operations with a sequence number are those that torch's own recorder saw, with the same sizes in the same order."""
+    """Operations with a sequence number are those that torch's own recorder saw: same sizes, same order."""
     mine = {}
     for rank, spans in by_rank.items():
         rows = {}
@@ -260,7 +265,9 @@ def test_run_prints_the_report_and_export_writes_a_chrome_trace(place):
         pytest.param(("report", "RUN", "--rank", "7"), "rank 7 is not in this run", id="no rank"),
         pytest.param(("report", "RUN", "--steps", "900-901"), "none of the steps", id="no step"),
         pytest.param(("report", "RUN", "--steps", "soon"), "'soon' is no range of steps", id="no range"),
-        pytest.param(("export", "RUN", "--to", "chrome", "-o", "/proc/x.json"), "/proc/x.json cannot be written", id="no file"),
+        pytest.param(
+            ("export", "RUN", "--to", "chrome", "-o", "/proc/x.json"), "/proc/x.json cannot be written", id="no file"
+        ),
         pytest.param(("run",), "no program given", id="no program"),
         pytest.param(("run", "--", "./not-there"), "not-there cannot be started", id="no such program"),
     ],

@@ -333,7 +333,15 @@ model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), fullgraph=True,
 train(model)
 """,
     "a model that compiles itself": """
-model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+model = Model()
 model.compile(fullgraph=True, backend="aot_eager")
 train(model)
 torch.save(model, io.BytesIO())

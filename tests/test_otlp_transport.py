@@ -333,6 +333,7 @@ class Told:
         self.bodies = []
 
     def next(self, body):
+        """Note the request and return what to answer."""
         self.times.append(time.monotonic())
         self.bodies.append(body)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

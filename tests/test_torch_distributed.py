@@ -102,8 +102,8 @@ def test_collectives_are_those_of_the_flight_recorder(called: list[Recorded]) ->
     """Same groups, numbers, operations and bytes as torch's own recorder says, in its order."""
     for rank, recorded in enumerate(called):
         expected = []
-        for group, seq, name, inputs, outputs in recorded.said[0]["flight"]:
-            name = NAMES.get(name, name)
+        for group, seq, profiling_name, inputs, outputs in recorded.said[0]["flight"]:
+            name = NAMES.get(profiling_name, profiling_name)
             expected.append((group, seq, name, 0 if name == "barrier" else max(elements(inputs), elements(outputs))))
         width = {"int64": 8}
         seen = [
@@ -334,7 +334,7 @@ dist.barrier()
 
 
 def test_an_elastic_restart_is_the_next_generation_of_the_same_job(tmp_path: Path) -> None:
-    """torchrun starts all ranks again: one job, generation 1 then 2, and ranks agree in each."""
+    """All ranks are started again: one job, generation 1 then 2, and ranks agree in each."""
     program = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + textwrap.dedent(RESTARTED)
     # torch 2.13's ranks share the agent's store, where gloo finds the addresses of the first start.
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

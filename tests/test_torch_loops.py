@@ -64,8 +64,8 @@ LOOPS = {
     ),
     "schedulers that step one another": (
         """
-        schedulers = torch.optim.lr_scheduler
-        chained = schedulers.ChainedScheduler([schedulers.StepLR(optimizer, 2), schedulers.ExponentialLR(optimizer, 0.9)])
+        from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, StepLR
+        chained = ChainedScheduler([StepLR(optimizer, 2), ExponentialLR(optimizer, 0.9)])
         for x, y in loader:
             learn(x, y)
             chained.step()
@@ -233,7 +233,7 @@ LOOPS = {
                 for _ in range(3):
                     learn(*next(batches))
         """,
-        [{name: 3 for name in PLAIN}] * 2,
+        [dict.fromkeys(PLAIN, 3)] * 2,
     ),
     "no model": (
         """

@@ -15,7 +15,7 @@ from typing import Any
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring import SPAN, RingReader
+from otel_dltrace.record.ring import AMEND, SPAN, RingReader
 
 ROOT = Path(__file__).parents[1]
 RECORD = struct.Struct("<IIIBBHQQQIIiiHHI")
@@ -107,7 +107,7 @@ def read_ring(path: Path) -> Recorded:
     records, errors = [], []
     for record in reader.scan(final=True):
         f = RECORD.unpack(record)
-        if f[3] == 3:
+        if f[3] == AMEND:
             errors.append((f[0], names.strings[int.from_bytes(record[16:20], "little")]))
             continue
         descriptor = names.descriptors[f[2]]

@@ -15,6 +15,9 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.text import write
 
+WIDTH = 120
+"""Characters that the widest table needs."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -33,7 +36,8 @@ def print_reports(
     runs: Sequence[Path], steps: Window | None = None, ranks: list[int] | None = None, as_json: bool = False
 ) -> None:
     """Print the report of each of *runs*, cut to *steps* and *ranks*."""
-    console = Console(soft_wrap=True)
+    # A narrow terminal folds lines; a table squeezed into it would lose its columns.
+    console = Console(width=max(WIDTH, Console().width))
     for path in runs:
         report = analyse(select(read_spans([path]), steps, ranks), read_summaries(path))
         if as_json:

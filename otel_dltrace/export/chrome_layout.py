@@ -31,7 +31,7 @@ class Lanes:
         return [len(lanes) for lanes in self.taken]
 
 
-def thread_of(family: Any, lane: Any) -> Any:  # noqa: ANN401  -- ints, or columns of them
+def thread_of(family: Any, lane: Any) -> Any:
     """Return the thread id of a lane; from 1, since Perfetto takes thread 0 for the kernel's idle task."""
     return 1 + family + len(FAMILIES) * lane
 

@@ -30,9 +30,14 @@ def compact(folder: Path, open_segment: int | None = None) -> int:
     paths = [p for p in sorted(folder.glob(SEGMENTS)) if segment_number(p) != open_segment]
     tables = [table for path in paths if (table := read_stream(path)) is not None]
     if tables:
-        table = pa.concat_tables(tables).sort_by([("step", "ascending"), ("process", "ascending"), ("start", "ascending")])
+        table = pa.concat_tables(tables).sort_by(
+            [("step", "ascending"), ("process", "ascending"), ("start", "ascending")]
+        )
         readable = _with_names(table, folder)
-        metadata = {b"segments": ",".join(p.name for p in paths).encode(), b"schema": str(columns.SCHEMA_VERSION).encode()}
+        metadata = {
+            b"segments": ",".join(p.name for p in paths).encode(),
+            b"schema": str(columns.SCHEMA_VERSION).encode(),
+        }
         target = _free_name(folder, *_step_range(table))
         _write(readable.replace_schema_metadata(metadata), target)
     for path in paths:
@@ -49,9 +54,7 @@ def _write(table: pa.Table, target: Path) -> None:
 def _with_names(table: pa.Table, folder: Path) -> pa.Table:
     """Add what the numbers mean, for readers that are not ours: rank, role, wall start, and the descriptor's words."""
     names, processes = read_descriptors(folder), read_processes(folder)
-    numbers = list(
-        zip(table.column("process").to_pylist(), table.column("descriptor").to_pylist(), strict=True)
-    )
+    numbers = list(zip(table.column("process").to_pylist(), table.column("descriptor").to_pylist(), strict=True))
     words = {pair: _descriptor(names, *pair) for pair in set(numbers)}
     for field in _READABLE:
         values = pa.array([getattr(words[pair], field) for pair in numbers], pa.string())

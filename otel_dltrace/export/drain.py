@@ -14,8 +14,8 @@ from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.roots import Roots
-from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.export.rundir import RunWriter, host_folder_name, run_root
+from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
@@ -127,7 +127,7 @@ class Drain:
         self._discover()
         self.clock.renew(self._read_clocks())
         came = 0
-        for path, follower in list(self.followers.items()):
+        for follower in list(self.followers.values()):
             # Our own ring's lock says nothing to us: a process may always take it again.
             came += follower.tick(now, None if self.own is None else not self.stop_requested, self.hurry)
             self._send(follower, now)

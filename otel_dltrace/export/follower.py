@@ -1,7 +1,6 @@
 """Follows one ring from its first record to its last, for the drain."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 

@@ -96,7 +96,9 @@ class Member:
             table = read_table(path)
             if table is None:
                 continue
-            rows, errors = columns.from_arrow(table.filter(pc.and_(columns.of_process(table, self.process.nonce), wanted(table))))
+            rows, errors = columns.from_arrow(
+                table.filter(pc.and_(columns.of_process(table, self.process.nonce), wanted(table)))
+            )
             rows["error"] = np.where(rows["error"] > 0, rows["error"] + len(self.source.errors) - 1, 0)
             self.source.errors.extend(errors[1:])
             parts.append(rows)

@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any, Protocol
 
 import requests
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
-from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from urllib3.util import Timeout
 
@@ -76,7 +76,7 @@ class GrpcTransport:
     """OTLP over gRPC, with the request's bytes passed through as they are."""
 
     def __init__(self, settings: OtlpSettings) -> None:
-        import grpc  # type: ignore[import-untyped]  # noqa: PLC0415  its threads are for those who use it
+        import grpc
 
         self._rpc_error: type[Exception] = grpc.RpcError
         self._timeout_s = settings.timeout_s
@@ -178,7 +178,7 @@ def _accepted(response: ExportTraceServiceResponse) -> Outcome:
     return Outcome(Verdict.ACCEPTED, partial.rejected_spans, _brief(partial.error_message))
 
 
-def _grpc_failure(error: Any) -> Outcome:  # noqa: ANN401  grpcio has no types
+def _grpc_failure(error: Any) -> Outcome:
     code = error.code().name
     wish = _retry_info(error)
     message = _brief(f"{code}: {error.details()}")
@@ -188,7 +188,7 @@ def _grpc_failure(error: Any) -> Outcome:  # noqa: ANN401  grpcio has no types
     return Outcome(Verdict.REFUSED, message=message)
 
 
-def _retry_info(error: Any) -> float | None:  # noqa: ANN401
+def _retry_info(error: Any) -> float | None:
     """Return the seconds of the RetryInfo in *error*'s trailers, None where there is none."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
@@ -210,7 +210,7 @@ def _cause(error: OSError) -> object:
 
 def _http_outcome(response: requests.Response) -> Outcome:
     status = response.status_code
-    if 200 <= status < 300:  # noqa: PLR2004
+    if 200 <= status < 300:
         try:
             return _accepted(ExportTraceServiceResponse.FromString(response.content))
         except DecodeError:  # a proxy's own page, or JSON: taken all the same
@@ -222,7 +222,7 @@ def _http_outcome(response: requests.Response) -> Outcome:
 
 
 def _http_message(response: requests.Response) -> str:
-    if 300 <= response.status_code < 400:  # noqa: PLR2004
+    if 300 <= response.status_code < 400:
         return f"sent on to {response.headers.get('location', 'nowhere')}: set the endpoint to that address"
     if response.headers.get("content-type") == "application/x-protobuf":
         try:

@@ -46,7 +46,9 @@ class Outlet:
             parts = [out for out in outgoing if out.shard == shard and len(out.rows)]
             if not parts:
                 continue
-            part = SpanBatch(np.concatenate([hung(o, bind) for o in parts]), batch.descriptors, batch.process, batch.errors)
+            part = SpanBatch(
+                np.concatenate([hung(o, bind) for o in parts]), batch.descriptors, batch.process, batch.errors
+            )
             hang_under_roots(part, shard)
             trace_ids = trace_id_column(part, bind, shard)
             tag = (batch.process.nonce, min(out.step for out in parts))
@@ -54,7 +56,7 @@ class Outlet:
                 self._sender.submit(request.body, request.spans, tag)
             self.sent += len(part)
 
-    def unsettled(self) -> set[Tag]:
+    def unsettled(self) -> set[Any]:
         """Return the tags that are neither acknowledged nor spilled."""
         return set(self._sender.pending())
 
@@ -85,4 +87,5 @@ def hang_under_roots(batch: SpanBatch, shard: int) -> None:
 def left_out_column(batch: SpanBatch, parts: Sequence[Outgoing]) -> Column:
     """Return for each row how many spans its step left out: said once, on the rank's step span."""
     counts = np.concatenate([np.full(len(out.rows), out.left_out) for out in parts])
-    return np.where(batch.is_kind(semconv.STEP), counts, 0)
+    said: Column = np.where(batch.is_kind(semconv.STEP), counts, 0)
+    return said

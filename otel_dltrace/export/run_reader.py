@@ -26,7 +26,9 @@ def host_folders(run: Path) -> list[Path]:
         TraceFormatError: A newer version wrote it.
     """
     if not run.is_dir() or not (run / "hosts").is_dir():
-        raise RunNotFoundError(f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed")
+        raise RunNotFoundError(
+            f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed"
+        )
     info = read_json(run / "run.json") or {}
     if info.get("schema", columns.SCHEMA_VERSION) > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {info['schema']} is newer than this version reads; upgrade otel-dltrace")
@@ -85,7 +87,7 @@ def read_run(run: Path) -> list[SpanBatch]:
     parts: dict[int, list[SpanBatch]] = {}
     for batch in read_batches(run):
         parts.setdefault(batch.process.nonce, []).append(batch)
-    whole = [batch for part in parts.values() if (batch := concatenate(part)) is not None]
+    whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
     return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
 
 

@@ -104,7 +104,7 @@ class RunWriter:
     def append(
         self, nonce: int, rows: Column, descriptors: Sequence[Descriptor], errors: Sequence[tuple[str, str]]
     ) -> None:
-        """Write *rows* of the process *nonce*, and those of its descriptors that are new, through to the file system."""
+        """Write *rows* of the process *nonce*, and its new descriptors, through to the file system."""
         if not self.is_open:
             self.open()
         assert self._descriptors is not None
@@ -117,7 +117,8 @@ class RunWriter:
             return
         if self._segment is None:
             self._open_segment()
-        assert self._segment is not None and self._sink is not None
+        assert self._segment is not None
+        assert self._sink is not None
         self._segment.write_batch(columns.to_arrow(rows, errors, nonce))
         self._sink.flush()
         self.rows += len(rows)

@@ -94,7 +94,7 @@ def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[tuple[Any, _Prepared]
 
 def _backward_ended(models: list[tuple[Any, _Prepared]], _result: object) -> None:
     end = monotonic_ns()
-    assert live.tracer is not None  # noqa: S101  -- a site calls us only while tracing is on
+    assert live.tracer is not None
     synchronised = []
     for model, prepared in models:
         ready = model.reducer.get_backward_stats()
@@ -122,7 +122,7 @@ def _write(model: Any, synchronised: _Synchronised) -> None:
 
 def _record(layout: Layout, backward: _Synchronised) -> None:
     tracer = live.tracer
-    assert tracer is not None  # noqa: S101
+    assert tracer is not None
     # A second model, a user's own collective or a hook's breaks the count: no number, then.
     certain = layout.plain and backward.alone and backward.advance == len(layout.buckets)
     launch = backward.since
@@ -164,7 +164,7 @@ def _layout(model: Any, count: int, rebuilt: bool) -> Layout | None:
 
 
 def _describe(model: Any, parameters: list[Any], buckets: list[tuple[list[int], int]], plain: bool) -> Layout:
-    assert live.tracer is not None  # noqa: S101
+    assert live.tracer is not None
     group = model.process_group
     backend = backend_of(group, parameters[0].device)
     described = []

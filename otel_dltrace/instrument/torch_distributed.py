@@ -166,7 +166,7 @@ def _comm_of(tracer: Tracer) -> _Comm:
 
 
 def _here() -> _Comm:
-    assert live.tracer is not None  # noqa: S101  -- a site calls us only while tracing is on
+    assert live.tracer is not None
     return _comm_of(live.tracer)
 
 

@@ -19,7 +19,7 @@ def _loop() -> Loop:
 
 def _tracer() -> Tracer:
     tracer = live.tracer
-    assert tracer is not None  # noqa: S101  -- a site calls us only while tracing is on
+    assert tracer is not None
     return tracer
 
 

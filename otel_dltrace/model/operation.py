@@ -36,7 +36,8 @@ class Descriptor:
         Horovod numbers unnamed tensors without end (``allreduce.noname.17``), which would grow
         the table for ever; a name of a megabyte would fill the names file.
         """
-        return replace(self, **{k: _clean(v) for k, v in asdict(self).items() if isinstance(v, str)})
+        texts: dict[str, Any] = {k: _clean(v) for k, v in asdict(self).items() if isinstance(v, str)}
+        return replace(self, **texts)
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, for storing."""
@@ -49,8 +50,6 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-_DEFAULTS = {
-    name: f.default for name, f in Descriptor.__dataclass_fields__.items() if name not in ("kind", "name")
-}
+_DEFAULTS = {name: f.default for name, f in Descriptor.__dataclass_fields__.items() if name not in ("kind", "name")}
 OTHER = Descriptor(semconv.PHASE, semconv.OTHER)
 RANK_STEP = Descriptor(semconv.STEP, semconv.RANK_STEP)

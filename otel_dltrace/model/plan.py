@@ -41,9 +41,9 @@ class Window:
     periods: tuple[int, ...] = ()
     everything: bool = False
 
-    def __contains__(self, step: int) -> bool:
+    def __contains__(self, step: object) -> bool:
         """Return whether *step* goes out in full."""
-        return (
+        return isinstance(step, int) and (
             self.everything
             or any(low <= step <= high for low, high in self.ranges)
             or any(step % period == 0 for period in self.periods)

@@ -119,8 +119,7 @@ class Steps:
 
     def touch(self, end: int) -> None:
         """Know that the current step lasts at least until *end*."""
-        if end > self._last_end:
-            self._last_end = end
+        self._last_end = max(self._last_end, end)
 
     def _descriptor(self, name: str) -> int:
         number = self._descriptors.get(name)
