@@ -14,7 +14,7 @@ import otel_dltrace.record.steps as steps_module
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import AMEND, BEGIN, SPAN
-from otel_dltrace.record.steps import NO_PARENT, Operation, Tracer, live, open_span, operation, phase, step
+from otel_dltrace.record.steps import Operation, Tracer, live, open_span, operation, phase, step
 
 
 class Ticks:
@@ -36,7 +36,7 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     yield tracer
     live.tracer = None
     tracer.recorder.close()
-    assert open_span.get() == NO_PARENT
+    assert open_span.get() is None
 
 
 def spans(tracer: Tracer) -> list[tuple[Any, ...]]:
@@ -227,7 +227,7 @@ def test_an_odd_argument_never_raises_into_training(tracer: Tracer, size: Any) -
             pass
 
     assert [span[0] + str(span[4]) for span in spans(tracer)[-2:]] == ["good0", "rank.step0"]
-    assert open_span.get() == NO_PARENT
+    assert open_span.get() is None
 
 
 def test_operations_of_many_threads_get_each_number_once(tracer: Tracer) -> None:
@@ -252,4 +252,4 @@ def test_without_tracing_nothing_is_touched() -> None:
     """Blocks cost a comparison and record nothing."""
     assert live.tracer is None
     with step(3), phase("a"), operation("b"):
-        assert open_span.get() == NO_PARENT
+        assert open_span.get() is None

@@ -335,10 +335,9 @@ dist.barrier()
 
 def test_an_elastic_restart_is_the_next_generation_of_the_same_job(tmp_path: Path) -> None:
     """All ranks are started again: one job, generation 1 then 2, and ranks agree in each."""
-    program = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + textwrap.dedent(RESTARTED)
     # torch 2.13's ranks share the agent's store, where gloo finds the addresses of the first start.
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    rings = run(tmp_path, program, 2, 3, "--max-restarts", "1", **own_store)
+    rings = run(tmp_path, RESTARTED, 2, 3, "--max-restarts", "1", **own_store)
     binds = [bind for recorded in rings for bind in recorded.binds]
     assert [(b.generation_number, b.rank, b.attempt) for b in binds] == [(1, 0, 0), (1, 1, 0), (2, 0, 1), (2, 1, 1)]
     assert len({b.job for b in binds}) == 1

@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -138,9 +139,9 @@ def run(folder: Path, program: str, ranks: int = 1, level: int = 3, *more: str, 
     if ranks > 1 or more:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *more]
         command = [*torchrun, "--standalone", str(file)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    assert "otel_dltrace: " not in done.stderr, done.stderr
+    returncode, error = _finish(command, env)
+    assert returncode == 0, error[-6000:]
+    assert "otel_dltrace: " not in error, error
     rings = [read_ring(path) for path in sorted((folder / "rings").glob("*.ring"))]
     if not level:
         rings = [Recorded([], [], []) for _ in range(ranks)]
@@ -151,6 +152,18 @@ def run(folder: Path, program: str, ranks: int = 1, level: int = 3, *more: str, 
             said = folder / f"rank{rank}.jsonl"
             ring.said = [json.loads(line) for line in said.read_text().splitlines()] if said.exists() else []
     return rings
+
+
+def _finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
+    """Run *command* to its end; one that hangs is ended with all its ranks."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            _, error = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
+            _, error = process.communicate(timeout=60)
+        return process.returncode, error
 
 
 FORKED = """

@@ -50,9 +50,9 @@ class Decoded:
     errors: list[ErrorAmend]
 
 
-def decode(records: list[bytes]) -> Decoded:
-    """Return the records, sorted by kind; those of an unknown kind (a newer writer's) are left out."""
-    table = np.frombuffer(b"".join(records), RECORD_DTYPE) if records else np.zeros(0, RECORD_DTYPE)
+def decode(records: bytes) -> Decoded:
+    """Return the records, one after the other, by kind; those of an unknown kind (a newer writer's) are left out."""
+    table = np.frombuffer(records, RECORD_DTYPE)
     kind = table["kind"]
     return Decoded(
         _rows(table[kind == SPAN]),

@@ -15,7 +15,7 @@ from otel_dltrace.model import semconv
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import Bind, h64
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import SPAN_DTYPE, Column, Process, empty_rows
+from otel_dltrace.model.spans import SPAN_DTYPE, Column, Process
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import RingReader, Taken, writer_is_alive
@@ -71,6 +71,7 @@ class RingSource:
         self.reader = RingReader(buffer, taken)
         self._read_names()
         self.held = Unfinished()
+        self._finished = np.zeros(0, np.uint32)
         self._closed_steps: set[int] = set()
         self._pending_errors: dict[int, ErrorAmend] = {}
         self.errors: list[tuple[str, str]] = [("", "")]
@@ -89,19 +90,27 @@ class RingSource:
         last record was. *alive* tells it, where the caller knows better than the ring's lock.
         """
         final = not (writer_is_alive(self.fd) if alive is None else alive)
-        decoded = decode(self.reader.scan(final))
+        decoded = decode(self.reader.read(final))
         self._read_names()  # after the scan: a descriptor is in the file before it is used
         self.recorded += len(decoded.spans)
         for times in (decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
         self._pending_errors.update((error.span_no, error) for error in decoded.errors)
-        for row in decoded.begun:
-            self.held.begun[int(row["span_no"])] = row
+        self._hold_begun(decoded.begun, decoded.spans["span_no"])
         finished = self._finish(decoded.spans)
         if final and not self.ended:
             self.ended = True
             finished = _stack([finished, self._truncate()])
         return finished
+
+    def _hold_begun(self, begun: Column, finished: Column) -> None:
+        """Hold the spans that are still open.
+
+        A scan reads chunk after chunk, so a BEGIN in one may come a scan later than its SPAN in the next.
+        """
+        over, self._finished = np.concatenate([self._finished, finished]), finished
+        for row in begun[~np.isin(begun["span_no"], over)] if len(begun) else ():
+            self.held.begun[int(row["span_no"])] = row
 
     def _finish(self, spans: Column) -> Column:
         """Return the spans that are final; stages wait for the end of their step."""
@@ -193,5 +202,5 @@ class RingSource:
 
 
 def _stack(parts: list[Any]) -> Column:
-    arrays = [np.atleast_1d(np.asarray(part, SPAN_DTYPE)) for part in parts if np.size(part)]
-    return np.concatenate(arrays) if arrays else empty_rows()
+    """Return rows and arrays of rows as one; numpy's own way reads the fields of the dtype anew for each part."""
+    return np.frombuffer(bytearray(b"".join([part.tobytes() for part in parts])), SPAN_DTYPE)

@@ -200,35 +200,45 @@ class RingReader:
 
     def scan(self, final: bool = False) -> list[bytes]:
         """Return the records that were committed before the last scan (all, if *final*), 64 bytes each."""
-        records: list[bytes] = []
+        data = self.read(final)
+        return [data[at : at + RECORD] for at in range(0, len(data), RECORD)]
+
+    def read(self, final: bool = False) -> bytes:
+        """Return what `scan` does, one record after the other."""
+        runs: list[bytes] = []
         for index, lease in enumerate(self._leases[:: CHUNK // 4].tolist()):
             taken = self.taken.get(index)
             if lease and not (taken and taken.lease == lease and taken.slots == _ALL_SLOTS):
-                self._scan_chunk(index, lease, final, records)
+                self._read_chunk(index, lease, final, runs)
             elif final and not lease:
                 self._count_lost(index)
-        return records
+        return b"".join(runs)
 
-    def _scan_chunk(self, index: int, lease: int, final: bool, records: list[bytes]) -> None:
+    def _read_chunk(self, index: int, lease: int, final: bool, runs: list[bytes]) -> None:
         base = PAGE + index * CHUNK
         copy = bytes(self._view[base : base + CHUNK])
         if int.from_bytes(copy[:4], "little") != lease or self._leases[index * CHUNK // 4] != lease:
             return  # leased anew while it was copied
-        committed = 0
-        for slot, commit in enumerate(memoryview(copy).cast("I")[31::16].tolist()):
-            if commit == lease:
-                committed |= 1 << slot
+        commits = memoryview(copy).cast("I")[31::16].tolist()
+        if commits.count(lease) == RECORDS:
+            committed = _ALL_SLOTS
+        else:
+            committed = sum(1 << slot for slot, commit in enumerate(commits) if commit == lease)
         settled = committed if final else self._settled(index, lease, committed)
         taken = self._taken(index, lease, copy)
         new = settled & ~taken.slots
         taken.slots |= new
-        while new:
-            start = (new & -new).bit_length() * RECORD  # slot 0 begins after the header's 64 bytes
-            new &= new - 1
-            level = copy[start + LEVEL_AT] >> 4
-            if 1 <= level <= LEVELS:
-                taken.levels[level - 1] += 1
-            records.append(copy[start : start + RECORD])
+        while new:  # slots are filled in order, so they come in few runs
+            slot = (new & -new).bit_length() - 1
+            rest = new >> slot
+            length = (~rest & rest + 1).bit_length() - 1
+            new = rest >> length << slot + length
+            start = (slot + 1) * RECORD  # slot 0 begins after the header's 64 bytes
+            run = copy[start : start + length * RECORD]
+            levels = run[LEVEL_AT::RECORD].translate(_LEVEL_OF)
+            for level in range(LEVELS):
+                taken.levels[level] += levels.count(level + 1)
+            runs.append(run)
 
     def _count_lost(self, index: int) -> None:
         """Count what a writer erased that was killed while it leased a chunk anew."""

@@ -16,14 +16,13 @@ from otel_dltrace.record.recorder import Recorder
 
 NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
 """The size of a step record whose user gave no number."""
-NO_PARENT = (0, -1)
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _COLLECTIVE, _PHASE, _ERROR = int(Level.COLLECTIVE), int(Level.PHASE), int(Flag.ERROR)
 _HOST_DONE = int(Source.HOST_DONE)
 AS_STAGE = -1
 """In place of a descriptor: a phase of this name is counted as a stage."""
-open_span: ContextVar[tuple[int, int]] = ContextVar("otel_dltrace.open_span", default=NO_PARENT)
-"""Number and step of the innermost open span of this context; it is a parent in that step alone."""
+open_span: "ContextVar[phase | Operation | None]" = ContextVar("otel_dltrace.open_span", default=None)
+"""The innermost open span of this context; it is a parent in its own step alone."""
 
 
 class Steps:
@@ -139,14 +138,18 @@ class Operation:
     def __init__(
         self, recorder: Recorder, descriptor: int, size: int = 0, a: int = 0, b: int = -1, flags: int = 0
     ) -> None:
-        parent, step = open_span.get()
+        outer = open_span.get()
         self.step = now = recorder.step
-        self._parent = parent = parent if step == now else 0
+        self._parent = parent = outer.drawn() if outer is not None and outer.step == now else 0
         self.recorder, self.descriptor = recorder, descriptor
         self.size, self.flags, self._a, self._b = size, flags, a, b
         self._closed = False
         self.start = start = monotonic_ns()
         self.number = recorder.begin(descriptor, _COLLECTIVE, start, size, parent, 0, a, b, flags, now)
+
+    def drawn(self) -> int:
+        """Return the span's number, for a child."""
+        return self.number
 
     def close(self, seq: int = 0, source: int = _HOST_DONE, error: BaseException | None = None, end: int = 0) -> None:
         """End the span at *end* (monotonic ns, default now); only the first call counts."""
@@ -269,15 +272,16 @@ class phase:  # noqa: N801
         size: Bytes moved, if any.
     """
 
-    __slots__ = ("_descriptor", "_name", "_number", "_parent", "_recorder", "_size", "_start", "_step", "_token")
+    __slots__ = ("_descriptor", "_name", "_parent", "_recorder", "_size", "_start", "_token", "number", "step")
     _recorder: Recorder | None
-    _token: Token[tuple[int, int]]
+    _token: "Token[phase | Operation | None]"
 
     def __init__(self, name: str, *, size: int = 0) -> None:
         self._name = name
         self._size = size
+        self.number = 0
 
-    # Both inline what `guarded` does: its extra frame would be a tenth of a phase.
+    # Both inline what `guarded` does: its extra frame would cost a part of a phase that can be seen.
 
     def __enter__(self) -> "phase":
         """Begin the phase."""
@@ -292,16 +296,21 @@ class phase:  # noqa: N801
                 descriptor = tracer.phase_descriptor(self._name)
             self._descriptor = descriptor
             if descriptor >= 0:
-                parent, step = open_span.get()
-                self._step = now = recorder.step
-                self._parent = parent if step == now else 0
-                self._number = number = recorder.number()
-                self._token = open_span.set((number, now))
+                outer = open_span.get()
+                self.step = now = recorder.step
+                self._parent = outer.drawn() if outer is not None and outer.step == now else 0
+                self._token = open_span.set(self)
             self._start = monotonic_ns()
         except Exception as broken:  # noqa: BLE001  -- see above
             self._recorder = None
             failed("phase", broken)
         return self
+
+    def drawn(self) -> int:
+        """Return the span's number, drawn when the first child asks: most phases have none."""
+        if not self.number and self._recorder is not None:
+            self.number = self._recorder.number()
+        return self.number
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -317,30 +326,28 @@ class phase:  # noqa: N801
                 self._end_stage(end)
                 return
             try:
-                flags = 0
-                if error is not None:
-                    recorder.error(self._number, _PHASE, error, self._step)
-                    flags = _ERROR
-                recorder.span(
-                    descriptor,
-                    _PHASE,
-                    self._start,
-                    end,
-                    self._size,
-                    self._parent,
-                    0,
-                    0,
-                    0,
-                    0,
-                    flags,
-                    0,
-                    self._number,
-                    self._step,
-                )
+                if error is None:
+                    recorder.phase(descriptor, self._start, end, self._size, self._parent, self.number, self.step)
+                else:
+                    self._fail(recorder, end, error)
             finally:
                 open_span.reset(self._token)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("phase", broken)
+
+    def _fail(self, recorder: Recorder, end: int, error: BaseException) -> None:
+        recorder.error(self.drawn(), _PHASE, error, self.step)
+        recorder.span(
+            self._descriptor,
+            _PHASE,
+            self._start,
+            end,
+            self._size,
+            self._parent,
+            flags=_ERROR,
+            number=self.number,
+            step=self.step,
+        )
 
     def _end_stage(self, end: int) -> None:
         if live.tracer is not None:
@@ -373,7 +380,7 @@ class operation:  # noqa: N801
             descriptor, occurrences = tracer.operation_descriptor(*self._fields)
             self._seq = next(occurrences)
             self._open = Operation(tracer.recorder, descriptor, self._size)
-            self._token = open_span.set((self._open.number, self._open.step))
+            self._token = open_span.set(self._open)
         return self
 
     @guarded

@@ -1,0 +1,294 @@
+"""CPU per span from the ring to the wire, beside the SDK's from its queue: ``python -m benchmarks wire``.
+
+Ours: `Drain.tick` as the drain process calls it: find the rings, scan them, decode, compute the ids, append
+to the run directory (left out in every second turn, cursors too), decide the steps, encode the requests,
+hand them to the sender, whose transport accepts and drops them. Eight ranks record steps of 120 spans in
+another process, five steps per rank between two ticks, which is half a second at 100 ms a step; the drain's
+clock is told so. Every step is in the window and there is no budget, so every span goes out.
+
+The SDK's: a `BatchSpanProcessor` whose queue holds 511 ended spans (one fewer than wake its thread) is
+flushed; its exporter does what the OTLP exporters do before they touch the network:
+``encode_spans(batch).SerializeToString()``. Neither HTTP nor retries are in it. The spans are ours, decoded
+from our own requests: the same names, attributes, times.
+
+*With creation* adds the writer's CPU on our side, and `start_span` with the attributes and `end` on the SDK's.
+*gzip* adds the compression of the same bodies, each as its exporter does it.
+
+CPU is `process_time` of the whole process, all its threads. Turns alternate; the figures are medians over
+rounds, the intervals those of the resampled rounds.
+"""
+
+import gzip
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Tracer, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+from benchmarks._ranks import HOME, RANKS, SPANS
+from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
+from otel_dltrace.export import drain as drain_module
+from otel_dltrace.export import outlet as outlet_module
+from otel_dltrace.export.drain import Drain, Serving
+from otel_dltrace.export.follower import Follower
+from otel_dltrace.export.otlp_settings import OtlpSettings
+from otel_dltrace.export.otlp_transport import Outcome, Verdict
+from otel_dltrace.export.outlet import Outlet
+from otel_dltrace.export.rundir import RunWriter
+
+BATCH = 511  # fewer than BatchSpanProcessor's 512
+TICKS = 4
+"""Ticks of one turn: rows are passed on once a second, which is every second tick."""
+STEPS = 5
+TICK_S = 0.5
+TURN_SPANS = RANKS * STEPS * TICKS * SPANS
+
+
+class Nowhere:
+    """A transport that accepts and drops."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def send(self, body: bytes, deadline_s: float) -> Outcome:  # noqa: ARG002
+        """Keep *body* for the gzip turn."""
+        self.bodies.append(body)
+        return Outcome(Verdict.ACCEPTED)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Ours:
+    """The drain, and the ranks that it serves."""
+
+    def __init__(self, folder: Path) -> None:
+        rings, runs = folder / "rings", folder / "runs"
+        command = [sys.executable, "-m", "benchmarks._ranks", str(rings), str(runs)]
+        self.ranks = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.wire = Nowhere()
+        with patch.object(outlet_module, "connect", lambda _: self.wire):
+            self.outlet = Outlet(OtlpSettings("http://localhost:4318/v1/traces"))
+        self.now = 0.0
+        self.drain = Drain(Serving(rings, runs, HOME), self.outlet)
+
+    def turn(self) -> tuple[float, float]:
+        """Return the CPU ns of the writers and of the drain for one turn."""
+        writing = draining = 0
+        for _ in range(TICKS):
+            writing += self.write(STEPS)
+            begun = time.process_time_ns()
+            self.tick()
+            draining += time.process_time_ns() - begun
+        begun = time.process_time_ns()
+        self.settle()
+        return writing, draining + time.process_time_ns() - begun
+
+    def write(self, steps: int) -> int:
+        """Have every rank record *steps* steps; return their CPU time in ns."""
+        assert self.ranks.stdin and self.ranks.stdout
+        self.ranks.stdin.write(f"{steps}\n")
+        self.ranks.stdin.flush()
+        return int(self.ranks.stdout.readline())
+
+    def tick(self) -> None:
+        """Let the drain turn once, half a second after the last time."""
+        self.now += TICK_S
+        clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns)
+        with patch.object(drain_module, "time", clock):
+            self.drain.tick()
+
+    def settle(self) -> None:
+        """Wait until the sender's thread has dropped all requests."""
+        while self.outlet.unsettled():
+            time.sleep(0.0005)
+
+    def close(self) -> int:
+        """End the ranks, drain the rest; return how many spans were sent."""
+        assert self.ranks.stdin and self.ranks.stdout
+        self.ranks.stdin.close()
+        self.ranks.wait()
+        self.ranks.stdout.close()
+        while self.drain.followers:
+            self.tick()
+            self.settle()
+        self.drain.finish()
+        return self.outlet.sent
+
+
+@contextmanager
+def no_run_directory() -> Iterator[None]:
+    """Leave out what the drain does for the run directory."""
+    with patch.object(RunWriter, "append", lambda *_: None), patch.object(Follower, "save", lambda *_: None):
+        yield
+
+
+# -- the SDK -----------------------------------------------------------------------------------
+
+
+class Encoder(SpanExporter):
+    """What an OTLP exporter does before it touches the network."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.spans: list[ReadableSpan] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Encode *spans*."""
+        self.bodies = [encode_spans(spans).SerializeToString()]
+        self.spans = list(spans)
+        return SpanExportResult.SUCCESS
+
+
+class Sdk:
+    """A provider whose spans are like those in *request*, one of ours."""
+
+    def __init__(self, request: ExportTraceServiceRequest) -> None:
+        (resource,) = request.resource_spans
+        self.exporter = Encoder()
+        self.processor = BatchSpanProcessor(self.exporter)
+        self.provider = TracerProvider(resource=Resource(dict(_plain(resource.resource.attributes))))
+        self.provider.add_span_processor(self.processor)
+        self.tracer: Tracer = self.provider.get_tracer("otel_dltrace")
+        spans = resource.scope_spans[0].spans  # those of one shape lie together: some of each are taken
+        self.like = [_recipe(spans[i * len(spans) // BATCH]) for i in range(BATCH)]
+        self.create()
+        self.processor.force_flush()
+        self.ended = self.exporter.spans
+
+    def create(self) -> None:
+        """Start and end the spans."""
+        start_span = self.tracer.start_span
+        for name, context, attributes in self.like:
+            start_span(name, context, attributes=attributes).end()
+
+    def turn(self) -> tuple[float, float]:
+        """Return the CPU ns of creating and exporting, and of exporting alone."""
+        for span in self.ended:
+            self.processor.on_end(span)
+        export = _cpu(self.processor.force_flush)
+        both = _cpu(lambda: (self.create(), self.processor.force_flush()))
+        return both, export
+
+
+def _plain(attributes: Any) -> Iterator[tuple[str, Any]]:
+    for pair in attributes:
+        yield pair.key, getattr(pair.value, pair.value.WhichOneof("value"))
+
+
+def _recipe(span: Any) -> tuple[str, Any, dict[str, Any]]:
+    parent = SpanContext(
+        int.from_bytes(span.trace_id, "big"),
+        int.from_bytes(span.parent_span_id, "big") or 1,
+        is_remote=False,
+        trace_flags=TraceFlags(1),
+    )
+    return span.name, set_span_in_context(NonRecordingSpan(parent)), dict(_plain(span.attributes))
+
+
+def _cpu(work: Callable[[], object]) -> int:
+    begun = time.process_time_ns()
+    work()
+    return time.process_time_ns() - begun
+
+
+# -- the table ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """CPU ns per span, a number per round."""
+
+    ours: list[float] = field(default_factory=list)
+    ours_without: list[float] = field(default_factory=list)
+    ours_created: list[float] = field(default_factory=list)
+    ours_gzip: list[float] = field(default_factory=list)
+    sdk: list[float] = field(default_factory=list)
+    sdk_created: list[float] = field(default_factory=list)
+    sdk_gzip: list[float] = field(default_factory=list)
+
+    def round(self, ours: Ours, sdk: Sdk) -> None:
+        """Measure one round."""
+        with no_run_directory():
+            ours.turn()  # one that is not counted: what waited from the turn before is written elsewhere
+            _, draining = ours.turn()
+            self.ours_without.append(draining / TURN_SPANS)
+        ours.turn()
+        ours.wire.bodies.clear()
+        writing, draining = ours.turn()
+        self.ours.append(draining / TURN_SPANS)
+        self.ours_created.append((draining + writing) / TURN_SPANS)
+        packing = _cpu(lambda: [gzip.compress(body, 1, mtime=0) for body in ours.wire.bodies])
+        self.ours_gzip.append((draining + packing) / TURN_SPANS)
+        ours.wire.bodies.clear()
+        both, export = sdk.turn()
+        self.sdk.append(export / BATCH)
+        self.sdk_created.append(both / BATCH)
+        packing = _cpu(lambda: [gzip.compress(body) for body in sdk.exporter.bodies])
+        self.sdk_gzip.append((export + packing) / BATCH)
+
+    def rows(self) -> list[list[str]]:
+        """Return the table's rows."""
+        return [
+            self._row("to bytes, uncompressed", self.ours_without, self.sdk, ">= 100x"),
+            self._row("the same, run directory and cursors written too", self.ours, self.sdk),
+            self._row("the same, and gzip", self.ours_gzip, self.sdk_gzip),
+            self._row("with creation, uncompressed, run directory too", self.ours_created, self.sdk_created),
+        ]
+
+    @staticmethod
+    def _row(name: str, ours: list[float], sdk: list[float], goal: str = "") -> list[str]:
+        rounds = len(ours)
+        own, own_low, own_high = with_interval(median_of(ours), rounds)
+        other, other_low, other_high = with_interval(median_of(sdk), rounds)
+        ratio, low, high = with_interval(ratio_of_medians(sdk, ours), rounds)
+        return [
+            name,
+            f"{own:,.0f} ({own_low:,.0f} - {own_high:,.0f})",
+            f"{other:,.0f} ({other_low:,.0f} - {other_high:,.0f})",
+            f"{ratio:.1f}x ({low:.1f} - {high:.1f})",
+            goal,
+        ]
+
+
+def measure(rounds: int) -> Seen:
+    """Run *rounds* rounds."""
+    shm = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
+    ours = Ours(folder)
+    try:
+        for _ in range(3):
+            ours.turn()  # imports, caches, the first members
+        request = ExportTraceServiceRequest.FromString(max(ours.wire.bodies, key=len))
+        sdk, seen = Sdk(request), Seen()
+        Seen().round(ours, sdk)
+        for _ in range(rounds):
+            seen.round(ours, sdk)
+    finally:
+        ours.close()
+        shutil.rmtree(folder)
+    return seen
+
+
+def run(rounds: int = 60) -> str:
+    """Measure and return the table in markdown."""
+    head = ["from ring or queue", "ours, CPU ns a span (95 %)", "SDK (95 %)", "ratio (95 %)", "goal"]
+    return table(head, measure(rounds).rows())
+
+
+if __name__ == "__main__":
+    print(run(int(sys.argv[1])))
