@@ -1,1 +1,1 @@
-"""What tracing costs, as ratios from interleaved runs: ``python -m benchmarks`` (docs/benchmarks.md says what each means)."""
+"""What tracing costs, as ratios from interleaved runs; docs/benchmarks.md says what each means."""

@@ -66,8 +66,8 @@ def main(rings: Path, directory: Path) -> None:
     for line in sys.stdin:
         begun = time.process_time_ns()
         for _ in range(int(line)):
-            for rank in ranks:
-                record_step(*rank, seq)
+            for steps, buckets, phases in ranks:
+                record_step(steps, buckets, phases, seq)
             seq += BUCKETS
         print(time.process_time_ns() - begun, flush=True)
     for steps, _, _ in ranks:

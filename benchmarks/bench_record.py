@@ -1,4 +1,4 @@
-"""What one record costs the trainer, beside one OpenTelemetry SDK span: ``python benchmarks/bench_record.py``.
+"""What one record costs the trainer, beside one OpenTelemetry SDK span: ``python -m benchmarks record``.
 
 All cases run in one process, in small blocks in turn (A B C A B C ...), so that whatever else the
 machine does hits all alike. The figures are medians over blocks; the intervals hold 95 % of the
@@ -10,10 +10,7 @@ clock, `force_flush` empties the queue. So no SDK span waits for a queue, or pay
 Ours pay for everything that they do: both clock reads, their share of leases, laps of the ring.
 """
 
-import argparse
-import random
 import shutil
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,12 +21,13 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import set_span_in_context
 
+from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Operation, Tracer, live, phase
 
 BLOCK = 400  # fewer than BatchSpanProcessor's 512
-ATTRIBUTES = {
+ATTRIBUTES: dict[str, str | int] = {
     "dl.step": 17,
     "dl.rank": 3,
     "dl.comm.operation": "all_reduce",
@@ -121,39 +119,20 @@ def measure(cases: list[Case], rounds: int, between: Callable[[], object]) -> di
     return seen
 
 
-def interval(statistic: Callable[[list[int]], float], rounds: int) -> tuple[float, float]:
-    """Return the 95 % interval of *statistic* (of round indices) over 1,000 resamples of the rounds."""
-    chance = random.Random(0)
-    values = sorted(statistic(chance.choices(range(rounds), k=rounds)) for _ in range(1000))
-    return values[25], values[974]
-
-
-def row(case: Case, seen: dict[str, list[float]]) -> str:
+def row(case: Case, seen: dict[str, list[float]]) -> list[str]:
     """Return the case's row of the table."""
     own = seen[case.name]
-    everything = list(range(len(own)))
-
-    def median(rounds: list[int]) -> float:
-        return statistics.median(own[i] for i in rounds)
-
-    def ratio(rounds: list[int]) -> float:
-        return statistics.median(seen[case.against][i] for i in rounds) / median(rounds)
-
-    low, high = interval(median, len(own))
-    cells = [case.name, f"{median(everything):,.0f}", f"{low:,.0f} - {high:,.0f}"]
+    median, low, high = with_interval(median_of(own), len(own))
+    cells = [case.name, f"{median:,.0f} ({low:,.0f} - {high:,.0f})"]
     if not case.against:
-        return "| " + " | ".join([*cells, "", "", ""]) + " |"
-    low, high = interval(ratio, len(own))
+        return [*cells, "", ""]
+    ratio, low, high = with_interval(ratio_of_medians(seen[case.against], own), len(own))
     against = "SDK `with`" if case.against == AS_CURRENT else "SDK `start_span`"
-    cells += [f"{ratio(everything):.1f}x {against}", f"{low:.1f} - {high:.1f}", case.goal]
-    return "| " + " | ".join(cells) + " |"
+    return [*cells, f"{ratio:.1f}x {against} ({low:.1f} - {high:.1f})", case.goal and f">= {case.goal}"]
 
 
-def main() -> str:
+def run(rounds: int = 200) -> str:
     """Measure and return the table in markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200, help="blocks of each case (default 200: 10 s)")
-    rounds = parser.parse_args().rounds
     shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
     recorder = Recorder(folder, 4 << 20)
@@ -170,9 +149,4 @@ def main() -> str:
         recorder.close()
         provider.shutdown()
         shutil.rmtree(folder)
-    head = "| case | median ns | 95 % | ratio | 95 % | goal |\n|---|---|---|---|---|---|"
-    return "\n".join([head, *(row(case, seen) for case in cases)])
-
-
-if __name__ == "__main__":
-    print(main())
+    return table(["case", "ns (95 %)", "ratio (95 %)", "goal"], [row(case, seen) for case in cases])

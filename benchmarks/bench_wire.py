@@ -35,7 +35,7 @@ from unittest.mock import patch
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, Tracer, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
@@ -80,6 +80,9 @@ class Ours:
         rings, runs = folder / "rings", folder / "runs"
         command = [sys.executable, "-m", "benchmarks._ranks", str(rings), str(runs)]
         self.ranks = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.ranks.stdin is not None
+        assert self.ranks.stdout is not None
+        self.commands, self.answers, self.steps = self.ranks.stdin, self.ranks.stdout, 0
         self.wire = Nowhere()
         with patch.object(outlet_module, "connect", lambda _: self.wire):
             self.outlet = Outlet(OtlpSettings("http://localhost:4318/v1/traces"))
@@ -100,10 +103,10 @@ class Ours:
 
     def write(self, steps: int) -> int:
         """Have every rank record *steps* steps; return their CPU time in ns."""
-        assert self.ranks.stdin and self.ranks.stdout
-        self.ranks.stdin.write(f"{steps}\n")
-        self.ranks.stdin.flush()
-        return int(self.ranks.stdout.readline())
+        self.commands.write(f"{steps}\n")
+        self.commands.flush()
+        self.steps += steps
+        return int(self.answers.readline())
 
     def tick(self) -> None:
         """Let the drain turn once, half a second after the last time."""
@@ -117,23 +120,27 @@ class Ours:
         while self.outlet.unsettled():
             time.sleep(0.0005)
 
-    def close(self) -> int:
-        """End the ranks, drain the rest; return how many spans were sent."""
-        assert self.ranks.stdin and self.ranks.stdout
-        self.ranks.stdin.close()
+    def close(self) -> None:
+        """End the ranks, drain the rest."""
+        self.commands.close()
         self.ranks.wait()
-        self.ranks.stdout.close()
+        self.answers.close()
         while self.drain.followers:
             self.tick()
             self.settle()
         self.drain.finish()
-        return self.outlet.sent
+        recorded = self.steps * (RANKS * SPANS + 1)  # each step has a root
+        if self.outlet.sent != recorded:
+            raise RuntimeError(f"{self.outlet.sent} spans were sent of {recorded}: this measured something else")
 
 
 @contextmanager
 def no_run_directory() -> Iterator[None]:
     """Leave out what the drain does for the run directory."""
-    with patch.object(RunWriter, "append", lambda *_: None), patch.object(Follower, "save", lambda *_: None):
+    with (
+        patch.object(RunWriter, "append", lambda *_, **__: None),
+        patch.object(Follower, "save", lambda *_, **__: None),
+    ):
         yield
 
 
@@ -163,7 +170,7 @@ class Sdk:
         self.processor = BatchSpanProcessor(self.exporter)
         self.provider = TracerProvider(resource=Resource(dict(_plain(resource.resource.attributes))))
         self.provider.add_span_processor(self.processor)
-        self.tracer: Tracer = self.provider.get_tracer("otel_dltrace")
+        self.tracer = self.provider.get_tracer("otel_dltrace")
         spans = resource.scope_spans[0].spans  # those of one shape lie together: some of each are taken
         self.like = [_recipe(spans[i * len(spans) // BATCH]) for i in range(BATCH)]
         self.create()
@@ -181,8 +188,7 @@ class Sdk:
         for span in self.ended:
             self.processor.on_end(span)
         export = _cpu(self.processor.force_flush)
-        both = _cpu(lambda: (self.create(), self.processor.force_flush()))
-        return both, export
+        return _cpu(self.create) + _cpu(self.processor.force_flush), export
 
 
 def _plain(attributes: Any) -> Iterator[tuple[str, Any]]:

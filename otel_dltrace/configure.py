@@ -1,6 +1,7 @@
 """The one reader of the environment; switches the live side of a process on and off."""
 
 import atexit
+import json
 import os
 import socket
 import sys
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.identity import Bind, h64, run_directory_name
 from otel_dltrace.model.plan import Window, parse_level
+from otel_dltrace.model.summary import summary_line
 from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter, ring_bell
@@ -292,9 +294,21 @@ def short_path(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
+def read_summary(run: Path) -> str:
+    """Return in one line what became of the spans of *run*, as far as its drains have written it down."""
+    lines = []
+    for path in sorted(run.glob("hosts/*/drain.json")):
+        try:
+            lines.append(summary_line(json.loads(path.read_text())["summary"]))
+        except (OSError, ValueError, KeyError):
+            continue  # being written
+    return "; ".join(lines) or "the drain is still at work"
+
+
 def _say_where(path: Path, drained: bool, starter: DrainStarter) -> None:
     if drained or path.exists():
-        guard.say(f"spans are in {short_path(path)}; read them with: otel-dltrace report {short_path(path)}")
+        where = short_path(path)
+        guard.say(f"{read_summary(path)}; in {where}; read them with: otel-dltrace report {where}")
     elif starter.mode == "auto":
         trouble = starter.trouble() or "it has not answered yet"
         guard.say(f"the drain did not finish ({trouble}); if it is gone, `otel-dltrace recover` does its work")

@@ -8,7 +8,6 @@ import argparse
 import os
 import select
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
 
@@ -44,8 +43,6 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bell.unlink(missing_ok=True)
         (config.rings / f"{name}.lock").unlink(missing_ok=True)
-    for reason in filter(None, drain.refused.values()):
-        print(reason, file=sys.stderr)
     for root in drain.writers:
         print(root)
     log = config.rings / f"{name}.log"

@@ -30,8 +30,6 @@ def run(args: argparse.Namespace) -> int:
     drain.linger = 0.0
     with progress("reading rings"):
         drain.run()
-    for reason in filter(None, drain.refused.values()):
-        print(reason)
     for root in drain.writers:
         total = drain.totals.get(root, {})
         print(f"{short_path(root)}: {total.get('spans', 0)} spans recovered, {total.get('truncated', 0)} of them open")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.report import print_reports
-from otel_dltrace.configure import UNDER_RUN, VARIABLES, Config, drain_for, short_path
+from otel_dltrace.configure import UNDER_RUN, VARIABLES, Config, drain_for, read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.ring import make_ring_folder
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.no_report:
         print_reports(roots)
     for root in roots:
-        print(f"otel-dltrace: spans are in {short_path(root)}", file=sys.stderr)
+        print(f"otel-dltrace: {read_summary(root)}; in {short_path(root)}", file=sys.stderr)
     return code
 
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,8 +15,11 @@ from otel_dltrace.export.rundir import PARQUETS, SEGMENTS, segment_number
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.spans import Column
 
 _READABLE = ("name", "kind", "group", "backend", "tensor", "queue_type", "activity", "dtype")
+_BELOW = b"kept_below"
+"""In a Parquet's metadata: the level from which on the quota took its spans."""
 
 
 def compact(folder: Path, open_segment: int | None = None) -> int:
@@ -24,6 +28,8 @@ def compact(folder: Path, open_segment: int | None = None) -> int:
     The file names the segments it replaces, so a kill between writing it and removing them shows
     no span twice. *open_segment* is still being written.
     """
+    for path in folder.glob(f".{PARQUETS}.*"):
+        path.unlink()  # half written by a drain that was killed
     for path in folder.glob(PARQUETS):
         for name in replaced_segments(path):
             (folder / name).unlink(missing_ok=True)
@@ -54,19 +60,26 @@ def _write(table: pa.Table, target: Path) -> None:
 def _with_names(table: pa.Table, folder: Path) -> pa.Table:
     """Add what the numbers mean, for readers that are not ours: rank, role, wall start, and the descriptor's words."""
     names, processes = read_descriptors(folder), read_processes(folder)
-    numbers = list(zip(table.column("process").to_pylist(), table.column("descriptor").to_pylist(), strict=True))
-    words = {pair: _descriptor(names, *pair) for pair in set(numbers)}
+    nonces, who = np.unique(table.column("process").to_numpy(), return_inverse=True)
+    pairs, which = np.unique(who << 32 | table.column("descriptor").to_numpy(), return_inverse=True)
+    words = [_descriptor(names, int(nonces[pair >> 32]), pair & 0xFFFF_FFFF) for pair in pairs.tolist()]
     for field in _READABLE:
-        values = pa.array([getattr(words[pair], field) for pair in numbers], pa.string())
-        table = table.append_column(field, values.dictionary_encode())
-    binds = {nonce: process.bind for nonce, process in processes.items()}
-    ranks = [bind.rank if (bind := binds.get(nonce)) else None for nonce, _ in numbers]
-    roles = [bind.role if (bind := binds.get(nonce)) else None for nonce, _ in numbers]
-    offsets = [processes[nonce].anchor.offset if nonce in processes else None for nonce, _ in numbers]
-    table = table.append_column("rank", pa.array(ranks, pa.int32()))
-    table = table.append_column("role", pa.array(roles, pa.string()).dictionary_encode())
-    wall = pc.add(table.column("start"), pa.array(offsets, pa.int64()))
-    return table.append_column("start_unix_ns", wall)
+        table = table.append_column(field, _looked_up(which, [getattr(d, field) for d in words]))
+    known = [processes.get(nonce) for nonce in nonces.tolist()]
+    binds = [process.bind if process else None for process in known]
+    offsets = pa.array([process.anchor.offset if process else None for process in known], pa.int64())
+    ranks = pa.array([bind.rank if bind else None for bind in binds], pa.int32())
+    table = table.append_column("rank", ranks.take(pa.array(who)))
+    table = table.append_column("role", _looked_up(who, [bind.role if bind else None for bind in binds]))
+    return table.append_column("start_unix_ns", pc.add(table.column("start"), offsets.take(pa.array(who))))
+
+
+def _looked_up(numbers: Column, values: list[str | None]) -> pa.DictionaryArray:
+    """Return the text of each number, shape (n,): millions of rows share few texts."""
+    texts = sorted({value for value in values if value is not None})
+    at = {text: i for i, text in enumerate(texts)}
+    places = pa.array([None if value is None else at[value] for value in values], pa.int32())
+    return pa.DictionaryArray.from_arrays(places.take(pa.array(numbers)), pa.array(texts, pa.string()))
 
 
 def _descriptor(names: dict[int, list[Descriptor]], nonce: int, number: int) -> Descriptor:
@@ -97,13 +110,22 @@ def keep_within(folder: Path, quota: int) -> int:
     Phases and partitions go first, oldest steps first, then operations; steps and stages stay.
     """
     dropped = 0
+    sizes = {path: path.stat().st_size for path in span_files(folder)}
     for level in (Level.PHASE, Level.COLLECTIVE):
-        for path in sorted(folder.glob(PARQUETS)):
-            if sum(p.stat().st_size for p in span_files(folder)) <= quota:
+        for path in sorted(path for path in sizes if path.suffix == ".parquet"):
+            if sum(sizes.values()) <= quota:
                 return dropped
-            table = pq.read_table(path)
-            kept = table.filter(pc.less(table.column("level"), int(level)))
-            if kept.num_rows < table.num_rows:
-                _write(kept.replace_schema_metadata(table.schema.metadata), path)
-                dropped += table.num_rows - kept.num_rows
+            dropped += _drop_from(path, level)
+            sizes[path] = path.stat().st_size
     return dropped
+
+
+def _drop_from(parquet: Path, level: int) -> int:
+    """Drop the spans of *level* and finer; return how many went. The file says so, and is not read again for it."""
+    metadata = pq.read_schema(parquet).metadata or {}
+    if int(metadata.get(_BELOW, b"255")) <= level:
+        return 0
+    table = pq.read_table(parquet)
+    kept = table.filter(pc.less(table.column("level"), int(level)))
+    _write(kept.replace_schema_metadata({**metadata, _BELOW: str(int(level)).encode()}), parquet)
+    return int(table.num_rows - kept.num_rows)

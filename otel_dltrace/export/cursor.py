@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from otel_dltrace.export.files import read_json, write_whole
-from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import SPAN_DTYPE, Column, empty_rows
 from otel_dltrace.record.ring import Taken
 
@@ -26,6 +25,7 @@ class Cursor:
         rows: See `segment`.
         undelivered: The first step whose spans were not all acknowledged or spilled.
         loose: Whether spans outside any step were not.
+        written: How many spans of the process are in `folder`.
     """
 
     taken: dict[int, Taken] = field(default_factory=dict)
@@ -35,6 +35,7 @@ class Cursor:
     rows: int = 0
     undelivered: int = 0
     loose: bool = True
+    written: int = 0
 
     def write(self, path: Path) -> None:
         """Write the cursor, whole or not at all."""
@@ -55,10 +56,6 @@ class Cursor:
             return cls(**plain)
         except (KeyError, TypeError, ValueError):
             return cls()
-
-    def covers(self, step: int) -> bool:
-        """Return whether the spans of *step* were delivered before."""
-        return not self.loose if step == NO_STEP else step < self.undelivered
 
 
 def _fields(cursor: Cursor) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.drift import Drift
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.member import Member
@@ -23,7 +24,8 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import STEP, TRAIN_STEP
 from otel_dltrace.model.spans import SpanBatch, empty_rows
 from otel_dltrace.model.time import HostClock, tightest_anchor
-from otel_dltrace.record.launch import ALL_RINGS, lock_is_held
+from otel_dltrace.record import guard
+from otel_dltrace.record.launch import ALL_RINGS, lock_is_held, take_lock
 from otel_dltrace.record.ring import boot_id, writer_is_alive
 
 if TYPE_CHECKING:
@@ -33,7 +35,10 @@ LINGER_S = 5.0
 """A drain ends this long after its last writer."""
 CLOSE_S = 1.5
 UNBORN_S = 60.0
-COMPACT_SEGMENTS = 4
+COMPACT_SEGMENTS = 2
+"""Few, since rings are not read while segments become Parquet: about a second for each."""
+HEARD_SCANS = 3
+"""A bell is heard by as many scans: one sees a record, one takes it, one lets go of the step it ended."""
 LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 0.5, 0.01
 _ROOT = [Descriptor(STEP, TRAIN_STEP)]
 
@@ -81,6 +86,7 @@ class Drain:
     followers: dict[Path, Follower] = field(default_factory=dict)
     writers: dict[Path, RunWriter] = field(default_factory=dict)
     roots: dict[tuple[str, str, str], Roots] = field(default_factory=dict)
+    drift: dict[tuple[str, str, str], Drift] = field(default_factory=dict)
     totals: dict[Path, dict[str, Any]] = field(default_factory=dict)
     refused: dict[Path, str] = field(default_factory=dict)
     stop_requested: bool = False
@@ -91,7 +97,8 @@ class Drain:
         self.linger = self.serving.linger
         self.clock = HostClock(self._read_clocks())
         self._boot = boot_id().hex()
-        self._hurried = False
+        self._locks: dict[str, int] = {}
+        self._heard = 0
 
     @staticmethod
     def _read_clocks() -> Any:
@@ -105,8 +112,8 @@ class Drain:
             now = time.monotonic()
             if self.stop_requested and all(f.is_drained for f in self.followers.values()):
                 break
-            if self.followers:
-                idle_since = now
+            if not all(f.is_drained for f in self.followers.values()):
+                idle_since = now  # rings that only wait for the collector do not count: disk takes what they hold
             elif now - idle_since >= self.linger:
                 break
             pause(self._pause_after(came))
@@ -126,15 +133,39 @@ class Drain:
         now = time.monotonic()
         self._discover()
         self.clock.renew(self._read_clocks())
-        came = 0
-        for follower in list(self.followers.values()):
-            # Our own ring's lock says nothing to us: a process may always take it again.
-            came += follower.tick(now, None if self.own is None else not self.stop_requested, self.hurry)
-            self._send(follower, now)
+        came = sum(self._serve(path, now) for path in list(self.followers))
         self._send_roots(now)
         self._settle()
-        # A ring once rung is heard by two scans: the second one takes what the first one saw.
-        self.hurry, self._hurried = self.hurry and not self._hurried, self.hurry
+        self._heard = self._heard + 1 if self.hurry else 0
+        if self._heard == HEARD_SCANS:
+            self.hurry, self._heard = False, 0
+        return came
+
+    def _serve(self, path: Path, now: float) -> int:
+        """Read one ring; one that cannot be followed is left where it is, and the others are served."""
+        came = guard.guarded(self._read_and_send)(path, now)
+        if came is None:
+            self._leave(path, "is damaged")
+        return came or 0
+
+    def _leave(self, path: Path, why: str) -> None:
+        self.refused[path] = f"{path} {why} and stays where it is; `otel-dltrace recover` tries it again"
+        guard.say(self.refused[path])
+        self.followers.pop(path).source.close()
+
+    def _read_and_send(self, path: Path, now: float) -> int:
+        follower = self.followers[path]
+        # Our own ring's lock says nothing to us: a process may always take it again.
+        alive = None if self.own is None else not self.stop_requested
+        try:
+            came = follower.tick(now, alive, self.hurry)
+            self._send(follower, now)
+        except OSError as error:
+            if follower.source.ended:
+                self._leave(path, f"cannot be emptied into its run directory ({error})")
+            else:
+                guard.say(f"the run directory cannot be written ({error}); spans wait in the ring while it has room")
+            return 0
         return came
 
     # -- rings ----------------------------------------------------------------------------------
@@ -150,9 +181,11 @@ class Drain:
                 continue  # it got its name, or another drain was faster
 
     def _discover(self) -> None:
-        for path in self.serving.rings.glob("*.ring") if self.serving.rings.is_dir() else ():
-            if path not in self.followers and path not in self.refused:
-                self._adopt(path)
+        found = set(self.serving.rings.glob("*.ring")) if self.serving.rings.is_dir() else set()
+        for path in found - self.followers.keys() - self.refused.keys():
+            self._adopt(path)
+        # Other drains' rings come and go for as long as this one serves.
+        self.refused = {path: reason for path, reason in self.refused.items() if reason or path in found}
 
     def _adopt(self, path: Path) -> None:
         is_own = self.own is not None and path == self.own[0]
@@ -163,7 +196,9 @@ class Drain:
             buffer = self.own[1] if self.own and is_own else None
             source = RingSource(path, cursor.taken, cursor.unfinished, buffer)
         except RingError as error:
-            self.refused[path] = str(error)
+            if path.exists():  # else another drain has just removed it
+                self.refused[path] = f"{path} is no ring that can be read, and stays where it is: {error}"
+                guard.say(self.refused[path])
             return
         if not self._is_ours(source):
             if source.names.home or self.serving.orphans_only:
@@ -176,9 +211,18 @@ class Drain:
     def _is_ours(self, source: RingSource) -> bool:
         home = str(source.names.home.get("drain", ""))
         if self.serving.orphans_only:
-            served = any(lock_is_held(self.serving.rings / f"{name}.lock") for name in (home, ALL_RINGS))
+            served = lock_is_held(self.serving.rings / f"{ALL_RINGS}.lock") or not self._stand_in_for(home)
             return not served and not writer_is_alive(source.fd)
         return self.serving.home is None or home == self.serving.home
+
+    def _stand_in_for(self, home: str) -> bool:
+        """Keep the drain *home* from being started while its rings are recovered: two would write the same files."""
+        if home and home not in self._locks:
+            fd = take_lock(self.serving.rings / f"{home}.lock")
+            if fd is None:
+                return False
+            self._locks[home] = fd
+        return True
 
     def _parent(self, source: RingSource) -> Path:
         return self.serving.directory or Path(source.names.home.get("directory") or ".")
@@ -210,6 +254,8 @@ class Drain:
             for out in decided:
                 if out.extent is not None and member.bind.role == "worker":
                     self.roots[member.run].add(member, out.step, out.shard, out.extent, now)
+                    if self.drift.setdefault(member.run, Drift()).is_news(out.step, out.seq):
+                        self._total(member.writer.root, drifted_steps=1)
 
     def _anchor(self, member: Member) -> Any:
         """Return the host's offset of today, for a process of this boot."""
@@ -228,11 +274,14 @@ class Drain:
     def _settle(self) -> None:
         """Save the cursors, and let go of the rings that are safe elsewhere."""
         unsettled = self.outlet.unsettled() if self.outlet is not None else set()
+        is_due = any(writer.closed_segments >= COMPACT_SEGMENTS for writer in self.writers.values())
         for path, follower in list(self.followers.items()):
             mine = {step for nonce, step in unsettled if nonce == follower.source.nonce}
+            # A root that waits for other ranks is made again from its owner's ring, if we are killed.
+            mine |= {self.roots[m.run].pending_from() for m in follower.members} - {NO_STEP}
             undecided = [m.gate.undecided_from() for m in follower.members]
             loose = any(m.gate.has_loose for m in follower.members) or NO_STEP in mine
-            follower.save(min([NO_STEP, *mine, *undecided]), loose)
+            follower.save(min([NO_STEP, *mine, *undecided]), loose, again=is_due)
             if follower.is_drained and not mine:
                 self._let_go(path)
         # Only here: the cursors just saved no longer speak of the segments that go.
@@ -246,6 +295,9 @@ class Drain:
         follower = self.followers.pop(path)
         self._count(follower)
         self._write_summaries(ended=False)
+        if follower.source.names_torn:
+            self.refused[path] = f"{path.with_suffix('.names')} was damaged: some of its spans have no names"
+            guard.say(self.refused[path])
         follower.source.close(unlink=True)
 
     # -- the end --------------------------------------------------------------------------------
@@ -253,23 +305,27 @@ class Drain:
     def _count(self, follower: Follower) -> None:
         """Add a ring's figures to the totals of the run directories that it went to."""
         for member in follower.members:
-            total = self.totals.setdefault(member.writer.root, {})
-            lapped = follower.source.lapped()
-            for name, value in (
-                ("processes", 1),
-                ("spans", member.written),
-                ("truncated", member.truncated),
-                ("late", member.gate.late + follower.source.late),
-                ("not_in_otlp", member.left_out if self.outlet is not None else 0),
-                *((f"lapped_{level}", count) for level, count in lapped.items()),
-            ):
-                total[name] = total.get(name, 0) + value
+            self._total(
+                member.writer.root,
+                processes=1,
+                spans=member.written,
+                truncated=member.truncated,
+                late=member.gate.late + follower.source.late,
+                not_in_otlp=member.left_out if self.outlet is not None else 0,
+                unrecorded=follower.source.reader.unrecorded,
+                **{f"lapped_{level}": count for level, count in follower.source.lapped().items()},
+            )
+
+    def _total(self, root: Path, **figures: int) -> None:
+        total = self.totals.setdefault(root, {})
+        for name, value in figures.items():
+            total[name] = total.get(name, 0) + value
 
     def _write_summaries(self, ended: bool, delivery: dict[str, Any] | None = None) -> None:
         for root, writer in self.writers.items():
             total = self.totals.get(root, {})
-            if delivery is not None:
-                total["otlp"] = delivery
+            if self.outlet is not None:
+                total["otlp"] = delivery or self.outlet.figures()
             writer.write_summary(total, ended)
 
     def finish(self) -> None:
@@ -279,12 +335,18 @@ class Drain:
         for path in [path for path, follower in self.followers.items() if follower.is_drained]:
             self._let_go(path)
         for writer in self.writers.values():
-            writer.close_segment()
-            self._write_summaries(ended=False)
-            self._compact(writer)
-        self._write_summaries(True, delivery)
+            guard.guarded(self._close_writer)(writer)
+        guard.guarded(self._write_summaries)(True, delivery)
         for writer in self.writers.values():
-            writer.close()
+            guard.guarded(writer.close)()
+        for home, fd in self._locks.items():
+            (self.serving.rings / f"{home}.lock").unlink(missing_ok=True)
+            os.close(fd)
+
+    def _close_writer(self, writer: RunWriter) -> None:
+        writer.close_segment()
+        self._write_summaries(ended=False)
+        self._compact(writer)
 
     def _compact(self, writer: RunWriter) -> None:
         """Turn closed segments into Parquet and keep the host within its quota."""
@@ -293,5 +355,4 @@ class Drain:
         compact(writer.folder, writer.number)
         dropped = keep_within(writer.folder, self.serving.quota)
         if dropped:
-            total = self.totals.setdefault(writer.root, {})
-            total["dropped_by_quota"] = total.get("dropped_by_quota", 0) + dropped
+            self._total(writer.root, dropped_by_quota=dropped)

@@ -11,8 +11,12 @@ import pyarrow as pa
 def write_whole(path: Path, data: bytes) -> None:
     """Write *path* so that a reader never sees half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full file system is not filled by halves
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,15 +5,19 @@ from collections.abc import Callable
 import numpy as np
 
 from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.gate import MAX_HELD
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.spans import Column, empty_rows
+from otel_dltrace.record import guard
 
 MakeMember = Callable[[RingSource, Bind], Member]
 APPEND_ROWS = 4096
 APPEND_S = 1.0
+SURE_SCANS = 3
+"""As many scans see, take and let go of what a predecessor had read: before, a cursor would not know it as written."""
 
 
 class Follower:
@@ -34,11 +38,14 @@ class Follower:
         self._count = 0
         self._since = 0.0
         self._dirty = False
+        self._scans = 0
 
     def tick(self, now: float, alive: bool | None = None, hurry: bool = False) -> int:
         """Read what is new and pass it on, at once if in a *hurry*; return how many records came."""
         before = self.source.recorded
-        rows = self.source.poll(alive)
+        # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
+        rows = self.source.poll(alive) if self._count < MAX_HELD else empty_rows()
+        self._scans += 1
         if len(rows):
             self._wait(rows, now)
         self._bind(now)
@@ -47,13 +54,21 @@ class Follower:
             if self._count and (hurry or self.source.ended or self._count >= APPEND_ROWS or age >= APPEND_S):
                 self._pass_on(now)
         elif self._count >= KEEP_ROWS or age >= KEEP_S:
-            self._unbound.write(self._drop_waiting())
+            self._write_unbound(now)
         return self.source.recorded - before
 
     def _wait(self, rows: Column, now: float) -> None:
         self._since = self._since if self._count else now
         self._waiting.append(rows)
         self._count += len(rows)
+
+    def _write_unbound(self, now: float) -> None:
+        rows = self._drop_waiting()
+        try:
+            self._unbound.write(rows)
+        except OSError:
+            self._wait(rows, now)
+            raise
 
     def _drop_waiting(self) -> Column:
         rows = np.concatenate([empty_rows(), *self._waiting])
@@ -68,11 +83,7 @@ class Follower:
             binds.append(self.source.environment_bind())
         for bind in binds[len(self.members) :]:
             member = self._make_member(self.source, bind)
-            c = self._cursor
-            if c.folder == str(member.writer.folder):
-                member.go_on(c.segment, c.rows, c.undelivered, c.loose, now)
-            else:
-                member.go_on(0, 0, 0, True, now)
+            member.go_on(self._cursor, now)
             self.members.append(member)
             self._take_partial(now)
 
@@ -83,32 +94,46 @@ class Follower:
             waiting = self._drop_waiting()
             fresh = waiting[~np.isin(waiting["span_no"], rows["span_no"])]
             self._wait(np.concatenate([rows, fresh]), now)
-            self._pass_on(now)
+            self._pass_on(now, may_come_again=True)
         self._unbound.remove()
 
-    def _pass_on(self, now: float) -> None:
+    def _pass_on(self, now: float, may_come_again: bool = False) -> None:
         rows = self._drop_waiting()
+        try:
+            self._share_out(rows, now, may_come_again)
+        except OSError:  # the disk is full: they are tried again
+            self._wait(rows, now)
+            raise
+
+    def _share_out(self, rows: Column, now: float, may_come_again: bool) -> None:
         starts = np.array([member.bind.from_step for member in self.members[1:]], np.int64)
         steps = rows["step"].astype(np.int64)
         whose = np.where(steps == NO_STEP, len(starts), np.searchsorted(starts, steps, side="right"))
         for i, member in enumerate(self.members):
             mine = rows[whose == i]
             if len(mine):
-                member.take(mine, now)
+                member.take(mine, now, may_come_again)
 
     @property
     def is_drained(self) -> bool:
         """Whether the writer is gone and all it wrote has been passed on."""
         return self.source.ended and not self._count
 
-    def save(self, undelivered: int, loose: bool) -> None:
-        """Write the cursor, if what it covers has changed."""
-        if not self._dirty or self._count:
+    def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
+        """Write the cursor, if what it covers has changed, or where in the folder that is (*again*)."""
+        if not (self._dirty or again) or self._count:
+            return
+        if self._scans < SURE_SCANS and not self.source.ended:
             return
         held = empty_rows() if self.source.ended else self.source.held.rows()
         cursor = Cursor(self.source.reader.taken, held, undelivered=undelivered, loose=loose)
         if self.members:
             writer = self.members[-1].writer
             cursor.folder, cursor.segment, cursor.rows = str(writer.folder), writer.number, writer.rows
-        cursor.write(self.source.path.with_suffix(".cursor"))
+            cursor.written = self.members[-1].written
+        try:
+            cursor.write(self.source.path.with_suffix(".cursor"))
+        except OSError as error:
+            guard.say(f"{self.source.path.parent} has no room for a cursor ({error}): it is tried again")
+            return
         self._dirty = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.plan import SlowSteps, Window, share_of
+from otel_dltrace.model.plan import Share, SlowSteps, Window, share_of
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Column, empty_rows
 
@@ -15,14 +15,24 @@ SETTLE_S = 2.0
 MAX_HELD = 200_000
 """Rows held in memory; beyond, details are read again from the run directory."""
 _REMEMBERED = 1024
+LOST_STEPS = 64
+"""A step is given up that many steps later: its own span was overwritten before it was read."""
+
+
+@dataclass(frozen=True)
+class _Ended:
+    extent: tuple[int, int]
+    seq: int
+    since: float
 
 
 @dataclass(frozen=True)
 class Outgoing:
     """Rows that go out together: a step's (all of one *shard*), or some made outside any step.
 
-    *extent* is the rank's, in ns; a step that never got its own span (an evaluation after the last
-    one) is *stepless*: nothing is there for its rows to hang under.
+    *extent* is the rank's, in ns, and *seq* the WORLD group's number at its start (0: not known); a
+    step that never got its own span (an evaluation after the last one) is *stepless*: nothing is
+    there for its rows to hang under.
     """
 
     step: int
@@ -30,6 +40,7 @@ class Outgoing:
     left_out: int = 0
     shard: int = 0
     extent: tuple[int, int] | None = None
+    seq: int = 0
     stepless: bool = False
 
 
@@ -49,8 +60,9 @@ class StepGate:
         self._slow = SlowSteps()
         self._held: dict[int, list[Column]] = {}
         self._count = 0
-        self._offloaded: set[int] = set()
-        self._ended: dict[int, tuple[int, int, float]] = {}
+        self._offloaded: dict[int, int] = {}
+        self._ended: dict[int, _Ended] = {}
+        self._last = -1
         self._decided: dict[int, tuple[bool, int]] = {}
         self._ready: list[Outgoing] = []
         self._loose: list[tuple[float, Column]] = []
@@ -59,12 +71,13 @@ class StepGate:
     def add(self, rows: Column, is_step: Column, now: float) -> None:
         """Take in finished *rows*; *is_step* masks the rank's step spans, *now* is in seconds."""
         for i in np.flatnonzero(is_step):
-            self._ended[int(rows["step"][i])] = (int(rows["start"][i]), int(rows["end"][i]), now)
+            start, end, seq = (int(rows[name][i]) for name in ("start", "end", "seq"))
+            self._ended[int(rows["step"][i])] = _Ended((start, end), seq, now)
         for step in np.unique(rows["step"]).tolist():
             part = rows[rows["step"] == step]
             if step == NO_STEP:
                 self._loose.append((now, part))
-            elif step in self._decided:
+            elif step in self._decided or step < next(iter(self._decided), 0):
                 self._add_late(step, part)
             else:
                 self._held.setdefault(step, []).append(part)
@@ -73,7 +86,10 @@ class StepGate:
             self._offload()
 
     def _add_late(self, step: int, rows: Column) -> None:
-        full, shard = self._decided[step]
+        share = self._share(step)
+        # So late that it was forgotten what was decided: the window still says the same.
+        full, shard = self._decided.get(step, (share.full and step in self._window, share.shard))
+        self._ended.pop(step, None)
         keep = rows if full else rows[rows["level"] <= Level.STEP]
         self.late += len(rows)
         if len(keep):
@@ -85,7 +101,7 @@ class StepGate:
             rows = np.concatenate(self._held[step])
             keep = rows[rows["level"] <= Level.STEP]
             self._held[step] = [keep]
-            self._offloaded.add(step)
+            self._offloaded[step] = self._offloaded.get(step, 0) + len(rows) - len(keep)
             self._count -= len(rows) - len(keep)
             if self._count <= MAX_HELD // 2:
                 return
@@ -93,11 +109,14 @@ class StepGate:
     def due(self, now: float, final: bool = False) -> list[Outgoing]:
         """Return what is decided by *now*; everything, if *final*."""
         out, self._ready = self._ready, []
-        last = max(self._ended, default=-1)
-        steps = sorted(self._held) if final else sorted(self._ended)
-        for step in steps:
+        self._last = max([self._last, *self._ended])
+        for step in sorted(self._held):
             ended = self._ended.get(step)
-            if final or (ended is not None and (last > step or now - ended[2] >= SETTLE_S)):
+            if ended is None:
+                is_over = step + LOST_STEPS <= self._last
+            else:
+                is_over = self._last > step or now - ended.since >= SETTLE_S
+            if final or is_over:
                 out.append(self._decide(step))
         loose = [rows for at, rows in self._loose if final or now - at >= SETTLE_S]
         self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < SETTLE_S]
@@ -109,22 +128,26 @@ class StepGate:
         held = self._held.pop(step, [])
         rows = np.concatenate(held) if held else empty_rows()
         self._count -= len(rows)
-        slow = ended is not None and self._slow.is_slow(ended[1] - ended[0])
-        b = self._bind
-        # Servers come after the workers in the budget's count of ranks.
-        place = b.rank if b.role == "worker" else b.world_size + b.rank
-        share = share_of(place, b.world_size, b.servers, self._budget, step)
+        slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
+        share = self._share(step)
         full = share.full and (slow or step in self._window)
-        offloaded = step in self._offloaded
-        self._offloaded.discard(step)
+        offloaded = self._offloaded.pop(step, 0)
         if offloaded and full:
-            rows = self._read_again(step)
+            rows, offloaded = self._read_again(step), 0
         chosen = within(rows, share.limit) if full else rows[rows["level"] <= Level.STEP]
         self._decided[step] = (full, share.shard)
         while len(self._decided) > _REMEMBERED:
             del self._decided[next(iter(self._decided))]
-        extent = (ended[0], ended[1]) if ended is not None else None
-        return Outgoing(step, chosen, len(rows) - len(chosen), share.shard, extent, stepless=ended is None)
+        left_out = len(rows) + offloaded - len(chosen)
+        if ended is None:
+            return Outgoing(step, chosen, left_out, share.shard, stepless=True)
+        return Outgoing(step, chosen, left_out, share.shard, ended.extent, ended.seq)
+
+    def _share(self, step: int) -> Share:
+        b = self._bind
+        # Servers come after the workers in the budget's count of ranks.
+        place = b.rank if b.role == "worker" else b.world_size + b.rank
+        return share_of(place, b.world_size, b.servers, self._budget, step)
 
     def undecided_from(self) -> int:
         """Return the first step that is still held, NO_STEP if none is."""

@@ -1,22 +1,25 @@
 """One process in one generation, as the drain serves it: its rows go to the run directory and to OTLP."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from otel_dltrace.export import columns
+from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.gate import Outgoing, StepGate
 from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.run_reader import read_table, span_files
-from otel_dltrace.export.rundir import RunWriter, segment_number
+from otel_dltrace.export.run_reader import last_step, newest_segment, read_table, span_files
+from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model import semconv
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor
+
+DOUBT_S = 60.0
+"""How long after a drain took over, a span that it reads may be one that its predecessor wrote."""
 
 
 class Member:
@@ -36,7 +39,8 @@ class Member:
     ) -> None:
         self.source, self.bind, self.process, self.writer = source, bind, process, writer
         self.gate = StepGate(bind, window, budget, self.rows_of)
-        self._written_before: set[int] = set()
+        self._written_before = np.zeros(0, np.uint64)
+        self._doubt_ends = 0.0
         self.written = 0
         self.truncated = 0
         self.left_out = 0
@@ -46,12 +50,16 @@ class Member:
         """Job, generation and world."""
         return self.bind.job, self.bind.generation, self.bind.world
 
-    def take(self, rows: Column, now: float) -> None:
+    def take(self, rows: Column, now: float, may_come_again: bool = False) -> None:
         """Write *rows* to the run directory and hold them for OTLP; what was written before is not again."""
         rows = rows.copy()
         fill_ids(rows, self.source.names.descriptors, self.process)
-        if self._written_before:
-            rows = rows[~np.isin(rows["span_id"], np.fromiter(self._written_before, np.uint64))]
+        if len(self._written_before):
+            rows = rows[~np.isin(rows["span_id"], self._written_before)]
+        if may_come_again:
+            self._know_written([self._written_before, rows["span_id"]], now)
+        elif now > self._doubt_ends:
+            self._written_before = np.zeros(0, np.uint64)
         if not len(rows):
             return
         self.writer.append(self.process.nonce, rows, self.source.names.descriptors, self.source.errors)
@@ -68,45 +76,55 @@ class Member:
         process = replace(self.process, anchor=anchor) if anchor else self.process
         return SpanBatch(rows, self.source.names.descriptors, process, self.source.errors)
 
-    def go_on(self, segment: int, rows: int, undelivered: int, loose: bool, now: float) -> None:
+    def go_on(self, cursor: Cursor, now: float) -> None:
         """Take up the work of a drain that ended in the middle.
 
-        Spans after *rows* rows of *segment* are in the run directory though the cursor does not
-        say so (all of them, where *segment* is 0); those of steps from *undelivered* on are sent again.
+        Spans after *cursor* are in the run directory though it does not say so (all of them, where
+        it speaks of another folder); they, and those that it knows undelivered, are sent again.
         """
-        paths = span_files(self.writer.folder)
-        if segment:
-            paths = [path for path in paths if path.suffix != ".parquet" and segment_number(path) >= segment]
-        for path in paths:
-            table = read_table(path)
-            if table is not None:
-                skip = rows if segment and segment_number(path) == segment else 0
-                table = table.slice(skip)
-                ids = table.filter(columns.of_process(table, self.process.nonce)).column("span_id")
-                self._written_before.update(ids.to_pylist())
-        unsent = self._stored(lambda table: pc.greater_equal(table.column("step"), undelivered))
-        unsent = unsent[(unsent["step"] != NO_STEP) | loose]
-        if len(unsent):
-            self._hold(unsent, now)
-
-    def _stored(self, wanted: Callable[[pa.Table], pa.ChunkedArray]) -> Column:
-        """Return this process's rows in the run directory that *wanted* selects."""
-        parts = [empty_rows()]
+        knows = cursor.folder == str(self.writer.folder)
+        first, loose = (cursor.undelivered, cursor.loose) if knows else (0, True)
+        before, unsent = [self._written_before], [empty_rows()]
         for path in span_files(self.writer.folder):
-            table = read_table(path)
-            if table is None:
+            newest = newest_segment(path)
+            is_later = not knows or newest > cursor.segment
+            if not (is_later or newest == cursor.segment or loose or last_step(path) >= first):
                 continue
-            rows, errors = columns.from_arrow(
-                table.filter(pc.and_(columns.of_process(table, self.process.nonce), wanted(table)))
-            )
-            rows["error"] = np.where(rows["error"] > 0, rows["error"] + len(self.source.errors) - 1, 0)
-            self.source.errors.extend(errors[1:])
-            parts.append(rows)
-        return np.concatenate(parts)
+            # Compaction sorts rows: what a Parquet has of the cursor's segment may all be later.
+            known_rows = cursor.rows if newest == cursor.segment and path.suffix != ".parquet" else 0
+            if not is_later and newest < cursor.segment:
+                known_rows = -1
+            rows, is_new = self._stored(path, known_rows)
+            before.append(rows["span_id"][is_new])
+            is_loose = rows["step"] == NO_STEP
+            unsent.append(rows[is_new | np.where(is_loose, loose, rows["step"] >= first)])
+        self._know_written(before, now)
+        self.written = cursor.written + sum(map(len, before)) if knows else len(self._written_before)
+        if sum(map(len, unsent)):
+            self._hold(np.concatenate(unsent), now)
+
+    def _know_written(self, ids: list[Column], now: float) -> None:
+        """Remember what may be read once more: within *DOUBT_S* all that the ring holds now has been."""
+        self._written_before = np.concatenate(ids)
+        self._doubt_ends = now + DOUBT_S
+
+    def _stored(self, path: Path, known_rows: int = 0, step: int | None = None) -> tuple[Column, Column]:
+        """Return this process's rows in *path* (only those of *step*), and which come after *known_rows* (-1: all)."""
+        table = read_table(path)
+        if table is None:
+            return empty_rows(), np.zeros(0, bool)
+        mine = columns.of_process(table, self.process.nonce)
+        if step is not None:
+            mine = pc.and_(mine, pc.equal(table.column("step"), step))
+        is_new = np.arange(table.num_rows) >= (table.num_rows if known_rows < 0 else known_rows)
+        rows, errors = columns.from_arrow(table.filter(mine))
+        self.source.renumber_errors(rows, errors)
+        return rows, is_new[mine.to_numpy()]
 
     def rows_of(self, step: int) -> Column:
         """Return the rows of *step* from the run directory."""
-        return self._stored(lambda table: pc.equal(table.column("step"), step))
+        paths = [path for path in span_files(self.writer.folder) if last_step(path) >= step]
+        return np.concatenate([empty_rows(), *(self._stored(path, step=step)[0] for path in paths)])
 
     def outgoing(self, now: float, final: bool) -> list[Outgoing]:
         """Return what is decided by *now*."""

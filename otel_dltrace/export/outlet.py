@@ -60,6 +60,10 @@ class Outlet:
         """Return the tags that are neither acknowledged nor spilled."""
         return set(self._sender.pending())
 
+    def figures(self) -> dict[str, Any]:
+        """Return what became of the spans so far."""
+        return {"sent": self.sent, **asdict(self._sender.delivery())}
+
     def close(self, timeout: float) -> dict[str, Any]:
         """Deliver or spill what is left within *timeout* seconds; return the figures."""
         return {"sent": self.sent, **asdict(self._sender.close(timeout))}
@@ -69,7 +73,7 @@ def hung(out: Outgoing, bind: Bind) -> Column:
     """Return the rows of *out*; without a step span, what would hang under it hangs under nothing."""
     if not out.stepless or out.step == NO_STEP:
         return out.rows
-    rows = out.rows.copy()
+    rows: Column = out.rows.copy()
     rows["parent_id"][rows["parent_id"] == np.uint64(rank_step_id(bind, out.step))] = 0
     return rows
 

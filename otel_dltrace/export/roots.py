@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_dltrace.export.gate import SETTLE_S
-from otel_dltrace.model.identity import Bind, root_id
+from otel_dltrace.model.identity import NO_STEP, Bind, root_id
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Column, empty_rows
 
@@ -52,6 +52,10 @@ class Roots:
         seen.members.add(member.process.nonce)
         seen.shards.add(shard)
         seen.start, seen.end = min(seen.start, extent[0]), max(seen.end, extent[1])
+
+    def pending_from(self) -> int:
+        """Return the first step whose root has not gone out, NO_STEP if none."""
+        return min(self._steps, default=NO_STEP)
 
     def due(self, members: int, now: float, final: bool) -> list[Root]:
         """Return the roots that are complete; *members* processes are local. None without rank 0."""

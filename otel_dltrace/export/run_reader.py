@@ -12,7 +12,7 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.files import read_json, read_stream
 from otel_dltrace.export.rundir import PARQUETS, SEGMENTS, segment_number
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
-from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.spans import Process, SpanBatch, concatenate
 from otel_dltrace.model.time import Anchor
@@ -50,6 +50,18 @@ def replaced_segments(parquet: Path) -> list[str]:
         return []
     names = metadata.get(b"segments", b"").decode()
     return names.split(",") if names else []
+
+
+def newest_segment(path: Path) -> int:
+    """Return the number of the latest segment whose spans are in *path*."""
+    names = replaced_segments(path) if path.suffix == ".parquet" else [path.name]
+    return max((segment_number(Path(name)) for name in names), default=0)
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that *path* may hold, as its name says: only a Parquet's does."""
+    digits = path.name.removeprefix("steps-").split(".")[0].rpartition("-")[2]
+    return int(digits) if path.suffix == ".parquet" and digits.isdigit() else NO_STEP
 
 
 def read_table(path: Path) -> pa.Table | None:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,14 @@ class RunWriter:
         self._known: dict[int, int] = {}
         self.processes: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
+        self._inherited: dict[str, Any] = {}
 
     def open(self) -> None:
         """Make the folders, take over what an earlier drain of this host left there."""
         self.folder.mkdir(parents=True, exist_ok=True)
         before = read_json(self.folder / "drain.json") or {}
         self.processes = {int(p["nonce"], 16): p for p in before.get("processes", [])}
-        self.summary = before.get("summary", {})
+        self._inherited = before.get("summary", {})
         self.number = 1 + max((segment_number(p) for p in self.folder.glob(SEGMENTS)), default=0)
         self.number = max(self.number, int(before.get("next_segment", 1)))
         path = self.folder / "descriptors.arrows"
@@ -104,9 +106,22 @@ class RunWriter:
     def append(
         self, nonce: int, rows: Column, descriptors: Sequence[Descriptor], errors: Sequence[tuple[str, str]]
     ) -> None:
-        """Write *rows* of the process *nonce*, and its new descriptors, through to the file system."""
+        """Write *rows* of the process *nonce*, and its new descriptors, through to the file system.
+
+        Raises:
+            OSError: There is no room, or the folder cannot be written; nothing of *rows* counts as written.
+        """
         if not self.is_open:
             self.open()
+        try:
+            self._append(nonce, rows, descriptors, errors)
+        except OSError:
+            self._give_up()
+            raise
+
+    def _append(
+        self, nonce: int, rows: Column, descriptors: Sequence[Descriptor], errors: Sequence[tuple[str, str]]
+    ) -> None:
         assert self._descriptors is not None
         known = self._known.get(nonce, 0)
         if known < len(descriptors):
@@ -140,6 +155,18 @@ class RunWriter:
             self.rows = 0
             self.closed_segments += 1
 
+    def _give_up(self) -> None:
+        """Leave files that may end in half a batch: what comes later would be hidden behind it."""
+        for file in (self._segment, self._sink, self._descriptors, self._descriptor_file):
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+        if self._segment is not None:
+            self.number += 1
+        self._segment = self._sink = self._descriptors = None
+        self._known = {}
+        self.rows = 0
+
     def write_summary(self, summary: dict[str, Any], ended: bool = False) -> None:
         """Write ``drain.json``: who wrote here, and what became of their spans."""
         self.summary = summary
@@ -149,7 +176,7 @@ class RunWriter:
                 "ended": ended,
                 "next_segment": self.number,
                 "processes": list(self.processes.values()),
-                "summary": summary,
+                "summary": _sum(self._inherited, summary),
             }
             write_json(self.folder / "drain.json", value)
 
@@ -160,6 +187,12 @@ class RunWriter:
             self._descriptors.close()
             self._descriptor_file.close()
             self._descriptors = None
+
+
+def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of an earlier drain of this host and of this one: numbers add up, the rest is the latest."""
+    both = {name: before[name] + now[name] for name in before.keys() & now if isinstance(now[name], int)}
+    return {**before, **now, **both}
 
 
 def run_root(parent: Path, bind: Bind | None, nonce: int) -> Path:

@@ -39,9 +39,7 @@ class Unbound:
             return empty_rows()
         parts = [empty_rows()]
         for batch in read_batches(self.root):
-            moved = np.where(batch.rows["error"] > 0, batch.rows["error"] + len(self._source.errors) - 1, 0)
-            batch.rows["error"] = moved
-            self._source.errors.extend(batch.errors[1:])
+            self._source.renumber_errors(batch.rows, batch.errors)
             parts.append(batch.rows)
         rows = np.concatenate(parts)
         _, first = np.unique(rows["span_no"], return_index=True)

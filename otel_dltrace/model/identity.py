@@ -79,7 +79,6 @@ class Bind:
     servers: int = 0
     attempt: int = 0
     from_step: int = 0
-    resource: str = ""
 
     @property
     def generation_number(self) -> int:

@@ -93,7 +93,7 @@ class DrainStarter:
             lines = self.log.read_text(errors="replace").split("\n")
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return next((line.strip().removeprefix("otel_dltrace: ") for line in reversed(lines) if line.strip()), "")
 
     def finish(self, ring: Path, timeout: float) -> bool:
         """Wait until *ring* has been read to its end and removed; return whether it was within *timeout* seconds."""
@@ -103,11 +103,15 @@ class DrainStarter:
             self._stop_thread(timeout)
         deadline = time.monotonic() + timeout
         next_bell = 0.0
+        is_restarted = False
         while ring.exists():
             now = time.monotonic()
             if now >= deadline:
                 return False
             if now >= next_bell:
+                if not is_restarted and self.mode == "auto" and not lock_is_held(self.rings / f"{self.home}.lock"):
+                    is_restarted = True  # it was killed, or ended just before our ring was there
+                    guard.guarded(self.start_process)()
                 ring_bell(self.bell)
                 next_bell = now + 0.1
             time.sleep(0.005)

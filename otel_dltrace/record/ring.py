@@ -189,6 +189,11 @@ class RingReader:
             raise
         self._leases = self._view[PAGE : PAGE + self.header.chunks * CHUNK].cast("I")
         self.taken: dict[int, Taken] = taken if taken is not None else {}
+        self._done = [0] * self.header.chunks
+        """For each chunk the lease under which all its slots have been read."""
+        for index, chunk in self.taken.items():
+            if chunk.slots == _ALL_SLOTS and index < len(self._done):
+                self._done[index] = chunk.lease
         self._seen: dict[int, tuple[int, int]] = {}
         self.lapped = [0, 0, 0, 0, 0]
 
@@ -206,11 +211,13 @@ class RingReader:
     def read(self, final: bool = False) -> bytes:
         """Return what `scan` does, one record after the other."""
         runs: list[bytes] = []
-        for index, lease in enumerate(self._leases[:: CHUNK // 4].tolist()):
-            taken = self.taken.get(index)
-            if lease and not (taken and taken.lease == lease and taken.slots == _ALL_SLOTS):
-                self._read_chunk(index, lease, final, runs)
-            elif final and not lease:
+        leases = self._leases[:: CHUNK // 4].tolist()
+        # Most chunks have been read to their end, so finding the others is most of an idle drain's work.
+        for index in [i for i, (lease, done) in enumerate(zip(leases, self._done, strict=True)) if lease != done]:
+            if leases[index]:
+                self._read_chunk(index, leases[index], final, runs)
+        if final:
+            for index in [i for i, lease in enumerate(leases) if not lease]:
                 self._count_lost(index)
         return b"".join(runs)
 
@@ -228,6 +235,7 @@ class RingReader:
         taken = self._taken(index, lease, copy)
         new = settled & ~taken.slots
         taken.slots |= new
+        self._done[index] = lease if taken.slots == _ALL_SLOTS else 0
         while new:  # slots are filled in order, so they come in few runs
             slot = (new & -new).bit_length() - 1
             rest = new >> slot

@@ -1,0 +1,449 @@
+"""The run directory: readable whatever state its writers left it in, each span once, within its quota."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from otel_dltrace.export import columns, compaction, follower, run_reader
+from otel_dltrace.export.compaction import compact, keep_within
+from otel_dltrace.export.drain import Drain, Serving
+from otel_dltrace.export.run_reader import read_run, read_summaries, span_files
+from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
+from otel_dltrace.model.identity import NO_STEP, Bind
+from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
+from otel_dltrace.model.semconv import COLLECTIVE, PHASE, Level
+from otel_dltrace.model.spans import Process, empty_rows, fill_ids
+from otel_dltrace.model.time import Anchor
+from tests import servers
+from tests.support import Place, a_place
+
+DESCRIPTORS = [
+    OTHER,
+    RANK_STEP,
+    Descriptor(COLLECTIVE, "all_reduce", "0", 2, "gloo", "bucket 0", dtype="float32"),
+    Descriptor(PHASE, "PUSH", tensor="w", key=3, queue_type="PUSH"),
+]
+ERRORS = [("", ""), ("ValueError", "no"), ("OSError", "gone")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Give a working folder with rings of its own."""
+    with a_place(tmp_path) as it:
+        yield it
+
+
+def a_process(rank: int = 0, host: str = "node-0") -> Process:
+    """Return who writes."""
+    bind = Bind("job", "1.00", "demo", rank=rank, world_size=2)
+    return Process(rank + 1, bind, host, f"{host}-boot", 7, Anchor(1000, 1_700_000_000_000_000_000, 5))
+
+
+def rows_of(process: Process, steps: range) -> np.ndarray:
+    """Return four spans for each of *steps*: the step, an operation that failed, two phases."""
+    rows = empty_rows(4 * len(steps))
+    rows["step"] = np.repeat(steps, 4)
+    rows["descriptor"] = np.tile([1, 2, 3, 3], len(steps))
+    rows["level"] = np.tile([Level.STEP, Level.COLLECTIVE, Level.PHASE, Level.PHASE], len(steps))
+    rows["error"] = np.tile([0, 1, 0, 2], len(steps))
+    rows["span_no"] = steps.start * 4 + 1 + np.arange(len(rows))
+    rows["start"] = 5000 + rows["span_no"] * 10
+    rows["end"] = rows["start"] + 7
+    fill_ids(rows, DESCRIPTORS, process)
+    return rows
+
+
+def a_writer(root: Path, *processes: Process) -> RunWriter:
+    """Return the writer of the first process's host."""
+    writer = RunWriter(root, processes[0].host)
+    writer.open()
+    for process in processes:
+        writer.name_run(process.bind)
+        writer.know(process)
+    return writer
+
+
+def write_segments(writer: RunWriter, process: Process, segments: int, steps: int = 10) -> np.ndarray:
+    """Write *segments* segments of *steps* steps, each in two batches; return all rows."""
+    written = []
+    for n in range(segments):
+        for half in (range(n * steps, n * steps + steps // 2), range(n * steps + steps // 2, (n + 1) * steps)):
+            written.append(rows_of(process, half))
+            writer.append(process.nonce, written[-1], DESCRIPTORS, ERRORS)
+        writer.close_segment()
+    return np.concatenate(written)
+
+
+def comparable(rows: np.ndarray, errors: list[tuple[str, str]]) -> list[tuple]:
+    """Return rows as tuples, in the order of their numbers, with their errors in words."""
+    ordered = rows[np.argsort(rows["span_no"])].copy()
+    words = [tuple(errors[n]) for n in ordered["error"].tolist()]
+    ordered["error"] = 0
+    return list(zip(ordered.tolist(), words, strict=True))
+
+
+def read_back(root: Path) -> list[tuple]:
+    """Return the only process's rows as they are read."""
+    (batch,) = read_run(root)
+    return comparable(batch.rows, batch.errors)
+
+
+def test_what_is_written_is_read(tmp_path):
+    """Rows, errors, descriptors and who wrote them."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    rows = write_segments(writer, process, 2)
+    writer.close()
+
+    (batch,) = read_run(tmp_path / "run")
+    assert comparable(batch.rows, batch.errors) == comparable(rows, ERRORS)
+    assert list(batch.descriptors) == DESCRIPTORS
+    assert batch.process == process
+
+
+def test_a_segment_torn_at_any_byte_is_read_as_far_as_it_goes(tmp_path):
+    """Whole batches only, in order, never an error."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    ends, batches = [], []
+    for step in range(3):
+        batches.append(rows_of(process, range(step, step + 1)))
+        writer.append(process.nonce, batches[-1], DESCRIPTORS, ERRORS)
+        ends.append(next(writer.folder.glob("spans-*")).stat().st_size)
+    writer.close()
+    (segment,) = writer.folder.glob("spans-*")
+    data = segment.read_bytes()
+
+    for length in range(len(data) + 1):
+        segment.write_bytes(data[:length])
+        table = run_reader.read_table(segment)
+        whole = sum(length >= end for end in ends)
+        assert (0 if table is None else table.num_rows) == 4 * whole, length
+
+
+def test_a_torn_descriptor_table_costs_names_not_spans(tmp_path):
+    """The next drain copies the good part and goes on; the spans are all there."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    rows = write_segments(writer, process, 1)
+    table = writer.folder / "descriptors.arrows"
+    data = table.read_bytes()
+    for length in range(0, len(data), 7):
+        table.write_bytes(data[:length])
+        assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
+
+    later = a_writer(tmp_path / "run", process)
+    later.append(process.nonce, empty_rows(), DESCRIPTORS, ERRORS)
+    later.close()
+    (batch,) = read_run(tmp_path / "run")
+    assert list(batch.descriptors) == DESCRIPTORS
+
+
+# -- compaction --------------------------------------------------------------------------------
+
+
+def test_parquet_replaces_segments_and_other_programs_can_read_it(tmp_path):
+    """Who, what and when, without our tables."""
+    process = a_process(rank=1)
+    writer = a_writer(tmp_path / "run", process)
+    rows = write_segments(writer, process, 2)
+
+    assert compact(writer.folder, writer.number) == 2
+
+    (parquet,) = span_files(writer.folder)
+    assert parquet.name == "steps-00000000-00000019.parquet"
+    assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
+    table = pq.read_table(parquet).sort_by("span_no")
+    assert table.column("rank").to_pylist() == [1] * 80
+    assert table.column("role").to_pylist() == ["worker"] * 80
+    assert table.column("name").to_pylist() == ["rank.step", "all_reduce", "PUSH", "PUSH"] * 20
+    assert table.column("tensor").to_pylist() == ["", "bucket 0", "w", "w"] * 20
+    assert table.column("start_unix_ns").to_pylist() == (rows["start"] + process.anchor.offset).tolist()
+
+
+def test_pandas_reads_a_compacted_run(tmp_path):
+    """A group by name needs no table of ours."""
+    pandas = pytest.importorskip("pandas")
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    write_segments(writer, process, 2)
+    compact(writer.folder, writer.number)
+
+    frame = pandas.read_parquet(span_files(writer.folder)[0])
+    assert frame.groupby("name", observed=True).size().to_dict() == {"PUSH": 40, "all_reduce": 20, "rank.step": 20}
+
+
+def test_several_processes_keep_their_own_names_when_compacted(tmp_path):
+    """A descriptor's number means another thing in each process; one that nobody knows is `other`."""
+    one, other = a_process(0), a_process(1)
+    writer = a_writer(tmp_path / "run", one, other)
+    for process, table in ((one, DESCRIPTORS), (other, [OTHER, RANK_STEP, Descriptor(PHASE, "mine")])):
+        writer.append(process.nonce, rows_of(process, range(1)), table, ERRORS)
+    stranger = Process(99, None)
+    writer.append(99, rows_of(stranger, range(1)), [OTHER], ERRORS)
+    writer.close_segment()
+    compact(writer.folder, writer.number)
+
+    table = pq.read_table(span_files(writer.folder)[0]).sort_by([("process", "ascending"), ("span_no", "ascending")])
+    assert table.column("name").to_pylist() == [
+        *("rank.step", "all_reduce", "PUSH", "PUSH"),
+        *("rank.step", "mine", "other", "other"),
+        *["other"] * 4,
+    ]
+    assert table.column("rank").to_pylist() == [0] * 4 + [1] * 4 + [None] * 4
+
+
+@pytest.mark.parametrize("when", ["half written", "written", "half removed"])
+def test_a_drain_killed_while_it_compacts_shows_nothing_twice(tmp_path, when):
+    """A Parquet file names the segments that it replaces; the next compaction finishes the work."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    rows = write_segments(writer, process, 3)
+    kept = tmp_path / "kept"
+    shutil.copytree(writer.folder, kept)
+    compact(writer.folder, writer.number)
+    (parquet,) = writer.folder.glob("*.parquet")
+    if when == "half written":
+        (writer.folder / f".{parquet.name}.4711").write_bytes(parquet.read_bytes()[:1000])
+        parquet.unlink()
+    for segment in sorted(kept.glob("spans-*"))[0 if when != "half removed" else 2 :]:
+        shutil.copy(segment, writer.folder)
+
+    assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
+    compact(writer.folder, writer.number)
+    assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
+    assert not list(writer.folder.glob("spans-*"))
+    assert not list(writer.folder.glob(".steps-*"))
+
+
+def test_late_spans_of_compacted_steps_get_a_file_of_their_own(tmp_path):
+    """Also those outside any step, which no file name speaks of."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    write_segments(writer, process, 1)
+    compact(writer.folder, writer.number)
+    late = rows_of(process, range(100, 110))
+    late["step"] = np.repeat([0, 9, NO_STEP, NO_STEP, 3], 8)
+    writer.append(process.nonce, late, DESCRIPTORS, ERRORS)
+    writer.close_segment()
+    compact(writer.folder, writer.number)
+
+    names = [path.name for path in span_files(writer.folder)]
+    assert names == ["steps-00000000-00000009.1.parquet", "steps-00000000-00000009.parquet"]
+    assert [run_reader.last_step(path) for path in span_files(writer.folder)] == [9, 9]
+    assert len(read_back(tmp_path / "run")) == 80
+
+
+def test_the_quota_takes_the_oldest_phases_first_then_operations(tmp_path, monkeypatch):
+    """Steps and stages stay whatever it says; a file that has nothing more to give is not read again."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    for n in range(3):
+        writer.append(process.nonce, rows_of(process, range(n * 2000, (n + 1) * 2000)), DESCRIPTORS, ERRORS)
+        writer.close_segment()
+        compact(writer.folder, writer.number)
+    size = sum(path.stat().st_size for path in span_files(writer.folder))
+
+    def left() -> list[int]:
+        (batch,) = read_run(tmp_path / "run")
+        return [int((batch["level"] == level).sum()) for level in (Level.STEP, Level.COLLECTIVE, Level.PHASE)]
+
+    assert keep_within(writer.folder, size) == 0
+    assert keep_within(writer.folder, size - 1) == 4000
+    (batch,) = read_run(tmp_path / "run")
+    assert batch["step"][batch["level"] == Level.PHASE].min() == 2000
+    assert left() == [6000, 6000, 8000]
+    assert keep_within(writer.folder, 0) == 8000 + 6000
+    assert left() == [6000, 0, 0]
+    monkeypatch.setattr(compaction.pq, "read_table", None)
+    assert keep_within(writer.folder, 0) == 0
+
+
+# -- who writes, who reads ---------------------------------------------------------------------
+
+
+def test_a_newer_schema_is_refused_with_a_sentence(tmp_path):
+    """Nobody guesses what it means."""
+    writer = a_writer(tmp_path / "run", a_process())
+    writer.close()
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert info["schema"] == columns.SCHEMA_VERSION
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**info, "schema": columns.SCHEMA_VERSION + 1}))
+
+    with pytest.raises(TraceFormatError, match="newer than this version reads; upgrade otel-dltrace"):
+        read_run(tmp_path / "run")
+
+
+def test_what_is_no_run_directory_is_said_so(tmp_path):
+    """The name, and what was expected."""
+    with pytest.raises(RunNotFoundError, match="is no run directory"):
+        read_run(tmp_path)
+
+
+def test_each_host_has_a_folder_and_all_are_read(tmp_path):
+    """A host that joins late changes nothing of what is there."""
+    root = tmp_path / "run"
+    first = a_writer(root, a_process(0))
+    write_segments(first, a_process(0), 1)
+    first.write_summary({"spans": 40}, ended=True)
+    first.close()
+    said = (root / "run.json").read_bytes()
+    late = a_writer(root, a_process(1, "node-1"))
+    write_segments(late, a_process(1, "node-1"), 1)
+    late.close()
+
+    assert [(b.rank, b.process.host, len(b)) for b in read_run(root)] == [(0, "node-0", 40), (1, "node-1", 40)]
+    assert (root / "run.json").read_bytes() == said
+    assert [summary["ended"] for summary in read_summaries(root)] == [True, False]
+
+
+def test_the_next_drain_of_a_host_adds_to_its_summary(tmp_path):
+    """Numbers add up, the rest is the latest; processes are all named."""
+    root = tmp_path / "run"
+    for rank in range(2):
+        writer = a_writer(root, a_process(rank))
+        writer.write_summary({"spans": 10, "otlp": {"accepted": rank}}, ended=True)
+        writer.close()
+
+    (summary,) = read_summaries(root)
+    assert summary["summary"] == {"spans": 20, "otlp": {"accepted": 1}}
+    assert [process["bind"]["rank"] for process in summary["processes"]] == [0, 1]
+
+
+def test_rows_that_found_no_room_do_not_hide_what_comes_later(tmp_path, monkeypatch):
+    """A batch that was cut off ends its segment; the next one goes to another."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    rows = rows_of(process, range(10))
+    writer.append(process.nonce, rows[:20], DESCRIPTORS, ERRORS)
+
+    def half(*_: object) -> None:
+        writer._sink.write(b"half a batch")
+        with Path("/dev/full").open("wb", 0) as full:
+            full.write(b"x")
+
+    with monkeypatch.context() as now:
+        now.setattr(columns, "to_arrow", half)
+        with pytest.raises(OSError, match="No space"):
+            writer.append(process.nonce, rows[20:], DESCRIPTORS, ERRORS)
+    writer.append(process.nonce, rows[20:], DESCRIPTORS, ERRORS)
+    writer.close()
+
+    assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
+
+
+# -- before the bind, and after another ----------------------------------------------------------
+
+LATE = """
+    import os, sys, time
+    import otel_dltrace as d
+    from otel_dltrace.model.identity import Bind
+    from otel_dltrace.record.steps import live
+
+    def wait_for(name):
+        while not os.path.exists(name):
+            time.sleep(0.005)
+
+    def spans(first, last):
+        for i in range(first, last):
+            with d.step(i):
+                with d.phase("work", size=i):
+                    pass
+
+    d.start()
+    spans(0, 10)
+    print("ready", flush=True)
+    wait_for("bind")
+    live.tracer.recorder.bind(Bind("job", "1.00", "demo", rank=0, world_size=2))
+    spans(10, 20)
+    print("bound", flush=True)
+    wait_for("again")
+    live.tracer.recorder.bind(Bind("job", "2.00", "demo", rank=0, world_size=2))
+    spans(20, 30)
+"""
+LATE_ENV = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "OTEL_DLTRACE_DRAIN": "off"}
+
+
+def ticks(drain: Drain, count: int = 4) -> None:
+    """Let *drain* look as often as it takes to see, take, and let go of everything."""
+    for _ in range(count):
+        drain.tick()
+
+
+def sizes(run: Path) -> list[int]:
+    """Return the numbers that the spans called work carry, sorted."""
+    (batch,) = read_run(run)
+    return sorted(batch["size"][batch.lookup(lambda d: d.name == "work", bool)].tolist())
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["one drain", "killed in between"])
+def test_unbound_rows_wait_in_a_partial_directory_and_come_back_once(place, monkeypatch, killed):
+    """Bound again, as after an elastic restart in the same process, the rows that follow go to another directory."""
+    monkeypatch.setattr(follower, "KEEP_S", 0.0)
+    process = place.start(LATE, **LATE_ENV)
+    assert process.stdout.readline() == "ready\n"
+    serving = Serving(place.rings, place.folder, linger=0.0)
+    drain = Drain(serving)
+    ticks(drain)
+    (partial,) = place.folder.glob(".dltrace-*.partial")
+    assert sizes(partial) == list(range(10))
+    assert place.runs() == []
+    if killed:  # after the rows were written, before the cursor was
+        for cursor in place.rings.glob("*.cursor"):
+            cursor.unlink()
+        drain = Drain(serving)
+
+    (place.folder / "bind").touch()
+    assert process.stdout.readline() == "bound\n"
+    ticks(drain)
+    assert list(place.folder.glob(".dltrace-*")) == []
+    if killed:
+        drain = Drain(serving)
+    (place.folder / "again").touch()
+    process.communicate(timeout=20)
+    drain.run()
+
+    first, second = sorted(place.runs(), key=lambda run: read_run(run)[0].process.bind.generation)
+    # The second bind holds from the step that is current then.
+    assert (sizes(first), sizes(second)) == (list(range(19)), list(range(19, 30)))
+    for run in (first, second):
+        (batch,) = read_run(run)
+        assert len(np.unique(batch["span_id"])) == len(batch)
+    assert list(place.rings.glob("*.ring")) == []
+    assert sum(summary["summary"]["spans"] for run in place.runs() for summary in read_summaries(run)) == 60
+
+
+DRIFTING = """
+    import os, sys
+    import otel_dltrace as d
+    from otel_dltrace.record.steps import live
+    d.start()
+    extra = 0
+    live.tracer.steps.group_seq = lambda: 5 * live.tracer.recorder.step + 1 + extra
+    for i in range(10):
+        extra = int(sys.argv[1]) if i in (4, 5, 6) else 0
+        with d.step(i):
+            pass
+"""
+
+
+@pytest.mark.parametrize(("apart", "drifted"), [(0, 0), (2, 3)])
+def test_the_drain_counts_steps_that_its_ranks_number_differently(place, apart, drifted):
+    """A finding in the summary; nothing is merged or left out for it."""
+    env = {"WORLD_SIZE": "2", "OTEL_DLTRACE_RUN": "one", "OTEL_DLTRACE_DRAIN": "off"}
+    for rank, extra in enumerate((0, apart)):
+        result = place.run(DRIFTING, str(extra), RANK=str(rank), LOCAL_RANK=str(rank), **env)
+        assert result.returncode == 0, result.stderr
+    assert place.command("recover").returncode == 0
+
+    (run,) = place.runs()
+    (summary,) = read_summaries(run)
+    assert summary["summary"].get("drifted_steps", 0) == drifted
+    assert [len(batch) for batch in read_run(run)] == [10, 10]
+    servers.wait_until(lambda: not list(place.rings.glob("*.ring")), 5, "the rings' end")

@@ -1,0 +1,39 @@
+"""The line at the end of a run says what became of every span."""
+
+import pytest
+
+from otel_dltrace.model.summary import summary_line
+
+
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        pytest.param({"spans": 4068}, "4,068 spans recorded, none lost", id="embedded default"),
+        pytest.param(
+            {"spans": 10, "otlp": {"accepted": 12, "waiting": 0, "spilled": 0}},
+            "10 spans recorded, 12 sent, none waiting, none lost",
+            id="all delivered",
+        ),
+        pytest.param(
+            {"spans": 10, "truncated": 2, "otlp": {"accepted": 3, "spilled": 9, "trouble": "connection refused"}},
+            "10 spans recorded, 2 of them cut off by the end of their process, 3 sent, "
+            "9 waiting (connection refused), none lost",
+            id="killed, and the collector away",
+        ),
+        pytest.param(
+            {
+                "spans": 5,
+                "lapped_phase": 7,
+                "unrecorded": 1,
+                "dropped_by_quota": 2,
+                "otlp": {"accepted": 1, "rejected": 3, "rejection": "too old", "dropped": {"spill folder full": 4}},
+            },
+            "5 spans recorded, 1 sent, none waiting, 7 lost (ring full at level phase), 1 lost (no room in the ring), "
+            "2 lost (quota), 3 lost (rejected: too old), 4 lost (spill folder full)",
+            id="everything that can be lost",
+        ),
+    ],
+)
+def test_the_summary_names_what_was_lost_and_why(figures, line):
+    """Recorded, sent, waiting, lost and why."""
+    assert summary_line(figures) == line
