@@ -1,6 +1,7 @@
 """The one reader of the environment; switches the live side of a process on and off."""
 
 import atexit
+import errno
 import json
 import os
 import socket
@@ -86,6 +87,7 @@ class Config:
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{_PREFIX}_{name.upper()}={value!r} is too small; it must be at least {least}")
         object.__setattr__(self, "directory", str(Path(self.directory).expanduser().absolute()))
+        _check_writable(Path(self.directory))
         rings = self.ring_directory or default_ring_directory()
         object.__setattr__(self, "ring_directory", str(Path(rings).expanduser().absolute()))
 
@@ -118,6 +120,19 @@ class Config:
     def rings(self) -> Path:
         """Where rings live."""
         return Path(self.ring_directory)
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    try:
+        os.close(os.open(there, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        # Some network file systems know no nameless files; there, the permission bits must do.
+        if error.errno != errno.EOPNOTSUPP or not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"{_PREFIX}_DIR={str(directory)!r} cannot be written: {os.strerror(error.errno or 0)}"
+            ) from None
 
 
 _SHORT = {"directory": "DIR", "ring_directory": "RING_DIR"}
