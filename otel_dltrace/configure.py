@@ -1,7 +1,6 @@
 """The one reader of the environment; switches the live side of a process on and off."""
 
 import atexit
-import errno
 import json
 import os
 import socket
@@ -125,14 +124,12 @@ class Config:
 def _check_writable(directory: Path) -> None:
     """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
     there = next(path for path in (directory, *directory.parents) if path.exists())
+    probe = there / f".otel_dltrace-{os.getpid()}"
     try:
-        os.close(os.open(there, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        probe.unlink(missing_ok=True)
     except OSError as error:
-        # Some network file systems know no nameless files; there, the permission bits must do.
-        if error.errno != errno.EOPNOTSUPP or not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(
-                f"{_PREFIX}_DIR={str(directory)!r} cannot be written: {os.strerror(error.errno or 0)}"
-            ) from None
+        raise ConfigError(f"{_PREFIX}_DIR={str(directory)!r} cannot be written: {error.strerror}") from None
 
 
 _SHORT = {"directory": "DIR", "ring_directory": "RING_DIR"}
