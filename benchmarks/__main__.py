@@ -29,7 +29,7 @@ def main() -> None:
     """Run what was asked for, by default everything, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="few rounds: a minute or two, and wide intervals")
+    parser.add_argument("--quick", action="store_true", help="few rounds: a few minutes, and wide intervals")
     options = parser.parse_args()
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
