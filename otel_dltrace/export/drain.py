@@ -265,11 +265,12 @@ class Drain:
         final = all(f.is_drained for f in self.followers.values())
         workers = [m.run for f in self.followers.values() for m in f.members if m.bind.role == "worker"]
         for run, roots in self.roots.items():
-            for root in roots.due(workers.count(run), now, final):
-                if self.outlet is not None:
-                    process = root.owner.batch(root.row, self._anchor(root.owner)).process
-                    decided = [Outgoing(root.step, root.row, shard=root.shard)]
-                    self.outlet.send(SpanBatch(root.row, _ROOT, process), decided)
+            due = roots.due(workers.count(run), now, final)
+            if due and self.outlet is not None:
+                owner = due[-1].owner
+                process = owner.batch(due[-1].row, self._anchor(owner)).process
+                decided = [Outgoing(root.step, root.row, shard=root.shard) for root in due]
+                self.outlet.send(SpanBatch(due[-1].row, _ROOT, process), decided)
 
     def _settle(self) -> None:
         """Save the cursors, and let go of the rings that are safe elsewhere."""

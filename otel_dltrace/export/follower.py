@@ -10,7 +10,7 @@ from otel_dltrace.export.member import Member
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.spans import Column, empty_rows
+from otel_dltrace.model.spans import Column, empty_rows, stack_rows
 from otel_dltrace.record import guard
 
 MakeMember = Callable[[RingSource, Bind], Member]
@@ -71,7 +71,7 @@ class Follower:
             raise
 
     def _drop_waiting(self) -> Column:
-        rows = np.concatenate([empty_rows(), *self._waiting])
+        rows = stack_rows(self._waiting)
         self._waiting, self._count = [], 0
         self._dirty = True
         return rows
@@ -93,7 +93,7 @@ class Follower:
         if len(rows):
             waiting = self._drop_waiting()
             fresh = waiting[~np.isin(waiting["span_no"], rows["span_no"])]
-            self._wait(np.concatenate([rows, fresh]), now)
+            self._wait(stack_rows([rows, fresh]), now)
             self._pass_on(now, may_come_again=True)
         self._unbound.remove()
 

@@ -8,7 +8,7 @@ import numpy as np
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Share, SlowSteps, Window, share_of
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column, empty_rows
+from otel_dltrace.model.spans import Column, stack_rows
 
 SETTLE_S = 2.0
 """How long a step is waited for after its end, unless the next one ends before."""
@@ -98,7 +98,7 @@ class StepGate:
     def _offload(self) -> None:
         """Let go of the details of the steps that hold most; the run directory has them."""
         for step in sorted(self._held, key=lambda s: -sum(map(len, self._held[s]))):
-            rows = np.concatenate(self._held[step])
+            rows = stack_rows(self._held[step])
             keep = rows[rows["level"] <= Level.STEP]
             self._held[step] = [keep]
             self._offloaded[step] = self._offloaded.get(step, 0) + len(rows) - len(keep)
@@ -126,7 +126,7 @@ class StepGate:
     def _decide(self, step: int) -> Outgoing:
         ended = self._ended.pop(step, None)
         held = self._held.pop(step, [])
-        rows = np.concatenate(held) if held else empty_rows()
+        rows = stack_rows(held)
         self._count -= len(rows)
         slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
         share = self._share(step)

@@ -15,7 +15,7 @@ from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model import semconv
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, fill_ids
+from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, fill_ids, stack_rows
 from otel_dltrace.model.time import Anchor
 
 DOUBT_S = 60.0
@@ -101,7 +101,7 @@ class Member:
         self._know_written(before, now)
         self.written = cursor.written + sum(map(len, before)) if knows else len(self._written_before)
         if sum(map(len, unsent)):
-            self._hold(np.concatenate(unsent), now)
+            self._hold(stack_rows(unsent), now)
 
     def _know_written(self, ids: list[Column], now: float) -> None:
         """Remember what may be read once more: within *DOUBT_S* all that the ring holds now has been."""
@@ -124,7 +124,7 @@ class Member:
     def rows_of(self, step: int) -> Column:
         """Return the rows of *step* from the run directory."""
         paths = [path for path in span_files(self.writer.folder) if last_step(path) >= step]
-        return np.concatenate([empty_rows(), *(self._stored(path, step=step)[0] for path in paths)])
+        return stack_rows(self._stored(path, step=step)[0] for path in paths)
 
     def outgoing(self, now: float, final: bool) -> list[Outgoing]:
         """Return what is decided by *now*."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -45,9 +46,15 @@ def encode_requests(
         left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
         limit: Bytes of a request; a span that alone is longer goes out alone.
     """
-    head = nested(1, attributes(1, resource))
+    # True and 1 are the same key of a cache, but not the same attribute.
+    head = _head(tuple((name, type(value), value) for name, value in resource.items()))
     room = limit - len(_envelope(head, limit))
     return [_request(head, pieces) for pieces in _pack(encode_spans(batch, trace_ids, left_out), room)]
+
+
+@lru_cache(maxsize=256)
+def _head(resource: tuple[tuple[str, type, Value], ...]) -> bytes:
+    return nested(1, attributes(1, {name: value for name, _, value in resource}))
 
 
 def _pack(blocks: Iterable[Column], room: int) -> Iterator[list[Column]]:

@@ -15,7 +15,7 @@ from otel_dltrace.export.otlp_transport import connect
 from otel_dltrace.model import semconv
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_id
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import Column, SpanBatch, stack_rows
 
 Tag = tuple[int, int]
 """Nonce and first step of a request."""
@@ -46,9 +46,7 @@ class Outlet:
             parts = [out for out in outgoing if out.shard == shard and len(out.rows)]
             if not parts:
                 continue
-            part = SpanBatch(
-                np.concatenate([hung(o, bind) for o in parts]), batch.descriptors, batch.process, batch.errors
-            )
+            part = SpanBatch(stack_rows([hung(o, bind) for o in parts]), batch.descriptors, batch.process, batch.errors)
             hang_under_roots(part, shard)
             trace_ids = trace_id_column(part, bind, shard)
             tag = (batch.process.nonce, min(out.step for out in parts))

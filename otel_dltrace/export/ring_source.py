@@ -15,7 +15,7 @@ from otel_dltrace.model import semconv
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import Bind, h64
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import SPAN_DTYPE, Column, Process
+from otel_dltrace.model.spans import Column, Process, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import RingReader, Taken, writer_is_alive
@@ -35,7 +35,7 @@ class Unfinished:
 
     def rows(self) -> Column:
         """Return the open spans and then the stages as one array."""
-        return _stack([*self.begun.values(), *self.stages.values()])
+        return stack_rows([*self.begun.values(), *self.stages.values()])
 
 
 class RingSource:
@@ -109,7 +109,7 @@ class RingSource:
         finished = self._finish(decoded.spans)
         if final and not self.ended:
             self.ended = True
-            finished = _stack([finished, self._truncate()])
+            finished = stack_rows([finished, self._truncate()])
         return finished
 
     def _hold_begun(self, begun: Column, finished: Column) -> None:
@@ -147,7 +147,7 @@ class RingSource:
             released = [row for row in self.held.stages.values() if int(row["step"]) <= last]
             for row in released:
                 del self.held.stages[int(row["span_no"])]
-        rows = _stack([spans[~is_stage & ~is_step], *released])
+        rows = stack_rows([spans[~is_stage & ~is_step], *released])
         self._apply_errors(rows)
         return rows
 
@@ -184,14 +184,14 @@ class RingSource:
 
     def _truncate(self) -> Column:
         """Return what is still open, closed where the process's last record was."""
-        stages = _stack(list(self.held.stages.values()))
-        begun = _stack(list(self.held.begun.values()))
+        stages = stack_rows(list(self.held.stages.values()))
+        begun = stack_rows(list(self.held.begun.values()))
         begun["end"] = np.maximum(begun["start"], self._last)
         begun["flags"] |= np.uint16(Flag.TRUNCATED)
         self._apply_errors(stages)
         self._apply_errors(begun)
         self.held = Unfinished()
-        return _stack([stages, begun])
+        return stack_rows([stages, begun])
 
     def _hold_again(self, rows: Column) -> None:
         for row in rows:
@@ -257,8 +257,3 @@ def _keep_newest(table: dict[int, Any], most: int) -> int:
     for key in oldest:
         del table[key]
     return len(oldest)
-
-
-def _stack(parts: list[Any]) -> Column:
-    """Return rows and arrays of rows as one; numpy's own way reads the fields of the dtype anew for each part."""
-    return np.frombuffer(bytearray(b"".join([part.tobytes() for part in parts])), SPAN_DTYPE)

@@ -5,6 +5,7 @@ Every exporter asks here, so that OTLP, Chrome and the SDK bridge say the same o
 
 import uuid
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -110,8 +111,9 @@ def _p2p_id(bind: Bind, d: Descriptor, peer: int, tag: int, nth: int) -> int:
     return identity.p2p_id(bind, d.group, source, destination, tag, nth)
 
 
-def resource_attributes(process: Process) -> dict[str, Value]:
-    """Return the resource of *process*: which job, which rank, which host."""
+@lru_cache(maxsize=256)
+def resource_attributes(process: Process) -> Mapping[str, Value]:
+    """Return the resource of *process*: which job, which rank, which host. Not to be changed: it is shared."""
     out: dict[str, Value] = {s.SERVICE_NAME: "otel_dltrace"}
     bind = process.bind
     if bind is not None:

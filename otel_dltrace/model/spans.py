@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,14 @@ SPAN_DTYPE = np.dtype(
         ("source", "u1"),
     ]
 )
+
+
+_KINDS = {
+    kind: number
+    for number, kind in enumerate(
+        (semconv.STEP, semconv.STAGE, semconv.COLLECTIVE, semconv.P2P, semconv.PHASE, semconv.TICK, semconv.METRIC), 1
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,17 @@ class SpanBatch:
         column: Column = table[np.minimum(self.rows["descriptor"], len(self.descriptors))]
         return column
 
+    @cached_property
+    def _kinds(self) -> Column:
+        """The kind of each row as a number; every exporter asks several times."""
+        return self.lookup(lambda d: _KINDS.get(d.kind, 0), np.uint8)
+
     def is_kind(self, *kinds: str) -> Column:
         """Return a mask, shape (n,), of the rows whose descriptor is of one of *kinds*."""
-        return self.lookup(lambda d: d.kind in kinds, bool)
+        mask: Column = self._kinds == _KINDS[kinds[0]]
+        for kind in kinds[1:]:
+            mask = mask | (self._kinds == _KINDS[kind])
+        return mask
 
     def descriptor_of(self, row: int) -> Descriptor:
         """Return the descriptor of one row."""
@@ -104,6 +121,11 @@ class SpanBatch:
 def empty_rows(n: int = 0) -> Column:
     """Return *n* rows of zeros."""
     return np.zeros(n, SPAN_DTYPE)
+
+
+def stack_rows(parts: Iterable[Any]) -> Column:
+    """Return arrays of rows, and single rows, as one array; numpy's own way reads the dtype anew for each part."""
+    return np.frombuffer(bytearray(b"".join([part.tobytes() for part in parts])), SPAN_DTYPE)
 
 
 def concatenate(batches: Iterable[SpanBatch]) -> SpanBatch | None:
@@ -121,7 +143,7 @@ def concatenate(batches: Iterable[SpanBatch]) -> SpanBatch | None:
             errors.extend(part.errors[1:])
         shifted.append(rows)
     longest = max(parts, key=lambda p: len(p.descriptors))
-    return SpanBatch(np.concatenate(shifted), longest.descriptors, parts[-1].process, tuple(errors))
+    return SpanBatch(stack_rows(shifted), longest.descriptors, parts[-1].process, tuple(errors))
 
 
 def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) -> None:
