@@ -39,7 +39,7 @@ COMPACT_SEGMENTS = 2
 """Few, since rings are not read while segments become Parquet: about a second for each."""
 HEARD_SCANS = 3
 """A bell is heard by as many scans: one sees a record, one takes it, one lets go of the step it ended."""
-LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 0.5, 0.01
+LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 1.0, 0.01
 _ROOT = [Descriptor(STEP, TRAIN_STEP)]
 
 

@@ -286,15 +286,19 @@ class phase:  # noqa: N801
     def __enter__(self) -> "phase":
         """Begin the phase."""
         tracer = live.tracer
-        if tracer is None or (tracer.recorder.level < _PHASE and self._name not in STAGES):
+        if tracer is None:
             self._recorder = None
             return self
+        self._recorder = recorder = tracer.recorder
         try:
-            self._recorder = recorder = tracer.recorder
-            descriptor = tracer.phases.get(self._name)
-            if descriptor is None:
-                descriptor = tracer.phase_descriptor(self._name)
-            self._descriptor = descriptor
+            name = self._name
+            if recorder.level < _PHASE and name not in STAGES:
+                self._recorder = None
+                return self
+            try:
+                self._descriptor = descriptor = tracer.phases[name]
+            except KeyError:
+                self._descriptor = descriptor = tracer.phase_descriptor(name)
             if descriptor >= 0:
                 outer = open_span.get()
                 self.step = now = recorder.step
