@@ -82,14 +82,22 @@ class Place:
             raise AssertionError(f"no end after {timeout} s\n{out}\n{err}") from None
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
+    def processes(self) -> list[psutil.Process]:
+        """Return every process that traces into our ring folder, or drains it, whoever its parent is by now."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("OTEL_DLTRACE_RING_DIR") == str(self.rings):
+                    found.append(process)
+        return found
+
     def drains(self) -> list[psutil.Process]:
         """Return the drains that serve our ring folder."""
         found = []
-        for process in psutil.process_iter(["cmdline"]):
-            if "drain" in (process.info["cmdline"] or []):
-                with contextlib.suppress(psutil.Error):
-                    if process.environ().get("OTEL_DLTRACE_RING_DIR") == str(self.rings):
-                        found.append(process)
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if "drain" in process.cmdline():
+                    found.append(process)
         return found
 
     def wait_for_rings(self, timeout: float = 20) -> None:
@@ -119,7 +127,7 @@ def a_place(folder: Path) -> Iterator[Place]:
         for child in place.children:
             child.kill()
             child.communicate()
-        for process in place.drains():
+        for process in place.processes():  # ranks outlive a killed torchrun
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(rings, ignore_errors=True)

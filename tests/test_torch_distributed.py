@@ -319,6 +319,28 @@ def test_each_start_of_the_process_group_is_a_generation(tmp_path: Path) -> None
     assert len({b.job for b in first.binds + second.binds}) == 1
 
 
+OFF_AND_ON = """
+import torch
+import torch.distributed as dist
+from otel_dltrace.instrument import registry
+
+dist.init_process_group("gloo")
+dist.barrier()
+for _ in range(2):
+    registry.uninstrument()
+    dist.barrier()
+    registry.instrument()
+    dist.barrier()
+"""
+
+
+def test_instrumenting_anew_is_no_new_start_of_the_process_group(tmp_path: Path) -> None:
+    """A world that was known stays the same generation, in the same run directory."""
+    recorded = run(tmp_path, OFF_AND_ON, 2)
+    assert [len(one.binds) for one in recorded] == [1, 1]
+    assert recorded[0].binds[0].generation == recorded[1].binds[0].generation
+
+
 RESTARTED = """
 import torch
 import torch.distributed as dist

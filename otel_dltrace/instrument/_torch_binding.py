@@ -82,10 +82,12 @@ class Binding:
         self._asking: tuple[Any, int, int, int] | None = None
         self._starts = 0
         self._collectives = 0
+        self.store: Any = None
 
     def initialised(self, store: Any, rank: int, size: int) -> None:
         """Know that a process group of *size* has begun, with its default *store*."""
         self._starts += 1
+        self.store = store
         self._asking = (store, rank, size, self._starts)
         self._collectives = self._tracer.steps.group_seq()
         if rank == 0:
@@ -107,4 +109,4 @@ class Binding:
     def destroyed(self) -> None:
         """Let go of the store, which ends with its process group."""
         self.poll()
-        self._asking = None
+        self._asking = self.store = None

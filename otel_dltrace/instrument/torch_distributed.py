@@ -264,10 +264,16 @@ def _yes(_args: Args, _kwargs: Kwargs) -> bool:
     return True
 
 
+def _meet() -> None:
+    # Instrumented anew, we may know this world already: it has not begun a second time.
+    if _here().binding.store is not c10d()._get_default_store():
+        _initialised(None, None)
+
+
 def _attach(module: ModuleType) -> Undo:
     """Meet a world that was there before us, and write what is done but unwritten when we leave."""
     if live.tracer is not None and module.is_initialized():
-        guarded(_initialised)(None, None)
+        guarded(_meet)()
 
     def detach() -> None:
         if _comm is not None:
