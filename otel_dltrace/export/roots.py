@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_dltrace.export.gate import SETTLE_S
-from otel_dltrace.model.identity import NO_STEP, Bind, root_id
+from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind, root_id
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Column, empty_rows
 
@@ -79,7 +79,7 @@ class Roots:
         row = empty_rows(1)
         row["start"], row["end"], row["step"] = seen.start, seen.end, step
         row["span_id"] = np.uint64(root_id(self.bind, step, shard))
-        row["size"] = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+        row["size"] = np.uint64(NO_USER_STEP)
         row["b"] = -1
         row["level"] = Level.STEP
         return row

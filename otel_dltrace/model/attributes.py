@@ -11,12 +11,11 @@ import numpy as np
 
 from otel_dltrace.model import identity
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.identity import NO_STEP, Bind
+from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, Process, SpanBatch
 
 Value = str | int | bool
-NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
 _INSTANCE_NAMESPACE = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")  # semconv's, for derived ids
 
 

@@ -12,6 +12,8 @@ _LENGTHS = tuple(n.to_bytes(4, "little") for n in range(32))  # of a 64-bit inte
 _HEAD = struct.Struct(">Q24x")  # the first 8 of a digest's 32 bytes
 NO_STEP = 0xFFFF_FFFF
 """The step of a record made before the first step, or in a program without steps."""
+NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
+"""The size of a step record whose user gave no number."""
 
 Word = TypeVar("Word")  # an int, or a numpy array of uint64
 

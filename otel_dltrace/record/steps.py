@@ -6,7 +6,7 @@ from itertools import count
 from time import monotonic_ns
 from types import TracebackType
 
-from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, PHASE, STAGE, STAGES, Flag, Level, Source
 from otel_dltrace.model.topology import World
@@ -14,8 +14,6 @@ from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 
-NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
-"""The size of a step record whose user gave no number."""
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _COLLECTIVE, _PHASE, _ERROR = int(Level.COLLECTIVE), int(Level.PHASE), int(Flag.ERROR)
 _HOST_DONE = int(Source.HOST_DONE)
