@@ -1,8 +1,9 @@
 """Distributed tracing of distributed deep-learning training over OpenTelemetry."""
 
 from otel_dltrace._version import __version__
-from otel_dltrace.configure import Config, flush, instrument, start, stop, uninstrument
+from otel_dltrace.configure import flush, instrument, start, stop, uninstrument
 from otel_dltrace.record.steps import operation, phase, step
+from otel_dltrace.settings import Config
 
 __all__ = [
     "Config",

@@ -1,27 +1,26 @@
-"""The one reader of the environment; switches the live side of a process on and off."""
+"""Switches the live side of a process on and off."""
 
 import atexit
 import json
 import os
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
-from otel_dltrace.model.errors import ConfigError, DltraceError
+from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, h64, run_directory_name
 from otel_dltrace.model.plan import Window, parse_level
 from otel_dltrace.model.summary import summary_line
-from otel_dltrace.model.topology import World, world_from_env
+from otel_dltrace.model.topology import world_from_env
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter, ring_bell
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import DEFAULT_SIZE, RingWriter
+from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.settings import Config, environment_bind, is_switched_on, job_name_of, resource_of
 
 if TYPE_CHECKING:
     from otel_dltrace.export.drain import Drain
@@ -30,139 +29,6 @@ UNDER_RUN = "_OTEL_DLTRACE_UNDER_RUN"
 """Set by ``otel-dltrace run``, which says itself where the spans are."""
 EXIT_S = 2.0
 """How long a process waits at its end for the drain."""
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
-_PREFIX = "OTEL_DLTRACE"
-
-
-def default_ring_directory() -> str:
-    """Return where rings live unless told: always tmpfs, never a file system that may be remote."""
-    return f"/dev/shm/otel-dltrace-{os.getuid()}"  # noqa: S108  -- private to the user, mode 0700
-
-
-@dataclass(frozen=True)
-class Config:
-    """What is recorded, what goes out, and where to.
-
-    Attributes:
-        level: The finest level recorded: step, collective, phase or partition.
-        steps: The steps that go out in full over OTLP: ``first=50,every=50``, ``10-20``, ``all``.
-        directory: Where run directories are made.
-        ring_directory: Where rings live; a tmpfs.
-        ring_size: Bytes of a ring.
-        span_budget: Spans per trace over OTLP, 0 for no limit.
-        quota: Bytes of spans that one host may keep in a run directory.
-        drain: ``auto``, ``thread`` (no process may be started) or ``off`` (a sidecar drains).
-        metrics: Whether host metrics are sampled.
-        job: The job's id; "" to agree on one.
-        run: The id of this run, where ranks share no store; "" for none.
-        world: The world's name, in jobs with several.
-
-    Raises:
-        ConfigError: A value cannot be used.
-    """
-
-    level: str = "phase"
-    steps: str = "first=50,every=50"
-    directory: str = "."
-    ring_directory: str = ""
-    ring_size: int = DEFAULT_SIZE
-    span_budget: int = 10_000
-    quota: int = 5 << 30
-    drain: str = "auto"
-    metrics: bool = False
-    job: str = ""
-    run: str = ""
-    world: str = "default"
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        parse_level(self.level)
-        Window.parse(self.steps)
-        if self.drain not in ("auto", "thread", "off"):
-            raise ConfigError(f"{_PREFIX}_DRAIN={self.drain!r} is none of auto, thread, off")
-        for name, least in (("ring_size", 1 << 17), ("span_budget", 0), ("quota", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"{_PREFIX}_{name.upper()}={value!r} is too small; it must be at least {least}")
-        object.__setattr__(self, "directory", str(Path(self.directory).expanduser().absolute()))
-        _check_writable(Path(self.directory))
-        rings = self.ring_directory or default_ring_directory()
-        object.__setattr__(self, "ring_directory", str(Path(rings).expanduser().absolute()))
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":
-        """Return what the ``OTEL_DLTRACE_*`` variables in *env* (the process's own by default) say.
-
-        Raises:
-            ConfigError: A variable has a value that cannot be used.
-        """
-        env = os.environ if env is None else env
-        values: dict[str, object] = {}
-        for name, variable in VARIABLES.items():
-            text = env.get(variable, "").strip()
-            if text:
-                values[name] = _parse(variable, text, cls.__dataclass_fields__[name].type)
-        return cls(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type
-
-    def to_env(self) -> dict[str, str]:
-        """Return the variables that say the same as this configuration."""
-        values = {variable: getattr(self, name) for name, variable in VARIABLES.items()}
-        return {k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in values.items()}
-
-    @property
-    def home(self) -> str:
-        """The name of the drain that serves this configuration: one per host, user, folder and configuration."""
-        return f"{h64(str(os.getuid()), str(Path.cwd()), repr(self)):016x}"
-
-    @property
-    def rings(self) -> Path:
-        """Where rings live."""
-        return Path(self.ring_directory)
-
-
-def _check_writable(directory: Path) -> None:
-    """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    probe = there / f".otel_dltrace-{os.getpid()}"
-    try:
-        os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{_PREFIX}_DIR={str(directory)!r} cannot be written: {error.strerror}") from None
-
-
-_SHORT = {"directory": "DIR", "ring_directory": "RING_DIR"}
-VARIABLES = {f.name: f"{_PREFIX}_{_SHORT.get(f.name, f.name.upper())}" for f in fields(Config)}
-
-
-def _parse(variable: str, text: str, kind: object) -> object:
-    if kind in (bool, "bool"):
-        return _truth(variable, text)
-    if kind not in (int, "int"):
-        return text
-    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
-    if not number.isdigit() or unit not in _UNITS:
-        raise ConfigError(f"{variable}={text!r} is not a whole number (with K, M or G after it, if you like)")
-    return int(number) * _UNITS[unit]
-
-
-def _truth(variable: str, text: str) -> bool:
-    if text.lower() in _ON:
-        return True
-    if text.lower() in _OFF:
-        return False
-    raise ConfigError(f"{variable}={text!r} is neither 1 nor 0")
-
-
-def is_switched_on(env: Mapping[str, str]) -> bool:
-    """Return whether *env* asks for tracing.
-
-    Raises:
-        ConfigError: ``OTEL_DLTRACE`` or ``OTEL_SDK_DISABLED`` is neither true nor false.
-    """
-    disabled = _truth("OTEL_SDK_DISABLED", env.get("OTEL_SDK_DISABLED", "").strip())
-    return _truth(_PREFIX, env.get(_PREFIX, "").strip()) and not disabled
 
 
 def start(config: Config | None = None) -> None:
@@ -182,12 +48,12 @@ def start(config: Config | None = None) -> None:
 
         OtlpSettings.from_env(os.environ)  # the drain would stumble over a bad one where nobody sees it
     world = world_from_env(os.environ)
-    job_name = _job_name()
+    job_name = job_name_of(os.environ)
     home = {
         "drain": config.home,
         "directory": config.directory,
         "host": socket.gethostname(),
-        "resource": _resource(os.environ),
+        "resource": resource_of(os.environ),
         "bind": asdict(environment_bind(config, world, job_name)),
     }
     starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), _drain_in_thread(config))
@@ -238,29 +104,6 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False) -> "
     from otel_dltrace.export.outlet import Outlet
 
     return Drain(serving, Outlet(settings))
-
-
-def environment_bind(config: Config, world: World, job_name: str) -> Bind:
-    """Return who the environment says this process is; what it does not say is "" (contract 1)."""
-    run = config.run or world.run
-    generation = ""
-    if run:
-        is_id = len(run) == 16 and all(c in "0123456789abcdef" for c in run)
-        generation = f"1.{run if is_id else format(h64(run), '016x')}"
-    return Bind(
-        job=config.job or world.job or run,
-        generation=generation,
-        job_name=job_name,
-        world=config.world,
-        role=world.role,
-        rank=world.rank,
-        local_rank=world.local_rank,
-        node_rank=world.node_rank,
-        world_size=world.world_size,
-        local_world_size=world.local_world_size,
-        servers=world.servers,
-        attempt=world.attempt,
-    )
 
 
 def _bind_single(tracer: Tracer) -> None:
@@ -347,24 +190,6 @@ def _changed_at(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _job_name() -> str:
-    name = os.environ.get("OTEL_SERVICE_NAME") or os.environ.get(f"{_PREFIX}_JOB")
-    if name:
-        return name
-    main = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return Path(main).stem or (spec.name if spec else "") or "job"
-
-
-def _resource(env: Mapping[str, str]) -> dict[str, str]:
-    """Return ``OTEL_RESOURCE_ATTRIBUTES``; a pair that is none is left out, as the specification says."""
-    pairs = (pair.partition("=") for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
-    out = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
-    if env.get("OTEL_SERVICE_NAME"):
-        out["service.name"] = env["OTEL_SERVICE_NAME"]
-    return out
 
 
 def _after_fork() -> None:

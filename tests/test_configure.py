@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace import Config
-from otel_dltrace.configure import VARIABLES
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.settings import VARIABLES
 from tests.support import Place, a_place
 
 

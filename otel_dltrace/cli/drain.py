@@ -11,11 +11,12 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-from otel_dltrace.configure import Config, drain_for
+from otel_dltrace.configure import drain_for
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record.launch import ALL_RINGS, take_lock
 from otel_dltrace.record.ring import make_ring_folder
+from otel_dltrace.settings import Config
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

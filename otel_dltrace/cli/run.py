@@ -16,10 +16,11 @@ from rich.console import Console
 
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.report import print_reports
-from otel_dltrace.configure import UNDER_RUN, VARIABLES, Config, drain_for, read_summary, short_path
+from otel_dltrace.configure import UNDER_RUN, drain_for, read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.ring import make_ring_folder
+from otel_dltrace.settings import VARIABLES, Config
 
 DRAIN_ENDS_S = 60.0
 """How long the drain may take to finish once the program has ended."""
