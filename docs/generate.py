@@ -1,7 +1,13 @@
-"""Write docs/spans.md from model/semconv.py, the one place where names live."""
+"""Write what follows from the code: docs/spans.md from model/semconv.py, shell completion from the commands."""
 
+import argparse
 from pathlib import Path
 
+import shtab
+
+import otel_dltrace.cli
+from otel_dltrace.cli.completion import SHELLS
+from otel_dltrace.cli.main import make_parser
 from otel_dltrace.model import semconv
 
 HERE = Path(__file__).parent
@@ -20,6 +26,8 @@ MEANING = {
     semconv.DL_LOCAL_RANK: "",
     semconv.DL_NODE_RANK: "",
     semconv.DL_WORLD_SIZE: "",
+    semconv.DL_LAUNCHER_TRACE_ID: "the trace of the span that `TRACEPARENT` in the environment names: what launched the job",
+    semconv.DL_LAUNCHER_SPAN_ID: "that span",
     semconv.DL_ROLE: "worker, server or scheduler",
     semconv.DL_STEP: "the step's ordinal, from 0, never reset",
     semconv.DL_STEP_USER: "the number given to `step(number)`",
@@ -65,8 +73,27 @@ def attribute_rows(first: str, last: str) -> str:
     return "\n".join(f"| `{value}` | {MEANING[value]} |" for value in values if isinstance(value, str))
 
 
+def completion(shell: str) -> str:
+    """Return the completion of all commands for *shell*."""
+    parser = make_parser()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_paths(command)
+    return str(shtab.complete(parser, shell))
+
+
+def _complete_paths(parser: argparse.ArgumentParser) -> None:
+    kinds = {"RUN": shtab.DIRECTORY, "DIR": shtab.DIRECTORY, "FILE": shtab.FILE}
+    for action in parser._actions:
+        if action.metavar in kinds:
+            action.complete = kinds[action.metavar]  # type: ignore[attr-defined]  # shtab's own
+
+
 def main() -> None:
-    """Write the page."""
+    """Write the page and the completions."""
+    for shell in SHELLS:
+        (Path(otel_dltrace.cli.__file__).parent / "completions" / shell).write_text(completion(shell))
     stages = ", ".join(f"`{name}`" for name in semconv.STAGES)
     page = f"""# Spans and attributes
 

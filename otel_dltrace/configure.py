@@ -3,7 +3,6 @@
 import atexit
 import json
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -52,7 +51,7 @@ def start(config: Config | None = None) -> None:
     home = {
         "drain": config.home,
         "directory": config.directory,
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "resource": resource_of(os.environ),
         "bind": asdict(environment_bind(config, world, job_name)),
     }

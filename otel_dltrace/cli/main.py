@@ -1,4 +1,11 @@
-"""``otel-dltrace``: see where the time of a training step goes, on which rank, and who makes the others wait."""
+"""See where the time of a training step goes, on which rank, and who makes the others wait.
+
+    otel-dltrace run -- torchrun --nproc-per-node 2 train.py     trace a program, then report on it
+    otel-dltrace report dltrace-train-1a2b3c4d                   report again
+    otel-dltrace export dltrace-train-1a2b3c4d --to chrome -o trace.json.gz
+
+OTEL_DLTRACE=1 in a program's environment traces it as well; `otel-dltrace run --help` lists the variables.
+"""
 
 import argparse
 import importlib
@@ -8,13 +15,14 @@ from collections.abc import Sequence
 from otel_dltrace._version import __version__
 from otel_dltrace.model.errors import DltraceError
 
-COMMANDS = ("run", "report", "export", "recover", "drain")
+COMMANDS = ("run", "report", "export", "recover", "drain", "completion")
 """Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``."""
+_AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of the commands *names*."""
-    parser = argparse.ArgumentParser("otel-dltrace", description=__doc__)
+    parser = argparse.ArgumentParser("otel-dltrace", description=__doc__, formatter_class=_AS_WRITTEN)
     parser.add_argument("--version", action="version", version=f"otel-dltrace {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in names:
@@ -24,7 +32,7 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
             name,
             help=text.splitlines()[0],
             description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_AS_WRITTEN,
         )
         module.arguments(sub)
         sub.set_defaults(run=module.run)

@@ -7,9 +7,11 @@ The drain is started first; the exit code is the program's.
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -33,6 +35,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", dest="directory", metavar="DIR", help="where the run directory is made")
     parser.add_argument("--no-report", action="store_true", help="print only where the spans are")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what to run")
+    parser.epilog = f"variables, their defaults, and what they say:\n{_variables()}"
+
+
+def _variables() -> str:
+    meaning = dict(re.findall(r"^ +(\w+): (.+)$", Config.__doc__ or "", re.MULTILINE))
+    defaults = {field.name: field.default for field in fields(Config)}
+    lines = (f"  {VARIABLES[name]:26} {defaults[name]!s:20} {meaning.get(name, '')}" for name in VARIABLES)
+    return "\n".join(line.replace("``", "") for line in lines)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     drain_for(config, config.home)  # says at once what is wrong with an OTLP variable
     make_ring_folder(config.rings)
     starter = DrainStarter(config.home, config.rings, "auto", config.to_env(), lambda _ring: lambda _seconds: None)
-    drain = starter.start_process(stdout=subprocess.PIPE)
+    drain = starter.start_process(piped=True)
     try:
         code = _run_program(program, env)
     finally:

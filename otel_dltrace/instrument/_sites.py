@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.steps import live
 
 log = logging.getLogger("otel_dltrace")
@@ -78,7 +78,7 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
             continue
         holder, name, original = found
         wrapper = _wrapper(row, original)
-        undos.append(_replace(holder, name, original, wrapper))
+        undos.append(replace(holder, name, original, wrapper))
         if holder is module:
             wrappers[id(original)] = (original, wrapper)
     if aliases and wrappers:
@@ -100,7 +100,7 @@ def resolve(module: ModuleType, dotted: str) -> tuple[Any, str, Any] | None:
     return None if original is None else (holder, name, original)
 
 
-def _replace(holder: Any, name: str, original: Any, wrapper: Any) -> Undo:
+def replace(holder: Any, name: str, original: Any, wrapper: Any) -> Undo:
     setattr(holder, name, wrapper)
 
     def restore() -> None:
@@ -119,28 +119,36 @@ def _replace_aliases(package: str, wrappers: dict[int, tuple[Any, Any]]) -> list
         for name, value in list(vars(module).items()):
             original, wrapper = wrappers.get(id(value), (None, None))
             if original is value and wrapper is not None:
-                undos.append(_replace(module, name, original, wrapper))
+                undos.append(replace(module, name, original, wrapper))
     return undos
 
 
 def _wrapper(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return *original* with the site around it; with tracing off it is passed through."""
-    begin, finish, fail, level = guarded(site.begin), guarded(site.finish), guarded(site.fail), site.level
+    begin, finish, fail, level, name = site.begin, site.finish, site.fail, site.level, site.name
 
+    # Inlines what `guarded` does: between two kernels Python's code is cold, and every frame costs microseconds.
     @wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         tracer = live.tracer
         if tracer is None or tracer.recorder.level < level:
             return original(*args, **kwargs)
-        span = begin(args, kwargs)
+        try:
+            span = begin(args, kwargs)
+        except Exception as broken:  # noqa: BLE001  -- see above
+            failed(name, broken)
+            span = None
         if span is None:
             return original(*args, **kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            fail(span, error)
+            guarded(fail)(span, error)
             raise
-        finish(span, result)
+        try:
+            finish(span, result)
+        except Exception as broken:  # noqa: BLE001  -- see above
+            failed(name, broken)
         return result
 
     return wrapper

@@ -2,25 +2,21 @@
 
 import fcntl
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from otel_dltrace.record import guard
 from otel_dltrace.record.ring import RingWriter
 
+if TYPE_CHECKING:
+    import subprocess
+
 ALL_RINGS = "all"
 """The name of a drain that serves every ring of its folder."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
-
-
-class _Detached(subprocess.Popen[bytes]):
-    """A child that is meant to outlive us, so nobody is warned that it does."""
-
-    def __del__(self) -> None:
-        """Leave it running."""
 
 
 class DrainStarter:
@@ -46,7 +42,7 @@ class DrainStarter:
         self._start_thread = start_thread
         self.log = rings / f"{home}.log"
         self.bell = rings / f"{home}.bell"
-        self._child: _Detached | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._stop_thread: Callable[[float], None] | None = None
 
     @guard.guarded
@@ -65,24 +61,18 @@ class DrainStarter:
         if self.mode == "thread" and ring is not None:
             self._stop_thread = self._start_thread(ring)
 
-    def start_process(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes] | None":
-        """Start the drain process unless one runs; return it, or None."""
+    def start_process(self, *, piped: bool = False) -> "subprocess.Popen[bytes] | None":
+        """Start the drain process unless one runs; return it, or None. *piped*: its output is ours to read."""
+        from otel_dltrace.record.detached import start_detached
+
         fd = take_lock(self.rings / f"{self.home}.lock")
         if fd is None:
             return None
         try:
             with self.log.open("wb") as log:
-                self._child = _Detached(
-                    [sys.executable, "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=log,
-                    env=drain_environment(self._env),
-                    # Its own session: a Ctrl-C at the terminal ends the training, not the drain.
-                    start_new_session=True,
-                    # The lock travels with the descriptor, so it is held without a gap.
-                    pass_fds=(fd,),
-                )
+                # The lock travels with the descriptor, so it is held without a gap.
+                command = [sys.executable, "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)]
+                self._child = start_detached(command, drain_environment(self._env), log, fd, piped=piped)
         finally:
             os.close(fd)
         return self._child

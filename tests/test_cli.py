@@ -1,0 +1,87 @@
+"""The commands as a shell sees them: help that needs no page, completion, errors that name the cure."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.cli.completion import SHELLS
+from otel_dltrace.cli.main import COMMANDS, main, make_parser
+from otel_dltrace.settings import VARIABLES
+
+HOME = Path(__file__).parent.parent
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    return capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys):
+    """Who knows nothing finds all there is."""
+    text = help_of("--help", capsys)
+
+    assert [name for name in COMMANDS if f"\n    {name}" not in text] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_argument_has_its_help(command):
+    """No option is left to guess."""
+    (choices,) = (action.choices for action in make_parser()._actions if action.metavar == "COMMAND")
+
+    assert [action.dest for action in choices[command]._actions if not action.help] == []
+
+
+def test_help_of_run_lists_the_variables(capsys):
+    """What can be set is said where tracing is switched on."""
+    text = help_of("run", capsys)
+
+    assert [name for name in VARIABLES.values() if f"  {name} " not in text] == []
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_packaged_completion_is_that_of_the_commands(shell, capsys):
+    """An option added without `make docs` would not be completed."""
+    spec = importlib.util.spec_from_file_location("generate", HOME / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out == generate.completion(shell)
+
+
+def test_bash_completes_a_command(tmp_path):
+    """A real bash offers what begins with what was typed."""
+    script = f"""
+    eval "$({sys.executable} -m otel_dltrace completion bash)"
+    COMP_WORDS=(otel-dltrace re) COMP_CWORD=1
+    $(complete -p otel-dltrace | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.split() == ["report", "recover"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["report", "nowhere"], "nowhere", id="no such run"),
+        pytest.param(["report", "nowhere", "--steps", "9-2"], "--steps '9-2'", id="steps"),
+        pytest.param(["run"], "write it after --", id="no program"),
+        pytest.param(["run", "--", "no-such-program"], "no-such-program cannot be started", id="unknown program"),
+        pytest.param(["run", "--level", "fine", "--", "true"], "'fine'", id="level"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd, monkeypatch, tmp_path):
+    """Exit code 2, and a line that says what and which."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OTEL_DLTRACE_RING_DIR", str(tmp_path / "rings"))
+
+    assert main(arguments) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert len(lines) == 1
+    assert says in lines[0]
