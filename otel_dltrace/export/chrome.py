@@ -4,22 +4,29 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.chrome_events import flow_lines, lane_metadata, process_metadata, span_chunks
+from otel_dltrace.export.chrome_events import Chunk, counter_chunks, span_chunks
+from otel_dltrace.export.chrome_flows import Flows
 from otel_dltrace.export.chrome_layout import Lanes, lay_out
-from otel_dltrace.model.spans import Column, Process, SpanBatch
+from otel_dltrace.export.chrome_marks import (
+    UNKNOWN_ORDER,
+    lane_metadata,
+    process_metadata,
+    process_names,
+    rank_pid,
+)
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.attributes import Value, resource_attributes
+from otel_dltrace.model.spans import Process, SpanBatch
 
 MARGIN = 86_400_000_000_000
 """The first batch begins a day after the trace's zero: another rank may be earlier, and Perfetto drops what is < 0."""
 _COMPRESSION = 4
-_SPECIAL_PIDS = 1_000_001
-_ROLE_ORDER = {"worker": 0, "server": 1_000_000, "scheduler": 2_000_000}
-_UNBOUND_ORDER = 3_000_000
 
 
 def write_chrome(batches: Iterable[SpanBatch], path: Path, progress: Callable[[int], None] | None = None) -> int:
@@ -36,8 +43,8 @@ def write_chrome(batches: Iterable[SpanBatch], path: Path, progress: Callable[[i
         path: The file; its folder exists.
         progress: Called with the number of rows done since its last call.
     """
-    with _whole_file(path) as out:
-        trace = _Trace(out)
+    with _whole_file(path) as out, ExitStack() as files:
+        trace = _Trace(out, Flows(files))
         for batch in batches:
             trace.add(batch, progress or _ignore)
         trace.close()
@@ -75,27 +82,30 @@ class _Drawn:
     uncertainty: int = 0
     os_pid: int = 0
     spans: int = 0
+    base: int | None = None
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, base: int | None) -> dict[str, Any]:
+        """Return what is told of it; its own zero too, if that is not the *base* of the trace."""
         return {
             "pid": self.pid,
             "name": self.name,
             "process.pid": self.os_pid,
             "clock_uncertainty_ns": self.uncertainty,
             "spans": self.spans,
+            **({"base_unix_ns": str(self.base)} if self.base != base else {}),
         }
 
 
 class _Trace:
     """The file being written, and the little that must be remembered of what was drawn."""
 
-    def __init__(self, out: BufferedIOBase) -> None:
+    def __init__(self, out: BufferedIOBase, flows: Flows) -> None:
         self.out = out
         self.events = 0
+        self._flows = flows
         self._base: int | None = None
         self._processes: dict[int, _Drawn] = {}
         self._job: dict[str, Any] = {}
-        self._flows: list[Column] = []
         # "ns", since chrome://tracing nests slices to the us under "ms": what is shorter lands in its neighbour.
         self.out.write(b'{"displayTimeUnit":"ns","traceEvents":[')
 
@@ -103,68 +113,72 @@ class _Trace:
         """Write the events of one batch."""
         if not len(batch):
             return
+        first = int(batch["start"].min()) + batch.wall
         if self._base is None:
-            self._base = int(batch["start"].min()) + batch.wall - MARGIN
+            self._base = first - MARGIN
         drawn = self._process(batch.process)
+        if drawn.base is None:
+            # A process whose clock nobody knows would be far before 0, where viewers drop it.
+            drawn.base = self._base if first >= self._base else first - MARGIN
         before = drawn.lanes.counts()
-        layout = lay_out(batch, drawn.lanes, self._base)
-        self._write(list(lane_metadata(drawn.pid, before, drawn.lanes.counts())))
+        layout = lay_out(batch, drawn.lanes, drawn.base)
+        for lane in drawn.lanes.names(before):
+            self._write_lines(lane_metadata(drawn.pid, *lane))
         for chunk in span_chunks(batch, layout, drawn.pid):
-            self._write(chunk.lines)
-            self._flows.append(chunk.flows)
-            drawn.spans += len(chunk.lines)
-            progress(len(chunk.lines))
+            self._write_chunk(chunk, progress)
+            drawn.spans += chunk.events
+        for chunk in counter_chunks(batch, drawn.base, drawn.pid):
+            self._write_chunk(chunk, progress)
 
     def close(self) -> None:
         """Write what needs all ranks, and what describes the whole."""
-        for lines in flow_lines(self._flows):
-            self._write(lines)
+        for text, events in self._flows.lines():
+            self._write(text, events)
         about = {
             "writer": "otel_dltrace",
             **self._job,
             "base_unix_ns": str(self._base or 0),
-            "processes": [drawn.summary() for drawn in self._processes.values()],
+            "processes": [drawn.summary(self._base) for drawn in self._processes.values()],
         }
         self.out.write(b'\n],"otherData":' + json.dumps(about).encode() + b"}\n")
 
-    def _write(self, lines: list[str]) -> None:
-        if lines:
-            self.out.write(((",\n" if self.events else "\n") + ",\n".join(lines)).encode())
-            self.events += len(lines)
+    def _write_chunk(self, chunk: Chunk, progress: Callable[[int], None]) -> None:
+        self._write(chunk.text, chunk.events)
+        self._flows.add(chunk.flows)
+        progress(chunk.events)
+
+    def _write_lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._write(b",\n" + line.encode(), 1)
+
+    def _write(self, text: bytes, events: int) -> None:
+        """Write *text*, events that begin with a comma each; the first of all has none."""
+        self.out.write(text if self.events else text[1:])
+        self.events += events
 
     def _process(self, process: Process) -> _Drawn:
         """Return *process* as it is drawn; name it when it is new, and again when its rank became known."""
         drawn = self._processes.get(process.nonce)
+        rank = resource_attributes(process) if process.bind is not None else {}
         if drawn is None:
-            drawn = self._processes[process.nonce] = _Drawn(self._free_pid(process))
+            used = {drawn.pid for drawn in self._processes.values()}
+            drawn = self._processes[process.nonce] = _Drawn(rank_pid(rank, used))
         name, label, order = _names(process)
         if name != drawn.name:
             drawn.name, drawn.os_pid = name, process.pid
-            self._write(list(process_metadata(drawn.pid, name, label, order)))
+            self._write_lines(process_metadata(drawn.pid, name, label, order))
         drawn.uncertainty = max(drawn.uncertainty, process.anchor.uncertainty)
         if process.bind is not None and not self._job:
             bind = process.bind
             self._job = {"job": bind.job, "job_name": bind.job_name, "generation": bind.generation}
         return drawn
 
-    def _free_pid(self, process: Process) -> int:
-        """Return rank + 1 for a worker, as pid 0 is the kernel's in Perfetto; else a number no rank has."""
-        used = {drawn.pid for drawn in self._processes.values()}
-        bind = process.bind
-        if bind is not None and bind.role == "worker" and bind.rank + 1 not in used:
-            return bind.rank + 1
-        pid = _SPECIAL_PIDS
-        while pid in used:
-            pid += 1
-        return pid
-
 
 def _names(process: Process) -> tuple[str, str, int]:
     """Return a process's name, the label beside it, and its place among the others."""
     bind = process.bind
     if bind is None:
-        return f"pid {process.pid} ({process.host})", "rank not known", _UNBOUND_ORDER
-    who = "rank" if bind.role == "worker" else bind.role
-    world = "" if bind.world == "default" else f"{bind.world} "
-    order = _ROLE_ORDER.get(bind.role, _UNBOUND_ORDER) + bind.rank
-    return f"{world}{who} {bind.rank} ({process.host})", f"generation {bind.generation_number}", order
+        return f"pid {process.pid} ({process.host})", "rank not known", UNKNOWN_ORDER
+    rank: dict[str, Value] = {s.DL_ROLE: bind.role, s.DL_RANK: bind.rank, s.DL_WORLD: bind.world}
+    name, order = process_names(rank, process.host)
+    return name, f"generation {bind.generation_number}", order

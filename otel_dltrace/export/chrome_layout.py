@@ -1,6 +1,9 @@
-"""Where each span is drawn in a Chrome trace: lanes on which slices nest and never partly overlap."""
+"""Where slices are drawn in a Chrome trace: lanes on which they nest and never partly overlap.
 
-from collections.abc import Sequence
+Both writers draw by this: the one of batches (``chrome``), and the exporter of SDK spans (``chrome_exporter``).
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -13,8 +16,8 @@ from otel_dltrace.model.spans import Column, SpanBatch
 STEPS, STAGES, OPERATIONS, PHASES = range(4)
 FAMILIES = ("steps", "stages", "operations", "phases")
 MAX_DEPTH = 64
-"""Phases nested deeper than this (a damaged file: parents in a circle) are drawn beside their parent."""
-_NOT_DRAWN = -1
+"""Slices nested deeper than this (a damaged file: parents in a circle) are drawn beside their parent."""
+NOT_DRAWN = -1
 
 
 @dataclass
@@ -22,23 +25,67 @@ class Lanes:
     """The lanes of one process: by family, the time until which each lane is taken.
 
     It outlives a batch, since a span may last into the next one.
+
+    Attributes:
+        families: The names of the families.
+        stride: The largest number of families there will be.
+        taken: For each family, for each of its lanes.
     """
 
-    taken: tuple[list[int], ...] = field(default_factory=lambda: tuple([] for _ in FAMILIES))
+    families: list[str] = field(default_factory=lambda: list(FAMILIES))
+    stride: int = len(FAMILIES)
+    taken: list[list[int]] = field(default_factory=lambda: [[] for _ in FAMILIES])
 
     def counts(self) -> list[int]:
         """Return how many lanes each family has."""
         return [len(lanes) for lanes in self.taken]
 
+    def family(self, name: str) -> int:
+        """Return the number of the family *name*, a new one if need be; the last of all takes what is too many."""
+        if name not in self.families and len(self.families) < self.stride:
+            self.families.append(name)
+            self.taken.append([])
+        return self.families.index(name) if name in self.families else self.stride - 1
 
-def thread_of(family: Any, lane: Any) -> Any:
-    """Return the thread id of a lane; from 1, since Perfetto takes thread 0 for the kernel's idle task."""
-    return 1 + family + len(FAMILIES) * lane
+    def thread(self, family: Any, lane: Any) -> Any:
+        """Return the thread id of a lane; from 1, since Perfetto takes thread 0 for the kernel's idle task."""
+        return 1 + family + self.stride * lane
+
+    def names(self, before: Sequence[int]) -> Iterator[tuple[int, str, int]]:
+        """Yield (thread id, name, place among the others) of the lanes that are new since *before* (by family)."""
+        for family, lanes in enumerate(self.taken):
+            for lane in range(before[family] if family < len(before) else 0, len(lanes)):
+                yield (self.thread(family, lane), *self.name_of(family, lane))
+
+    def name_of(self, family: int, lane: int) -> tuple[str, int]:
+        """Return the name of a lane and its place among the others."""
+        return self.families[family] + (f" {lane + 1}" if lane else ""), family * 1_000_000 + lane
+
+
+@dataclass(frozen=True)
+class Slices:
+    """What is to be drawn of one process, as columns of shape (n,).
+
+    Attributes:
+        start: ns after the trace's base; *arrange* moves it.
+        end: The same, never before the start.
+        family: Its number, or ``NOT_DRAWN``.
+        parent: The row of the slice it is drawn inside, if it fits; -1 for none.
+        ticks: Which rows are moments.
+        may_be_cut: Which rows are shortened to stay inside their parent; others are drawn beside it.
+    """
+
+    start: Column
+    end: Column
+    family: Column
+    parent: Column
+    ticks: Column
+    may_be_cut: Column
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What is drawn of a batch: columns of shape (n,), and the rows in file order.
+    """What is drawn: columns of shape (n,), and the rows in file order.
 
     *start* and *end* are ns after the trace's base; *cut* is by how many ns a span was shortened
     to stay inside its parent, *ticks* marks the rows that are moments.
@@ -60,27 +107,40 @@ def lay_out(batch: SpanBatch, lanes: Lanes, base: int) -> Layout:
     length = end - start
     family, ticks = _families(batch)
     _clamp_stages(batch, family, start, end)
-    parent = _parents(batch, family, ticks)
-    nest = _Nest(parent, start, end, ~ticks)
-    lane = np.zeros(len(batch), np.int64)
-    own = np.arange(len(batch))
+    slices = Slices(start, end, family, _parents(batch, family, ticks), ticks, np.ones(len(batch), bool))
+    nest = Nest(slices)
+    tid = place(slices, nest, lanes)
+    return Layout(file_order(slices, nest), start, end, tid, length - (end - start), ticks)
+
+
+def place(slices: Slices, nest: "Nest", lanes: Lanes, kept: Column | None = None) -> Column:
+    """Return the thread id of each row, giving lanes to the roots; *kept* has the lanes already given, -1 for none."""
+    family, start, end = slices.family, slices.start, slices.end
+    lane = np.full(len(start), -1) if kept is None else kept
+    own = np.arange(len(start))
     for number, taken in enumerate(lanes.taken):
-        roots = np.flatnonzero((family == number) & (nest.root == own) & ~ticks)
+        roots = np.flatnonzero((family == number) & (nest.root == own) & ~slices.ticks & (lane < 0))
         roots = roots[np.lexsort((end[roots], start[roots]))]
-        lane[roots] = colour(start[roots].tolist(), end[roots].tolist(), taken)
-    if ticks.any() and not lanes.taken[OPERATIONS]:
-        lanes.taken[OPERATIONS].append(int(start.min()))
-    drawn = np.flatnonzero(family != _NOT_DRAWN)
-    # Parents come before children that begin with them: viewers nest in the order of the file.
-    order = drawn[np.lexsort((nest.level[drawn], -end[drawn], start[drawn]))]
-    tid = thread_of(family[nest.root], lane[nest.root])
-    return Layout(order, start, end, tid, length - (end - start), ticks)
+        lane[roots] = colour(start[roots], end[roots], taken)
+    lane = np.maximum(lane, 0)  # ticks below no slice
+    for number in np.unique(family[slices.ticks]).tolist():
+        if number != NOT_DRAWN and not lanes.taken[number]:
+            lanes.taken[number].append(int(start.min()))
+    tid: Column = lanes.thread(family[nest.root], lane[nest.root])
+    return tid
+
+
+def file_order(slices: Slices, nest: "Nest") -> Column:
+    """Return the rows that are drawn, parents before children that begin with them: viewers nest in this order."""
+    drawn = np.flatnonzero(slices.family != NOT_DRAWN)
+    order: Column = drawn[np.lexsort((nest.level[drawn], -slices.end[drawn], slices.start[drawn]))]
+    return order
 
 
 def _families(batch: SpanBatch) -> tuple[Column, Column]:
-    """Return the family of each row, and a mask of the ticks; metrics are not drawn."""
+    """Return the family of each row, and a mask of the ticks; metrics are drawn as counters, on no lane."""
     by_kind = {s.STEP: STEPS, s.STAGE: STAGES, s.COLLECTIVE: OPERATIONS, s.P2P: OPERATIONS, s.TICK: OPERATIONS}
-    by_kind[s.METRIC] = _NOT_DRAWN
+    by_kind[s.METRIC] = NOT_DRAWN
     return batch.lookup(lambda d: by_kind.get(d.kind, PHASES), np.int64), batch.is_kind(s.TICK)
 
 
@@ -111,16 +171,17 @@ def _parents(batch: SpanBatch, family: Column, ticks: Column) -> Column:
     return np.where(good, found, -1)
 
 
-class _Nest:
-    """The trees of phases below their roots; shortens *start* and *end* in place.
+class Nest:
+    """The trees of slices below their roots; shortens *start* and *end* in place.
 
-    A phase is drawn inside its parent if it touches it and no sibling drawn there overlaps it
-    (partitions run side by side); else it becomes a root, with its true extent. So no slice gets a
-    length that it had not, except what sticks out of its parent.
+    A slice is drawn inside its parent if it touches it (or lies in it, where it may not be cut) and no
+    sibling drawn there overlaps it (partitions run side by side); else it becomes a root, with its true
+    extent. So no slice gets a length that it had not, except what sticks out of its parent.
     """
 
-    def __init__(self, parent: Column, start: Column, end: Column, solid: Column) -> None:
-        self.start, self.end, self.solid = start, end, solid
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        parent = slices.parent
         self.root = np.arange(len(parent))
         self.level = np.zeros(len(parent), np.int64)
         settled = parent < 0
@@ -134,42 +195,53 @@ class _Nest:
             pending = pending[~settled[pending]]
 
     def _attach(self, rows: Column, parents: Column, depth: int) -> None:
-        low, high = self.start[parents], self.end[parents]
-        solid = self.solid[rows]
-        touches = (self.start[rows] <= high) & (self.end[rows] >= low)
-        start, end = np.clip(self.start[rows], low, high), np.clip(self.end[rows], low, high)
+        all_start, all_end, ticks = self._slices.start, self._slices.end, self._slices.ticks
+        low, high = all_start[parents], all_end[parents]
+        solid = ~ticks[rows]
+        touches = (all_start[rows] <= high) & (all_end[rows] >= low)
+        touches &= self._slices.may_be_cut[rows] | ((all_start[rows] >= low) & (all_end[rows] <= high))
+        start, end = np.clip(all_start[rows], low, high), np.clip(all_end[rows], low, high)
         candidates = np.flatnonzero(solid & touches)
         candidates = candidates[np.lexsort((end[candidates], start[candidates], parents[candidates]))]
         fits = ~solid
-        fits[candidates] = _disjoint(parents[candidates].tolist(), start[candidates].tolist(), end[candidates].tolist())
+        fits[candidates] = _disjoint(parents[candidates], start[candidates], end[candidates])
         inside = rows[fits]
         self.root[inside] = self.root[parents[fits]]
         self.level[inside] = depth
         shaped = fits & solid
-        self.start[rows[shaped]], self.end[rows[shaped]] = start[shaped], end[shaped]
+        all_start[rows[shaped]], all_end[rows[shaped]] = start[shaped], end[shaped]
 
 
-def _disjoint(parents: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> list[bool]:
+def _disjoint(parents: Column, starts: Column, ends: Column) -> Column:
     """Return which intervals to keep so that those of one parent do not overlap; sorted by parent and start."""
-    kept, parent, free = [], -1, 0
-    for mine, start, end in zip(parents, starts, ends, strict=True):
-        keep = mine != parent or start >= free
-        if keep:
+    kept = np.ones(len(parents), bool)
+    clash = (parents[1:] == parents[:-1]) & (starts[1:] < ends[:-1])
+    # Where no neighbours clash, none do: only families with a clash are gone through one by one.
+    doubtful = np.flatnonzero(np.isin(parents, parents[1:][clash]))
+    parent, free = -1, 0
+    rows = (doubtful, parents[doubtful], starts[doubtful], ends[doubtful])
+    for row, mine, start, end in zip(*(column.tolist() for column in rows), strict=True):
+        if mine == parent and start < free:
+            kept[row] = False
+        else:
             parent, free = mine, end
-        kept.append(keep)
     return kept
 
 
-def colour(starts: Sequence[int], ends: Sequence[int], taken: list[int]) -> list[int]:
+def colour(starts: Column, ends: Column, taken: list[int]) -> Sequence[int] | int:
     """Return a lane for each interval, the lowest that is free; *starts* ascend, *taken* grows.
 
     An instant takes 1 ns: two slices that begin together would nest in a viewer.
     """
+    until = np.maximum(ends, starts + 1)
+    if len(starts) and (starts[1:] >= until[:-1]).all() and (not taken or starts[0] >= taken[0]):
+        taken[:1] = [int(until[-1])]
+        return 0
     busy = [(end, lane) for lane, end in enumerate(taken)]
     heapify(busy)
     free: list[int] = []
     lanes = []
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in zip(starts.tolist(), until.tolist(), strict=True):
         while busy and busy[0][0] <= start:
             heappush(free, heappop(busy)[1])
         if free:
@@ -177,7 +249,7 @@ def colour(starts: Sequence[int], ends: Sequence[int], taken: list[int]) -> list
         else:
             lane = len(taken)
             taken.append(0)
-        taken[lane] = max(end, start + 1)
-        heappush(busy, (taken[lane], lane))
+        taken[lane] = end
+        heappush(busy, (end, lane))
         lanes.append(lane)
     return lanes
