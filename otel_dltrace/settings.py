@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import unquote
@@ -10,12 +10,16 @@ from urllib.parse import unquote
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import Bind, h64
 from otel_dltrace.model.plan import Window, parse_level
+from otel_dltrace.model.semconv import DL_LAUNCHER_SPAN_ID, DL_LAUNCHER_TRACE_ID
 from otel_dltrace.model.topology import World
+from otel_dltrace.record.carrier import read_traceparent
 from otel_dltrace.record.ring import DEFAULT_SIZE
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 _PREFIX = "OTEL_DLTRACE"
+INSTRUMENTOR_PREFIX = "dltrace_"
+"""Before the name of a source it is the name of the instrumentor that traces it."""
 
 
 def default_ring_directory() -> str:
@@ -148,6 +152,22 @@ def is_switched_on(env: Mapping[str, str]) -> bool:
     return _truth(_PREFIX, env.get(_PREFIX, "").strip()) and not disabled
 
 
+def is_switched_off(env: Mapping[str, str]) -> bool:
+    """Return whether *env* forbids tracing, whoever else asks for it.
+
+    Raises:
+        ConfigError: ``OTEL_DLTRACE`` or ``OTEL_SDK_DISABLED`` is neither true nor false.
+    """
+    is_said = bool(env.get(_PREFIX, "").strip())
+    return not is_switched_on({**env, _PREFIX: env[_PREFIX] if is_said else "1"})
+
+
+def enabled_sources(sources: Iterable[str], env: Mapping[str, str]) -> list[str]:
+    """Return those of *sources* whose instrumentor ``OTEL_PYTHON_DISABLED_INSTRUMENTATIONS`` does not name."""
+    disabled = {name.strip() for name in env.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
+    return [source for source in sources if not disabled & {"*", INSTRUMENTOR_PREFIX + source}]
+
+
 def environment_bind(config: Config, world: World, job_name: str) -> Bind:
     """Return who the environment says this process is; what it does not say is "" (contract 1)."""
     run = config.run or world.run
@@ -182,9 +202,16 @@ def job_name_of(env: Mapping[str, str]) -> str:
 
 
 def resource_of(env: Mapping[str, str]) -> dict[str, str]:
-    """Return ``OTEL_RESOURCE_ATTRIBUTES``; a pair that is none is left out, as the specification says."""
+    """Return ``OTEL_RESOURCE_ATTRIBUTES``, and the launcher's span that ``TRACEPARENT`` names.
+
+    A pair that is none is left out, as the specification says. A step is a trace of its own, so
+    the launcher's span is nobody's parent: it is named.
+    """
     pairs = (pair.partition("=") for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
     out = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
     if env.get("OTEL_SERVICE_NAME"):
         out["service.name"] = env["OTEL_SERVICE_NAME"]
+    launcher = read_traceparent(env.get("TRACEPARENT", ""))
+    if launcher is not None:
+        out |= {DL_LAUNCHER_TRACE_ID: launcher.trace_id, DL_LAUNCHER_SPAN_ID: launcher.span_id}
     return out

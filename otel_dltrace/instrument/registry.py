@@ -2,13 +2,13 @@
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument import torch_ddp, torch_distributed, torch_training
+from otel_dltrace.instrument import opentelemetry, torch_ddp, torch_distributed, torch_fsdp, torch_training
 from otel_dltrace.instrument._sites import Row, Undo, install
 from otel_dltrace.record.guard import guarded
 
@@ -16,7 +16,13 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "torch_training": torch_training.ROWS,
     "torch_ddp": torch_ddp.ROWS,
     "torch_distributed": torch_distributed.ROWS,
+    "torch_fsdp": torch_fsdp.ROWS,
+    "torch_world": torch_distributed.WORLD,
+    "opentelemetry": opentelemetry.ROWS,
 }
+"""The sources by name; each can be traced without the others."""
+COMMON = "torch_world"
+"""What is watched as long as any source is: who the ranks are, without which no span has an id."""
 
 
 class Registry:
@@ -27,56 +33,80 @@ class Registry:
     before the importing module goes on: names it then imports from it are the traced ones.
 
     Args:
-        rows: What to trace.
+        tables: What to trace, by the name of its source.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows: dict[str, list[Row]] = {}
-        for row in rows:
-            self._rows.setdefault(row.module, []).append(row)
+    def __init__(self, tables: Mapping[str, Sequence[Row]]) -> None:
+        self._sources = frozenset(tables)
+        self._rows: dict[str, list[tuple[str, Row]]] = {}
+        for source, rows in tables.items():
+            for row in rows:
+                self._rows.setdefault(row.module, []).append((source, row))
         self._finder = _Finder(self._rows, self._loaded)
-        self._undos: list[Undo] = []
+        self._undos: dict[str, list[Undo]] = {}
         self._lock = threading.RLock()
-        self._on = False
+        self._on: frozenset[str] = frozenset()
 
-    def watch(self) -> None:
-        """Put all rows in place, now or when their modules come; once is enough."""
+    def watch(self, sources: Iterable[str] | None = None) -> None:
+        """Put the rows of *sources* (default: all) in place, now or when their modules come; once is enough."""
         with self._lock:
-            if self._on:
-                return
-            self._on = True
-            sys.meta_path.insert(0, self._finder)
-            for name, rows in self._rows.items():
-                module = sys.modules.get(name)
-                if isinstance(module, ModuleType):
-                    self._undos += install(rows, module, aliases=True)
+            asked = self._sources if sources is None else self._sources.intersection(sources)
+            new = (asked | self._sources & {COMMON}) - self._on if asked else asked
+            self._on |= new
+            if self._on and self._finder not in sys.meta_path:
+                sys.meta_path.insert(0, self._finder)
+            for name in self._rows:
+                self._install(name, new)
 
-    def unwatch(self) -> None:
-        """Take all rows away, the last one first, so that every object is the one it was."""
+    def unwatch(self, sources: Iterable[str] | None = None) -> None:
+        """Take the rows of *sources* (default: all) away, the last one first: every object is the one it was."""
         with self._lock:
-            self._on = False
-            if self._finder in sys.meta_path:
+            gone = self._on if sources is None else self._on.intersection(sources)
+            if self._on - gone <= {COMMON}:
+                gone = self._on
+            self._on -= gone
+            if not self._on and self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
-            while self._undos:
-                guarded(self._undos.pop())()
+            for name in reversed([*self._undos]):
+                if any(source in gone for source, _ in self._rows[name]):
+                    # Two sources may have wrapped one function: what stays is put back around the bare one.
+                    for undo in reversed(self._undos.pop(name)):
+                        guarded(undo)()
+                    self._install(name, self._on)
+
+    def _install(self, name: str, sources: frozenset[str], *, aliases: bool = True) -> None:
+        """Put the rows of *sources* in place in the module *name*, if it is loaded."""
+        module = sys.modules.get(name)
+        rows = [row for source, row in self._rows[name] if source in sources]
+        if rows and isinstance(module, ModuleType):
+            self._undos.setdefault(name, []).extend(install(rows, module, aliases=aliases))
 
     @guarded
     def _loaded(self, module: ModuleType) -> None:
         with self._lock:
-            if self._on:
-                self._undos += install(self._rows[module.__name__], module, aliases=False)
+            self._install(module.__name__, self._on, aliases=False)
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, watched: dict[str, list[Row]], loaded: Callable[[ModuleType], None]) -> None:
+    def __init__(self, watched: Mapping[str, object], loaded: Callable[[ModuleType], None]) -> None:
         self._watched = watched
         self._loaded = loaded
+        self._here = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._watched:
+        # Other watchers (wrapt's, ddtrace's) ask all finders in turn, and so us again: once is enough.
+        sought = getattr(self._here, "sought", None)
+        if fullname not in self._watched or fullname == sought:
             return None
+        self._here.sought = fullname
+        try:
+            return self._find(fullname, path, target)
+        finally:
+            self._here.sought = sought
+
+    def _find(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             if finder is self or find is None:
@@ -102,16 +132,24 @@ def _when_loaded(loader: Any, loaded: Callable[[ModuleType], None]) -> None:
         loader.exec_module = exec_module
 
 
-_registry = Registry([row for rows in TABLES.values() for row in rows])
+_registry = Registry(TABLES)
 
 
 @guarded
-def instrument() -> None:
-    """Trace the frameworks that the program has imported, and those it will import."""
-    _registry.watch()
+def instrument(sources: Iterable[str] | None = None) -> None:
+    """Trace the frameworks that the program has imported, and those it will import.
+
+    Args:
+        sources: Names in `TABLES`; by default all.
+    """
+    _registry.watch(sources)
 
 
 @guarded
-def uninstrument() -> None:
-    """Put every patched object back; call it before the recorder is closed, since open ends are written."""
-    _registry.unwatch()
+def uninstrument(sources: Iterable[str] | None = None) -> None:
+    """Put every patched object back; call it before the recorder is closed, since open ends are written.
+
+    Args:
+        sources: Names in `TABLES`; by default all.
+    """
+    _registry.unwatch(sources)

@@ -51,6 +51,9 @@ METRIC: Final = "metric"
 TRAIN_STEP: Final = "train.step"
 RANK_STEP: Final = "rank.step"
 WAIT: Final = "wait"
+PUSH_PULL: Final = "push_pull"
+PUSH: Final = "push"  # a request, as the server sees it; a worker's stage is the queue type PUSH
+PULL: Final = "pull"
 OTHER: Final = "other"
 
 TORCH_BACKENDS: Final = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
@@ -83,6 +86,8 @@ DL_RANK: Final = "dl.rank"
 DL_LOCAL_RANK: Final = "dl.local_rank"
 DL_NODE_RANK: Final = "dl.node_rank"
 DL_WORLD_SIZE: Final = "dl.world_size"
+DL_LAUNCHER_TRACE_ID: Final = "dl.launcher.trace_id"
+DL_LAUNCHER_SPAN_ID: Final = "dl.launcher.span_id"
 DL_ROLE: Final = "dl.role"
 
 # Span attributes.

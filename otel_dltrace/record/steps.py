@@ -15,7 +15,7 @@ from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
-_COLLECTIVE, _PHASE, _ERROR = int(Level.COLLECTIVE), int(Level.PHASE), int(Flag.ERROR)
+_STEP, _COLLECTIVE, _PHASE, _ERROR = int(Level.STEP), int(Level.COLLECTIVE), int(Level.PHASE), int(Flag.ERROR)
 _HOST_DONE = int(Source.HOST_DONE)
 AS_STAGE = -1
 """In place of a descriptor: a phase of this name is counted as a stage."""
@@ -28,7 +28,9 @@ class Steps:
 
     A stage that happens several times in a step is one span: every piece writes the span again,
     longer, under the same number, so that a kill loses none of them. *group_seq* returns the
-    world group's number, by which drains notice ranks whose ordinals drift apart.
+    world group's number, by which drains notice ranks whose ordinals drift apart. *on_begin* is
+    called when a step has begun, *on_end* when one is about to end, *on_left* when one has ended
+    and no other begins where it did.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -36,12 +38,14 @@ class Steps:
         self.group_seq: Callable[[], int] = lambda: 0
         self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
+        self.on_left: Callable[[], None] = lambda: None
         self.upcoming = 0
         self.is_open = False
         self.own, self.marked = 0, False
         self.user = NO_USER_STEP
         self.batch_size, self.epoch = 0, -1
         self._start = self._seq = self._number = self._last_end = 0
+        self._rank_step = 0
         self._stages: dict[str, list[int]] = {}
         self._descriptors: dict[str, int] = {}
 
@@ -49,7 +53,7 @@ class Steps:
         """Begin the next step at *start* (monotonic ns, default now); the one before ends there."""
         start = start or monotonic_ns()
         if self.is_open:
-            self.end(start)
+            self._end(start)
         recorder = self.recorder
         self._forget_stages_of(self.upcoming)
         recorder.step = self.upcoming
@@ -58,20 +62,23 @@ class Steps:
         self._start, self._last_end = start, start
         self.user = NO_USER_STEP if user is None else user
         self._seq = self.group_seq()
-        self._number = recorder.begin(
-            recorder.intern(RANK_STEP), Level.STEP, start, size=self.user, seq=self._seq, b=self.epoch
-        )
+        self._rank_step = self._rank_step or recorder.intern(RANK_STEP)
+        self._number = recorder.begin(self._rank_step, _STEP, start, size=self.user, seq=self._seq, b=self.epoch)
         self.on_begin()
 
     def end(self, end: int = 0) -> None:
         """End the current step at *end* (monotonic ns), by default where its last stage ended."""
+        self._end(end)
+        self.on_left()
+
+    def _end(self, end: int) -> None:
         self.on_end()
         if not self.is_open:
             return
         self.is_open = False
         self.recorder.span(
-            self.recorder.intern(RANK_STEP),
-            Level.STEP,
+            self._rank_step,
+            _STEP,
             self._start,
             end or max(self._last_end, self._start),
             size=self.user,
@@ -111,7 +118,7 @@ class Steps:
         if not upcoming and end > self._last_end:
             self._last_end = end
         self.recorder.span(
-            self._descriptor(name), Level.STEP, seen[1], end, size=seen[3], a=seen[4], number=seen[0], step=step
+            self._descriptor(name), _STEP, seen[1], end, size=seen[3], a=seen[4], number=seen[0], step=step
         )
 
     def touch(self, end: int) -> None:
@@ -131,7 +138,7 @@ class Steps:
 class Operation:
     """A span that is written when it begins and again when it is over: a collective, a push-pull."""
 
-    __slots__ = ("_a", "_b", "_closed", "_parent", "descriptor", "flags", "number", "recorder", "size", "start", "step")
+    __slots__ = ("_closed", "_parent", "a", "b", "descriptor", "flags", "number", "recorder", "size", "start", "step")
 
     def __init__(
         self, recorder: Recorder, descriptor: int, size: int = 0, a: int = 0, b: int = -1, flags: int = 0
@@ -140,7 +147,7 @@ class Operation:
         self.step = now = recorder.step
         self._parent = parent = outer.drawn() if outer is not None and outer.step == now else 0
         self.recorder, self.descriptor = recorder, descriptor
-        self.size, self.flags, self._a, self._b = size, flags, a, b
+        self.size, self.flags, self.a, self.b = size, flags, a, b
         self._closed = False
         self.start = start = monotonic_ns()
         self.number = recorder.begin(descriptor, _COLLECTIVE, start, size, parent, 0, a, b, flags, now)
@@ -167,8 +174,8 @@ class Operation:
             self._parent,
             seq,
             0,
-            self._a,
-            self._b,
+            self.a,
+            self.b,
             flags,
             source,
             self.number,
@@ -184,6 +191,7 @@ class Tracer:
         environment: Who the launcher says we are.
         world_name: The world's name, in jobs with several.
         starter: What started the drain, and waits for it at the end.
+        span_budget: Spans per trace over OTLP, by which all compute in which trace a rank's step is.
     """
 
     def __init__(
@@ -193,10 +201,11 @@ class Tracer:
         environment: World = World(),  # noqa: B008  -- frozen
         world_name: str = "default",
         starter: DrainStarter | None = None,
+        span_budget: int = 0,
     ) -> None:
         self.recorder = recorder
         self.job_name, self.environment, self.world_name = job_name, environment, world_name
-        self.starter = starter
+        self.starter, self.span_budget = starter, span_budget
         self.steps = Steps(recorder)
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
         self.occurrences: dict[tuple[str, str], Iterator[int]] = {}

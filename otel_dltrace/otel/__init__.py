@@ -1,0 +1,1 @@
+"""What OpenTelemetry finds of us by its entry points; loaded by its SDK alone."""

@@ -1,0 +1,63 @@
+"""One instrumentor for each source, so that each can be disabled by name."""
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+
+from otel_dltrace.configure import instrument_source, uninstrument_source
+from otel_dltrace.settings import VARIABLES, Config
+
+
+class SourceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its module is not typed
+    """Traces one source; ``opentelemetry-instrument`` then does what ``OTEL_DLTRACE=1`` does.
+
+    Spans take our own way out, so a tracer provider is of no use to it. ``instrument()`` takes the
+    fields of `Config`, where they are to be others than the environment says.
+    """
+
+    source: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ("torch >= 2.4",)
+    configuration = Config
+    """What a configuration file may say of this instrumentor."""
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """Return the framework that is traced."""
+        return self.needs
+
+    def _instrument(self, **kwargs: Any) -> None:
+        instrument_source(self.source, **{name: value for name, value in kwargs.items() if name in VARIABLES})
+
+    def _uninstrument(self, **_kwargs: Any) -> None:
+        uninstrument_source(self.source)
+
+
+class TorchTrainingInstrumentor(SourceInstrumentor):
+    """Steps and their stages."""
+
+    source = "torch_training"
+
+
+class TorchDdpInstrumentor(SourceInstrumentor):
+    """The gradient buckets of DistributedDataParallel."""
+
+    source = "torch_ddp"
+
+
+class TorchDistributedInstrumentor(SourceInstrumentor):
+    """Collectives and point-to-point calls."""
+
+    source = "torch_distributed"
+
+
+class TorchFsdpInstrumentor(SourceInstrumentor):
+    """The all-gathers and reduce-scatters of FSDP2."""
+
+    source = "torch_fsdp"
+
+
+class OpenTelemetryInstrumentor(SourceInstrumentor):
+    """The user's own spans, joined to the step."""
+
+    source = "opentelemetry"
+    needs = ("opentelemetry-api >= 1.30",)

@@ -1,0 +1,50 @@
+"""Who this process is, for the resource of users' own providers: the same as ours, as far as it is known yet."""
+
+import os
+from collections.abc import Mapping
+
+from opentelemetry.sdk.resources import Resource, ResourceDetector
+
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.resource import instance_id, job_attributes
+from otel_dltrace.model.topology import world_from_env
+from otel_dltrace.record.ring import boot_id, process_nonce
+from otel_dltrace.record.steps import live
+from otel_dltrace.settings import Config, environment_bind, job_name_of, resource_of
+
+_PLACE = (s.DL_RANK, s.DL_LOCAL_RANK, s.DL_NODE_RANK, s.DL_WORLD_SIZE, s.DL_ROLE)
+
+
+class RankDetector(ResourceDetector):
+    """Tells job, rank and host; asked again after a fork, since a child is another instance."""
+
+    def detect(self) -> Resource:
+        """Return the attributes that are known: all of them once the process is bound."""
+        known = {**_job(), **_here(), **resource_of(os.environ)}
+        nonce = int.from_bytes(process_nonce(), "little")
+        # Last, since operators set one instance id for all ranks of a container.
+        return Resource({**known, s.SERVICE_INSTANCE_ID: instance_id(nonce)})
+
+    def is_process_dependent(self) -> bool:
+        """Return that a forked child must ask again."""
+        return True
+
+
+def _job() -> Mapping[str, str | int]:
+    bound = live.tracer.recorder.bound if live.tracer is not None else None
+    if bound is not None:
+        return job_attributes(bound)
+    world = world_from_env(os.environ)
+    bind: Bind = environment_bind(Config.from_env(), world, job_name_of(os.environ))
+    unknown = set() if world.launcher else set(_PLACE)  # a launcher itself, or ranks yet to be spawned
+    if not bind.job:
+        unknown.add(s.DL_JOB_ID)
+    if not bind.generation:
+        unknown.add(s.DL_JOB_GENERATION)
+    return {name: value for name, value in job_attributes(bind).items() if name not in unknown}
+
+
+def _here() -> Mapping[str, str | int]:
+    host = os.uname().nodename
+    return {s.HOST_NAME: host, s.HOST_ID: boot_id().hex() or host, s.PROCESS_PID: os.getpid()}
