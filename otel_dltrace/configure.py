@@ -5,10 +5,11 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from otel_dltrace.export.choice import exporters
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, h64, run_directory_name
 from otel_dltrace.model.plan import Window, parse_level
@@ -19,7 +20,15 @@ from otel_dltrace.record.launch import DrainStarter, ring_bell
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.record.steps import Tracer, live
-from otel_dltrace.settings import Config, environment_bind, is_switched_on, job_name_of, resource_of
+from otel_dltrace.settings import (
+    Config,
+    enabled_sources,
+    environment_bind,
+    is_switched_off,
+    is_switched_on,
+    job_name_of,
+    resource_of,
+)
 
 if TYPE_CHECKING:
     from otel_dltrace.export.drain import Drain
@@ -46,6 +55,7 @@ def start(config: Config | None = None) -> None:
         from otel_dltrace.export.otlp_settings import OtlpSettings
 
         OtlpSettings.from_env(os.environ)  # the drain would stumble over a bad one where nobody sees it
+    prints = bool(exporters(os.environ))
     world = world_from_env(os.environ)
     job_name = job_name_of(os.environ)
     home = {
@@ -55,12 +65,13 @@ def start(config: Config | None = None) -> None:
         "resource": resource_of(os.environ),
         "bind": asdict(environment_bind(config, world, job_name)),
     }
-    starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), _drain_in_thread(config))
+    in_thread = _drain_in_thread(config)
+    starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), in_thread, prints)
     recorder = Recorder(
         config.rings, config.ring_size, parse_level(config.level), home, lambda: starter.start(recorder.ring)
     )
-    tracer = Tracer(recorder, job_name, world, config.world, starter)
-    tracer.steps.on_begin = lambda: _bind_single(tracer)
+    tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget)
+    _follow_steps(tracer)
     live.tracer = tracer
     _register_once()
 
@@ -69,13 +80,16 @@ def _drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float],
     def begin(ring: RingWriter) -> Callable[[float], None]:
         from otel_dltrace.export.drain_thread import start_drain_thread
 
-        return start_drain_thread(drain_for(config, None), ring)
+        drain = drain_for(config, None)
+        if drain.outlet is not None:
+            drain.outlet.patience = 0.0  # the program's end waits for us
+        return start_drain_thread(drain, ring)
 
     return begin
 
 
 def drain_for(config: Config, home: str | None, orphans_only: bool = False) -> "Drain":
-    """Return the drain that *config* and the ``OTEL_EXPORTER_OTLP_*`` variables describe.
+    """Return the drain that *config*, ``OTEL_TRACES_EXPORTER`` and the ``OTEL_EXPORTER_OTLP_*`` variables describe.
 
     Args:
         config: What goes out, and where run directories are made.
@@ -83,12 +97,12 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False) -> "
         orphans_only: Serve only rings whose writer is gone, each where its own writer wanted it.
 
     Raises:
-        ConfigError: An OTLP variable cannot be used.
+        ConfigError: One of these variables cannot be used.
     """
     from otel_dltrace.export.drain import Drain, Serving
     from otel_dltrace.export.otlp_settings import OtlpSettings
 
-    settings = OtlpSettings.from_env(os.environ)
+    others, settings = exporters(os.environ), OtlpSettings.from_env(os.environ)
     serving = Serving(
         config.rings,
         None if home is None else Path(config.directory),
@@ -98,11 +112,22 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False) -> "
         config.span_budget,
         quota=config.quota,
     )
-    if settings is None:
+    if settings is None and not others:
         return Drain(serving)
-    from otel_dltrace.export.outlet import Outlet
+    from otel_dltrace.export.outlets import outlets_of
 
-    return Drain(serving, Outlet(settings))
+    return Drain(serving, outlets_of(others, settings))
+
+
+def _follow_steps(tracer: Tracer) -> None:
+    """Have each step of *tracer* bind a single process, and join the user's own spans once it is bound."""
+    from otel_dltrace.instrument.opentelemetry import step_begins, step_left
+
+    def begun() -> None:
+        _bind_single(tracer)
+        step_begins(tracer)
+
+    tracer.steps.on_begin, tracer.steps.on_left = begun, step_left
 
 
 def _bind_single(tracer: Tracer) -> None:
@@ -138,9 +163,12 @@ def stop() -> None:
     recorder.close()
     if ring is None or tracer.starter is None:
         return
+    deadline = time.monotonic() + EXIT_S
     drained = tracer.starter.finish(ring.path, EXIT_S)
     if bind is not None and bind.local_rank == 0 and not os.environ.get(UNDER_RUN):
-        _say_where(Path(directory) / run_directory_name(bind), drained, tracer.starter)
+        run = Path(directory) / run_directory_name(bind)
+        whole = drained and _host_is_drained(run, bind.local_world_size, deadline)
+        _say_where(run, drained, tracer.starter, "" if whole else "so far ")
 
 
 def short_path(path: Path) -> str:
@@ -150,19 +178,33 @@ def short_path(path: Path) -> str:
 
 def read_summary(run: Path) -> str:
     """Return in one line what became of the spans of *run*, as far as its drains have written it down."""
-    lines = []
-    for path in sorted(run.glob("hosts/*/drain.json")):
-        try:
-            lines.append(summary_line(json.loads(path.read_text())["summary"]))
-        except (OSError, ValueError, KeyError):
-            continue  # being written
+    lines = [summary_line(figures) for figures in _figures(run, "*")]
     return "; ".join(lines) or "the drain is still at work"
 
 
-def _say_where(path: Path, drained: bool, starter: DrainStarter) -> None:
+def _figures(run: Path, hosts: str) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(run.glob(f"hosts/{hosts}/drain.json")):
+        try:
+            found.append(json.loads(path.read_text())["summary"])
+        except (OSError, ValueError, KeyError):
+            continue  # being written
+    return found
+
+
+def _host_is_drained(run: Path, ranks: int, deadline: float) -> bool:
+    """Wait until *ranks* processes of this host have been read to their end; return whether they were in time."""
+    while sum(figures.get("processes", 0) for figures in _figures(run, f"{os.uname().nodename}-*")) < ranks:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _say_where(path: Path, drained: bool, starter: DrainStarter, so_far: str) -> None:
     if drained or path.exists():
         where = short_path(path)
-        guard.say(f"{read_summary(path)}; in {where}; read them with: otel-dltrace report {where}")
+        guard.say(f"{so_far}{read_summary(path)}; in {where}; read them with: otel-dltrace report {where}")
     elif starter.mode == "auto":
         trouble = starter.trouble() or "it has not answered yet"
         guard.say(f"the drain did not finish ({trouble}); if it is gone, `otel-dltrace recover` does its work")
@@ -226,6 +268,33 @@ def autostart() -> None:
     """Do what ``OTEL_DLTRACE`` asks for; a bad value is one sentence, and the program goes on untraced."""
     try:
         if is_switched_on(os.environ):
-            instrument()
+            from otel_dltrace.instrument import registry
+
+            start()
+            registry.instrument(enabled_sources(registry.TABLES, os.environ))
     except DltraceError as error:
         guard.say(f"{error}; tracing is off")
+
+
+def instrument_source(source: str, **fields: Any) -> None:
+    """Trace *source*, as its instrumentor asks for it; a bad value is one sentence, as in `autostart`.
+
+    Args:
+        source: Its name.
+        fields: Those of `Config` that differ from what the environment says.
+    """
+    try:
+        if not is_switched_off(os.environ):
+            from otel_dltrace.instrument import registry
+
+            start(replace(Config.from_env(), **fields))
+            registry.instrument([source])
+    except DltraceError as error:
+        guard.say(f"{error}; tracing is off")
+
+
+def uninstrument_source(source: str) -> None:
+    """Trace *source* no longer; the others go on."""
+    from otel_dltrace.instrument import registry
+
+    registry.uninstrument([source])

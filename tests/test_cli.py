@@ -10,6 +10,7 @@ import pytest
 from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import COMMANDS, main, make_parser
 from otel_dltrace.settings import VARIABLES
+from tests.support import a_place
 
 HOME = Path(__file__).parent.parent
 
@@ -85,3 +86,35 @@ def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd, monkeypatc
     lines = [line for line in capfd.readouterr().err.splitlines() if line]
     assert len(lines) == 1
     assert says in lines[0]
+
+
+STEPS = """
+import otel_dltrace
+for number in range(3):
+    with otel_dltrace.step(number):
+        pass
+"""
+
+
+def test_the_drain_of_run_waits_however_late_the_first_record_comes(tmp_path):
+    """Importing a framework may take longer than a drain lingers; without its keeper it ends."""
+    with a_place(tmp_path) as place:
+        command = [sys.executable, "-m", "otel_dltrace", "drain", "--while-open", "--linger", "0"]
+        drain = subprocess.Popen(command, cwd=tmp_path, env=place.env(), stdin=subprocess.PIPE)
+        try:
+            place.run("")  # longer than no linger at all
+            place.run(STEPS, OTEL_DLTRACE="1", OTEL_DLTRACE_DRAIN="off")
+            place.wait_for_rings()
+            drain.stdin.close()
+            assert drain.wait(30) == 0
+        finally:
+            drain.kill()
+        assert sum(map(len, place.spans())) == 3
+
+
+def test_a_short_program_is_drained_by_a_thread(tmp_path):
+    """What the thread needs at the interpreter's end has been imported before it."""
+    with a_place(tmp_path) as place:
+        done = place.run(STEPS, OTEL_DLTRACE="1", OTEL_DLTRACE_DRAIN="thread")
+
+        assert (sum(map(len, place.spans())), list(place.rings.glob("*.ring"))) == (3, []), done.stderr

@@ -32,6 +32,18 @@ from otel_dltrace.model.summary import summary_line
             "2 lost (quota), 3 lost (rejected: too old), 4 lost (spill folder full)",
             id="everything that can be lost",
         ),
+        pytest.param(
+            {
+                "spans": 10,
+                "exporters": {
+                    "console": {"accepted": 8, "waiting": 4, "dropped": {}},
+                    "mine": {"accepted": 0, "waiting": 0, "dropped": {"raised KeyError": 9, "was too slow": 3}},
+                },
+            },
+            "10 spans recorded, 8 to console, 4 waiting for console, 0 to mine, 9 lost (mine raised KeyError), "
+            "3 lost (mine was too slow)",
+            id="exporters of others",
+        ),
     ],
 )
 def test_the_summary_names_what_was_lost_and_why(figures, line):

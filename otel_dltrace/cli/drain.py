@@ -8,11 +8,13 @@ import argparse
 import os
 import select
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from otel_dltrace.configure import drain_for
-from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.drain import LINGER_S, Drain
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record.launch import ALL_RINGS, take_lock
 from otel_dltrace.record.ring import make_ring_folder
@@ -23,11 +25,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--home", metavar="NAME", help="serve only the rings of the drain called NAME")
     parser.add_argument("--lock", type=int, metavar="FD", help="the lock is held by this descriptor already")
+    parser.add_argument("--print-to", type=int, metavar="FD", help="what exporters print goes to this descriptor")
+    parser.add_argument(
+        "--linger", type=float, default=LINGER_S, metavar="SECONDS", help="wait so long for more writers (%(default)s)"
+    )
     parser.add_argument("--stay", action="store_true", help="wait for writers until SIGTERM")
+    parser.add_argument(
+        "--while-open", action="store_true", help="wait for writers until SIGTERM, or until standard input ends"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve rings; return 0, or 2 where another drain does."""
+    out = sys.stdout if args.print_to is None else _print_to(args.print_to)
     config = Config.from_env()
     make_ring_folder(config.rings)
     name = args.home or ALL_RINGS
@@ -36,20 +46,32 @@ def run(args: argparse.Namespace) -> int:
         raise DltraceError(f"another drain serves {config.rings}; one is enough")
     os.nice(10)
     drain = drain_for(config, args.home)
+    drain.linger = float("inf") if args.stay or args.while_open else args.linger
     signal.signal(signal.SIGTERM, lambda number, frame: _stop(drain, number, frame))
     bell = config.rings / f"{name}.bell"
-    pause = Bell(bell, drain, stay=args.stay)
+    pause = Bell(bell, drain, sys.stdin.fileno() if args.while_open else None, args.linger)
     try:
         drain.run(pause)
     finally:
         bell.unlink(missing_ok=True)
         (config.rings / f"{name}.lock").unlink(missing_ok=True)
     for root in drain.writers:
-        print(root)
+        print(root, file=out)
+    out.flush()
     log = config.rings / f"{name}.log"
     if log.exists() and not log.stat().st_size:
         log.unlink()
+    if drain.outlet is not None and drain.outlet.is_stuck:
+        os._exit(0)  # all is written; the interpreter would wait for threads that an exporter may have
     return 0
+
+
+def _print_to(fd: int) -> TextIO:
+    """Have all that is printed, by exporters that is, go to *fd*; return what our own words go to."""
+    ours = os.fdopen(os.dup(1), "w")
+    os.dup2(fd, 1)
+    os.close(fd)
+    return ours
 
 
 def _stop(drain: Drain, _number: int, _frame: FrameType | None) -> None:
@@ -62,20 +84,22 @@ class Bell:
     Args:
         path: The pipe.
         drain: Whose pauses these are.
-        stay: Keep the drain from ending by itself.
+        keeper: A descriptor that ends when nobody keeps the drain any more; None: there is none.
+        linger: How long it then waits for more writers.
     """
 
-    def __init__(self, path: Path, drain: Drain, stay: bool = False) -> None:
+    def __init__(self, path: Path, drain: Drain, keeper: int | None, linger: float) -> None:
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._drain = drain
-        if stay:
-            drain.linger = float("inf")
+        self._drain, self._keeper, self._linger = drain, keeper, linger
 
     def __call__(self, seconds: float) -> None:
         """Wait *seconds*, or until somebody rings; a ring asks for everything at once."""
-        ready, _, _ = select.select([self._fd], [], [], seconds)
-        if ready:
+        watched = [self._fd] if self._keeper is None else [self._fd, self._keeper]
+        ready, _, _ = select.select(watched, [], [], seconds)
+        if self._fd in ready:
             os.read(self._fd, 4096)
             self._drain.hurry = True
+        if self._keeper in ready:  # who started us is gone: we end as if a rank had
+            self._keeper, self._drain.linger = None, self._linger

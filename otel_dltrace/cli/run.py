@@ -19,6 +19,7 @@ from rich.console import Console
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure import UNDER_RUN, drain_for, read_summary, short_path
+from otel_dltrace.export.choice import exporters
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.ring import make_ring_folder
@@ -54,7 +55,14 @@ def run(args: argparse.Namespace) -> int:
     config = Config.from_env(env)
     drain_for(config, config.home)  # says at once what is wrong with an OTLP variable
     make_ring_folder(config.rings)
-    starter = DrainStarter(config.home, config.rings, "auto", config.to_env(), lambda _ring: lambda _seconds: None)
+    starter = DrainStarter(
+        config.home,
+        config.rings,
+        "auto",
+        config.to_env(),
+        lambda _ring: lambda _seconds: None,
+        prints=bool(exporters(env)),
+    )
     drain = starter.start_process(piped=True)
     try:
         code = _run_program(program, env)

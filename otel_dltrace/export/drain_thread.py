@@ -1,13 +1,14 @@
 """The drain as a thread of the training process, where no process may be started."""
 
+import concurrent.futures.thread  # noqa: F401  -- pyarrow's Parquet wants it, and at the interpreter's end it is too late
 import threading
 from collections.abc import Callable
 
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.record.ring import RingWriter
 
-PAUSE_S = 0.02
-"""Short pauses keep each turn near a millisecond: long ones of plain Python would slow the trainer down."""
+PAUSE_S = 0.1
+"""Most turns only copy new records, in half a millisecond; those that encode a second's take some milliseconds."""
 
 
 def start_drain_thread(drain: Drain, ring: RingWriter) -> Callable[[float], None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.model.errors import ConfigError
 
 GRPC = "grpc"
@@ -65,7 +66,7 @@ class OtlpSettings:
         """
         variables = _Variables(env)
         name, endpoint = variables.find("ENDPOINT")
-        if not endpoint or env.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        if not endpoint or not names_otlp(env):
             return None
         protocol = variables.read("PROTOCOL", _protocol, HTTP)
         insecure = variables.read("INSECURE", _boolean, False)

@@ -13,20 +13,20 @@ class Detached(subprocess.Popen[bytes]):
 
 
 def start_detached(
-    command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: int, *, piped: bool
+    command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: Sequence[int], *, piped: bool
 ) -> "subprocess.Popen[bytes]":
-    """Start *command* with its complaints going to *log* and the descriptor *keep* open; *piped*: its output is ours.
+    """Start *command* with its complaints going to *log* and the descriptors *keep* open; *piped*: its input and output are ours.
 
     Raises:
         OSError: No process may be started.
     """
     return Detached(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
         stdout=subprocess.PIPE if piped else subprocess.DEVNULL,
         stderr=log,
         env=env,
         # Its own session: a Ctrl-C at the terminal ends the training, not the drain.
         start_new_session=True,
-        pass_fds=(keep,),
+        pass_fds=keep,
     )

@@ -47,3 +47,11 @@ def guarded(function: Callable[P, R]) -> Callable[P, R | None]:
             return None
 
     return never_raises
+
+
+def tried(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "R | Exception":
+    """Return what *function*, somebody else's code, returns, or the error that it raises."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        return error

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 ALL_RINGS = "all"
 """The name of a drain that serves every ring of its folder."""
+PRINTING_LINGER_S = "0.5"
+"""A drain that may print does not wait for more writers: who reads a pipe would wait for its end as long."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
+# Folders of a sitecustomize that traces every Python: opentelemetry-instrument's and ddtrace-run's.
+_INJECTORS = ("opentelemetry/instrumentation/auto_instrumentation", "ddtrace/bootstrap")
 
 
 class DrainStarter:
@@ -28,6 +33,7 @@ class DrainStarter:
         mode: ``auto``, ``thread`` or ``off``.
         env: The variables that give it our configuration.
         start_thread: Drains the ring it is given in a thread; returns what stops it within some seconds.
+        prints: Whether the drain has exporters that may print: they get our standard output.
     """
 
     def __init__(
@@ -37,9 +43,10 @@ class DrainStarter:
         mode: str,
         env: dict[str, str],
         start_thread: Callable[[RingWriter], Callable[[float], None]],
+        prints: bool = False,
     ) -> None:
         self.home, self.rings, self.mode, self._env = home, rings, mode, env
-        self._start_thread = start_thread
+        self._start_thread, self._prints = start_thread, prints
         self.log = rings / f"{home}.log"
         self.bell = rings / f"{home}.bell"
         self._child: subprocess.Popen[bytes] | None = None
@@ -62,19 +69,29 @@ class DrainStarter:
             self._stop_thread = self._start_thread(ring)
 
     def start_process(self, *, piped: bool = False) -> "subprocess.Popen[bytes] | None":
-        """Start the drain process unless one runs; return it, or None. *piped*: its output is ours to read."""
+        """Start the drain process unless one runs; return it, or None. *piped*: it stays while we do, and its output is ours."""
         from otel_dltrace.record.detached import start_detached
 
         fd = take_lock(self.rings / f"{self.home}.lock")
         if fd is None:
             return None
+        # The lock travels with the descriptor, so it is held without a gap.
+        command = [sys.executable, "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)]
+        keep = [fd]
         try:
+            if self._prints:
+                with suppress(OSError):  # a daemon may have no standard output
+                    keep.append(os.dup(1))
+                    command += ["--print-to", str(keep[1])]
+            if piped:
+                command.append("--while-open")
+            elif self._prints:
+                command += ["--linger", PRINTING_LINGER_S]
             with self.log.open("wb") as log:
-                # The lock travels with the descriptor, so it is held without a gap.
-                command = [sys.executable, "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)]
-                self._child = start_detached(command, drain_environment(self._env), log, fd, piped=piped)
+                self._child = start_detached(command, drain_environment(self._env), log, keep, piped=piped)
         finally:
-            os.close(fd)
+            for kept in keep:
+                os.close(kept)
         return self._child
 
     def trouble(self) -> str:
@@ -110,7 +127,11 @@ class DrainStarter:
 
 def drain_environment(config: dict[str, str]) -> dict[str, str]:
     """Return the environment of a drain: ours, told the configuration, not traced itself, on one thread."""
-    return {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0"}
+    env = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0"}
+    if "PYTHONPATH" in env:
+        paths = env["PYTHONPATH"].split(os.pathsep)
+        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if not path.rstrip("/").endswith(_INJECTORS))
+    return env
 
 
 def take_lock(path: Path) -> int | None:

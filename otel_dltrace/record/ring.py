@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from otel_dltrace.model.errors import RingError
@@ -38,12 +38,13 @@ CHUNK_HISTORY = struct.Struct("<4I")
 HISTORY_AT = 16
 LEVEL_AT = 13  # in a record: level << 4 | source
 LEVELS = 4
-_ALL_SLOTS = (1 << RECORDS) - 1
 _M32 = 0xFFFF_FFFF
 _ZEROS = bytes(CHUNK - 64)
 _LEVEL_OF = bytes(byte >> 4 for byte in range(256))
 
 _kept: list[mmap.mmap] = []
+_nonces: dict[int, bytes] = {}
+_used: set[bytes] = set()
 
 BEGIN, SPAN, AMEND, COUNTER = 1, 2, 3, 4
 AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT = 1, 2, 3
@@ -62,6 +63,18 @@ class RingHeader:
     chunks: int
 
 
+def process_nonce() -> bytes:
+    """Return the nonce of this process's ring, of the one to come while there is none; a forked child has another."""
+    return _nonces.setdefault(os.getpid(), os.urandom(8))
+
+
+def _take_nonce() -> bytes:
+    if process_nonce() in _used:
+        del _nonces[os.getpid()]
+    _used.add(process_nonce())
+    return process_nonce()
+
+
 class RingWriter:
     """The writing side: makes the file, leases chunks to threads.
 
@@ -70,7 +83,7 @@ class RingWriter:
     """
 
     def __init__(self, folder: Path, size: int = DEFAULT_SIZE) -> None:
-        self.nonce = os.urandom(8)
+        self.nonce = _take_nonce()
         self.folder = folder
         self.path = folder / f"{self.nonce.hex()}.ring"
         self.unrecorded = 0
@@ -156,132 +169,6 @@ class RingWriter:
         """Free the lock, which tells the readers that no more will come; the file stays for them."""
         if not close_if_still(self._fd, self._file):
             _kept.append(self.buffer)  # a map closes a descriptor of its own, which is another's by now, too
-
-
-@dataclass(slots=True)
-class Taken:
-    """What was read of one chunk: its lease, a bit per slot, and all records accounted for, per level."""
-
-    lease: int = 0
-    slots: int = 0
-    levels: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-
-
-class RingReader:
-    """The reading side: new records of a ring, each once, alive or dead.
-
-    *taken* (the slots read so far, per chunk) can be stored and given back, so that a later
-    reader goes on where this one stopped.
-
-    Attributes:
-        lapped: How many records of each level (1..4) were overwritten before they were read.
-
-    Raises:
-        RingError: These bytes are no ring.
-    """
-
-    def __init__(self, buffer: mmap.mmap | memoryview, taken: dict[int, Taken] | None = None) -> None:
-        self._view = memoryview(buffer)
-        try:
-            self.header = read_header(self._view)
-        except RingError:
-            self._view.release()  # else the traceback keeps the caller from closing its map
-            raise
-        self._leases = self._view[PAGE : PAGE + self.header.chunks * CHUNK].cast("I")
-        self.taken: dict[int, Taken] = taken if taken is not None else {}
-        self._done = [0] * self.header.chunks
-        """For each chunk the lease under which all its slots have been read."""
-        for index, chunk in self.taken.items():
-            if chunk.slots == _ALL_SLOTS and index < len(self._done):
-                self._done[index] = chunk.lease
-        self._seen: dict[int, tuple[int, int]] = {}
-        self.lapped = [0, 0, 0, 0, 0]
-
-    @property
-    def unrecorded(self) -> int:
-        """How many records were not written, because other threads held every chunk."""
-        count: int = UNRECORDED.unpack_from(self._view, UNRECORDED_AT)[0]
-        return count
-
-    def scan(self, final: bool = False) -> list[bytes]:
-        """Return the records that were committed before the last scan (all, if *final*), 64 bytes each."""
-        data = self.read(final)
-        return [data[at : at + RECORD] for at in range(0, len(data), RECORD)]
-
-    def read(self, final: bool = False) -> bytes:
-        """Return what `scan` does, one record after the other."""
-        runs: list[bytes] = []
-        leases = self._leases[:: CHUNK // 4].tolist()
-        # Most chunks have been read to their end, so finding the others is most of an idle drain's work.
-        for index in [i for i, (lease, done) in enumerate(zip(leases, self._done, strict=True)) if lease != done]:
-            if leases[index]:
-                self._read_chunk(index, leases[index], final, runs)
-        if final:
-            for index in [i for i, lease in enumerate(leases) if not lease]:
-                self._count_lost(index)
-        return b"".join(runs)
-
-    def _read_chunk(self, index: int, lease: int, final: bool, runs: list[bytes]) -> None:
-        base = PAGE + index * CHUNK
-        copy = bytes(self._view[base : base + CHUNK])
-        if int.from_bytes(copy[:4], "little") != lease or self._leases[index * CHUNK // 4] != lease:
-            return  # leased anew while it was copied
-        commits = memoryview(copy).cast("I")[31::16].tolist()
-        if commits.count(lease) == RECORDS:
-            committed = _ALL_SLOTS
-        else:
-            committed = sum(1 << slot for slot, commit in enumerate(commits) if commit == lease)
-        settled = committed if final else self._settled(index, lease, committed)
-        taken = self._taken(index, lease, copy)
-        new = settled & ~taken.slots
-        taken.slots |= new
-        self._done[index] = lease if taken.slots == _ALL_SLOTS else 0
-        while new:  # slots are filled in order, so they come in few runs
-            slot = (new & -new).bit_length() - 1
-            rest = new >> slot
-            length = (~rest & rest + 1).bit_length() - 1
-            new = rest >> length << slot + length
-            start = (slot + 1) * RECORD  # slot 0 begins after the header's 64 bytes
-            run = copy[start : start + length * RECORD]
-            levels = run[LEVEL_AT::RECORD].translate(_LEVEL_OF)
-            for level in range(LEVELS):
-                taken.levels[level] += levels.count(level + 1)
-            runs.append(run)
-
-    def _count_lost(self, index: int) -> None:
-        """Count what a writer erased that was killed while it leased a chunk anew."""
-        base = PAGE + index * CHUNK
-        header = bytes(self._view[base : base + 64])
-        if any(header):
-            taken = self.taken.setdefault(index, Taken())
-            self._count_lapped(taken, header)
-            taken.lease = taken.slots = 0
-
-    def _settled(self, index: int, lease: int, committed: int) -> int:
-        """Return the slots whose commit an earlier scan saw: their bytes have arrived on every machine."""
-        before = self._seen.get(index, (0, 0))
-        self._seen[index] = (lease, committed)
-        return committed & before[1] if before[0] == lease else 0
-
-    def _taken(self, index: int, lease: int, copy: bytes) -> Taken:
-        taken = self.taken.setdefault(index, Taken())
-        if taken.lease != lease:
-            self._count_lapped(taken, copy)
-            taken.lease, taken.slots = lease, 0
-        return taken
-
-    def _count_lapped(self, taken: Taken, header: bytes) -> None:
-        """Count what this chunk held under earlier leases and nobody read."""
-        history = CHUNK_HISTORY.unpack_from(header, HISTORY_AT)
-        for level, (written, read) in enumerate(zip(history, taken.levels, strict=True), 1):
-            lapped = written - read & _M32  # both are 32 bits wide and go round
-            self.lapped[level] += lapped if lapped < 1 << 31 else 0
-        taken.levels = list(history)
-
-    def close(self) -> None:
-        """Let go of the bytes."""
-        self._leases.release()
-        self._view.release()
 
 
 def read_header(view: memoryview) -> RingHeader:

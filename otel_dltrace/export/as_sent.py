@@ -1,0 +1,167 @@
+"""A run read from disk as OTLP sends it: rank steps under their roots, each root once, and every step in full."""
+
+from collections.abc import Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from otel_dltrace.export.outlet import hang_under_roots
+from otel_dltrace.export.run_reader import read_batches
+from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, rank_step_id, root_id
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import STEP, TRAIN_STEP, Level
+from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows
+
+_ROOT = (Descriptor(STEP, TRAIN_STEP),)
+_SHARD = 0  # a file needs no budget, so a step is one trace
+_EXTENT = np.dtype([("step", "<u4"), ("start", "<i8"), ("end", "<i8")])
+_ROOTS_AT_ONCE = 10_000
+
+
+def as_sent(
+    runs: Sequence[Path], steps: Container[int] | None = None, ranks: Collection[int] | None = None
+) -> Iterator[SpanBatch]:
+    """Yield the spans of *runs*, file by file; what is held meanwhile is one file, and some bytes for each step.
+
+    A root lasts as long as the ranks on the host of rank 0 take together, in the name of rank 0. It
+    comes at the end, and only if rank 0 is among *ranks*.
+
+    Args:
+        runs: Run directories.
+        steps: Only these, anything with ``in``; None for all.
+        ranks: Only these; None for all.
+
+    Raises:
+        RunNotFoundError: One is no run directory, or nothing in there is asked for.
+    """
+    outline = _Outline()
+    for batch in _bound_batches(runs):
+        outline.add(batch)
+    outline.check_ranks(ranks)
+    found = False
+    for batch in _bound_batches(runs):
+        if ranks is None or batch.rank in ranks:
+            part = _chosen(batch, steps)
+            outline.hang(part)
+            found = found or len(part) > 0
+            yield part
+    if not found:
+        raise RunNotFoundError(f"none of the steps asked for is in this run; {outline.steps_there()}")
+    if ranks is None or 0 in ranks:
+        for roots in outline.roots():
+            yield _chosen(roots, steps)
+
+
+def _bound_batches(runs: Sequence[Path]) -> Iterator[SpanBatch]:
+    """Yield what belongs to a job; who is not bound has no trace ids, and nothing of it is ever sent."""
+    for run in runs:
+        yield from (batch for batch in read_batches(run) if batch.process.bind is not None)
+
+
+def _chosen(batch: SpanBatch, steps: Container[int] | None) -> SpanBatch:
+    if steps is None:
+        return batch
+    there = np.unique(batch["step"])
+    wanted = [step for step in there.tolist() if step != NO_STEP and step in steps]
+    return batch.take(np.isin(batch["step"], wanted))
+
+
+@dataclass
+class _Outline:
+    """What a first reading tells: when each process was in which step.
+
+    Attributes:
+        extents: For each process (its nonce), the extents of its steps, file by file.
+        processes: Who they are.
+    """
+
+    extents: dict[int, list[Column]] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
+
+    def add(self, batch: SpanBatch) -> None:
+        """Take in one file's spans of one process."""
+        rows = batch.rows[batch.is_kind(STEP)]
+        extents = np.zeros(len(rows), _EXTENT)
+        for name in _EXTENT.names or ():
+            extents[name] = rows[name]
+        self.extents.setdefault(batch.process.nonce, []).append(extents)
+        self.processes[batch.process.nonce] = batch.process
+
+    def check_ranks(self, ranks: Collection[int] | None) -> None:
+        """Raise unless every one of *ranks* is there."""
+        there = [process.bind.rank for process in self.processes.values() if process.bind is not None]
+        if not there:
+            raise RunNotFoundError("no span that belongs to a job is in there yet")
+        for rank in ranks or ():
+            if rank not in there:
+                raise RunNotFoundError(f"rank {rank} is not in this run; it has ranks {min(there)} to {max(there)}")
+
+    def steps_there(self) -> str:
+        """Return in words which steps there are."""
+        steps = np.concatenate([extents["step"] for parts in self.extents.values() for extents in parts])
+        return f"it has steps {steps.min()} to {steps.max()}" if len(steps) else "it has no steps"
+
+    def hang(self, batch: SpanBatch) -> None:
+        """Put rank steps under their roots, in place; what has no rank step to hang under hangs under nothing."""
+        bind = batch.process.bind
+        assert bind is not None
+        own = np.concatenate([extents["step"] for extents in self.extents[batch.process.nonce]])
+        stepless = np.setdiff1d(batch["step"], np.append(own, np.uint32(NO_STEP)))
+        gone = np.array([rank_step_id(bind, step) for step in stepless.tolist()], np.uint64)
+        batch.rows["parent_id"][np.isin(batch["parent_id"], gone)] = 0
+        hang_under_roots(batch, _SHARD)
+
+    def roots(self) -> Iterator[SpanBatch]:
+        """Yield the roots of each world that has a worker of rank 0, some at a time."""
+        owners = {_world(p): p for p in self.processes.values() if p.bind and _who(p) == ("worker", 0)}
+        for world, owner in owners.items():
+            together = [
+                extents
+                for nonce, process in self.processes.items()
+                if (_world(process), _host(process), _who(process)[0]) == (world, _host(owner), "worker")
+                for extents in self.extents[nonce]
+            ]
+            spans = _joined(np.concatenate(together))
+            for at in range(0, len(spans), _ROOTS_AT_ONCE):
+                yield SpanBatch(_root_rows(owner, spans[at : at + _ROOTS_AT_ONCE]), _ROOT, owner)
+
+
+def _world(process: Process) -> tuple[str, str, str]:
+    """Return job, generation and world: who has those in common shares steps."""
+    bind = process.bind
+    assert bind is not None
+    return bind.job, bind.generation, bind.world
+
+
+def _who(process: Process) -> tuple[str, int]:
+    assert process.bind is not None
+    return process.bind.role, process.bind.rank
+
+
+def _host(process: Process) -> tuple[str, str]:
+    """Return what has one monotonic clock."""
+    return process.host, process.boot_id
+
+
+def _joined(extents: Column) -> Column:
+    """Return one extent for each step, from the first rank's start to the last one's end."""
+    extents = extents[np.argsort(extents["step"], kind="stable")]
+    steps, first = np.unique(extents["step"], return_index=True)
+    out = np.zeros(len(steps), _EXTENT)
+    if len(steps):
+        out["step"] = steps
+        out["start"] = np.minimum.reduceat(extents["start"], first)
+        out["end"] = np.maximum.reduceat(extents["end"], first)
+    return out
+
+
+def _root_rows(owner: Process, extents: Column) -> Column:
+    assert owner.bind is not None
+    rows = empty_rows(len(extents))
+    for name in _EXTENT.names or ():
+        rows[name] = extents[name]
+    rows["span_id"] = [root_id(owner.bind, step, _SHARD) for step in extents["step"].tolist()]
+    rows["size"], rows["b"], rows["level"] = NO_USER_STEP, -1, Level.STEP
+    return rows
