@@ -1,0 +1,119 @@
+"""Which parameters a model's gradient buckets hold, as DistributedDataParallel itself says."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import COLLECTIVE, Source
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.steps import live
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket: its parameters' indices, its bytes, its descriptor's number in this process."""
+
+    parameters: tuple[int, ...]
+    size: int
+    descriptor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The buckets of one model in the order of their launch; *plain*: each is one all-reduce."""
+
+    buckets: tuple[Bucket, ...]
+    plain: bool
+    source: int
+
+
+_layouts: "weakref.WeakKeyDictionary[Any, tuple[tuple[Recorder, bool, bool], Layout]]" = weakref.WeakKeyDictionary()
+hooked: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""The reducers that were seen to be given a hook by the program."""
+
+
+def layout_of(model: Any, count: int, rebuilt: bool) -> Layout | None:
+    """Return the buckets of *model*, which has *count* parameters; None where they cannot be known."""
+    assert live.tracer is not None
+    recorder = live.tracer.recorder
+    now = (recorder, rebuilt, model.reducer in hooked)
+    known = _layouts.get(model)
+    if known is not None and known[0] == now:
+        return known[1]
+    texts = said_by(model)
+    parameters = [p for p in model._module_parameters if p.requires_grad]
+    sizes = numbers(texts.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
+    if rebuilt:
+        members = [numbers(part) for part in texts.get("rebuilt_per_bucket_param_indices", "").split(",")]
+    else:
+        members = initial_buckets(parameters, sizes)
+    all_members = sorted(chain.from_iterable(members))
+    if len(parameters) != count or len(sizes) != len(members) or all_members != list(range(count)):
+        return None
+    layout = _describe(recorder, model, parameters, list(zip(members, sizes, strict=True)), "comm_hook" not in texts)
+    _layouts[model] = (now, layout)
+    return layout
+
+
+def said_by(model: Any) -> dict[str, str]:
+    """Return the texts in what DDP logs about *model*: 7 us."""
+    texts: dict[str, str] = model.logger._get_ddp_logging_data().strs_map
+    return texts
+
+
+def _describe(
+    recorder: Recorder, model: Any, parameters: list[Any], buckets: list[tuple[list[int], int]], plain: bool
+) -> Layout:
+    group, backend = model.process_group, backend_of(model.process_group, parameters[0].device)
+    described = []
+    for k, (members, size) in enumerate(buckets):
+        number = describe(recorder, group, backend, k, parameters[members[0]].dtype, plain)
+        described.append(Bucket(tuple(members), size, number))
+    # On a device the end of backward is no bound: the transfer may go on after it.
+    source = Source.BOUND if backend in HOST_BACKENDS else Source.HOST_ISSUE
+    return Layout(tuple(described), plain, source)
+
+
+def describe(recorder: Recorder, group: Any, backend: str, k: int, dtype: Any, plain: bool) -> int:
+    """Return the number of bucket *k*'s descriptor; what is not *plain* is a hook's, which may do anything."""
+    descriptor = Descriptor(
+        COLLECTIVE,
+        "all_reduce" if plain else "comm_hook",
+        group=group.group_name,
+        group_size=group.size(),
+        backend=backend,
+        tensor=f"bucket {k}",
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    return recorder.intern(descriptor)
+
+
+def initial_buckets(parameters: Sequence[Any], sizes: Sequence[int]) -> list[list[int]]:
+    """Return the parameters of each bucket before DDP has rebuilt them; [] where that is not certain.
+
+    Where all are of one type on one device, buckets are runs of parameters, the last first; the
+    sizes that DDP reports must come out exactly.
+    """
+    if len({(p.dtype, p.device) for p in parameters}) != 1:
+        return []
+    buckets: list[list[int]] = []
+    left = list(range(len(parameters)))
+    for size in sizes:
+        bucket: list[int] = []
+        room = size
+        while left and room > 0:
+            room -= parameters[left[-1]].nbytes
+            bucket.append(left.pop())
+        if room:
+            return []
+        buckets.append(bucket)
+    return [] if left else buckets
+
+
+def numbers(text: str) -> list[int]:
+    """Return the whole numbers in *text*, which DDP separates by commas or blanks."""
+    return [int(word) for word in text.replace(",", " ").split()]
