@@ -3,8 +3,9 @@
 Ours: `Drain.tick` as the drain process calls it: find the rings, scan them, decode, compute the ids, append
 to the run directory (left out in every second turn, cursors too), decide the steps, encode the requests,
 hand them to the sender, whose transport accepts and drops them. Eight ranks record steps of 120 spans in
-another process, five steps per rank between two ticks, which is half a second at 100 ms a step; the drain's
-clock is told so. Every step is in the window and there is no budget, so every span goes out.
+another process, ten steps per rank between two ticks, which is a second at 100 ms a step: as long as a drain
+pauses at that rate. The drain's clock is told so. Every step is in the window and there is no budget, so
+every span goes out.
 
 The SDK's: a `BatchSpanProcessor` whose queue holds 511 ended spans (one fewer than wake its thread) is
 flushed; its exporter does what the OTLP exporters do before they touch the network:
@@ -51,10 +52,10 @@ from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.export.rundir import RunWriter
 
 BATCH = 511  # fewer than BatchSpanProcessor's 512
-TICKS = 4
-"""Ticks of one turn: rows are passed on once a second, which is every second tick."""
-STEPS = 5
-TICK_S = 0.5
+TICKS = 2
+"""Of one turn."""
+STEPS = 10
+TICK_S = 1.0
 TURN_SPANS = RANKS * STEPS * TICKS * SPANS
 
 
@@ -109,7 +110,7 @@ class Ours:
         return int(self.answers.readline())
 
     def tick(self) -> None:
-        """Let the drain turn once, half a second after the last time."""
+        """Let the drain turn once, a second after the last time."""
         self.now += TICK_S
         clock = SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns)
         with patch.object(drain_module, "time", clock):

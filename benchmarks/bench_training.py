@@ -1,0 +1,161 @@
+"""What tracing adds to training, drain included, beside torch.profiler and the SDK: ``python -m benchmarks training``.
+
+For each workload one torchrun job of two ranks on Gloo works in short blocks. A round holds one block of every
+mode in an order drawn anew; both ranks switch at the same steps, and the first steps after a switch do not count:
+
+- *off* and *off again*: torch unpatched, every function is the object it was;
+- *step* and *phase*: traced at that level, otherwise the default mode (crash-safe ring, run directory, no endpoint);
+- *torch.profiler*: CPU activities, otherwise its defaults, running for the block. Collecting is counted;
+  `stop`, which turns what was collected into events, is not: it is said below the table;
+- *SDK span per call*: a span of the OpenTelemetry SDK with six attributes where *phase* records a batch, forward,
+  backward, optimizer, collective or wait (not for the step, nor between batch and forward: two fewer a step), a
+  `BatchSpanProcessor`, and an exporter that encodes to OTLP and drops the bytes. Its thread is part of the process.
+
+The drain process is stopped (SIGSTOP) while any other block runs than our own, so that it does all its work in
+traced blocks, and none for them elsewhere.
+
+Time: seconds per step of a block on rank 0, divided by that of the same round's *off*; the median over rounds.
+*off again* divided by *off* is the noise. CPU: seconds per step of both trainers (``process_time``, all
+threads) and of the drain, summed over all rounds, divided by the sum of *off* and *off again*, halved.
+Where the interval of the time is wider than the limit, CPU decides. *CPU of phase* is what a mode adds in CPU,
+divided by what *phase* adds. Intervals hold 95 % of resampled rounds.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks._processes import RANKS, scratch, torchrun
+from benchmarks._stats import Statistic, median_of, ratio_of_sums, table, with_interval
+
+BLOCK_S = 0.5
+LIMITS = {"step": 0.5, "phase": 2.0}
+"""Percent that a traced training step may take longer."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A job of `_jobs`, and what its times are counted by: a training step, or a call of a collective."""
+
+    job: str
+    name: str
+    unit: str = "step"
+
+
+WORKLOADS = (
+    Workload("small", "DDP, 12 x Linear(256)"),
+    Workload("large", "DDP, 12 x Linear(1024)"),
+    Workload("fsdp", "FSDP2, 6 x MLP(128)"),
+    Workload("accumulation", "DDP, 4 micro-batches, `no_sync`"),
+    Workload("sync", "all_reduce of 1 KiB", "call"),
+    Workload("async", "all_reduce of 1 KiB, 8 in flight", "call"),
+)
+
+Round = dict[str, dict[str, float]]
+"""For each mode, what a block cost per step or call: ``s``, ``cpu``, ``drain``, ``left``."""
+
+
+def run(rounds: int = 100, workloads: Sequence[Workload] = WORKLOADS, block_s: float = BLOCK_S) -> str:
+    """Measure and return the tables in markdown."""
+    return "\n\n".join(_report(workload, _rounds(workload, rounds, block_s)) for workload in workloads)
+
+
+def _rounds(workload: Workload, rounds: int, block_s: float) -> list[Round]:
+    with scratch() as folder:
+        torchrun(folder, "benchmarks._training_rank", workload.job, rounds, block_s)
+        seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    return [_merge(ranks) for ranks in zip(*seen, strict=True)]
+
+
+def _merge(ranks: Sequence[Round]) -> Round:
+    """Return a round's figures of all ranks: rank 0's time, since they wait for each other, everybody's CPU."""
+    return {mode: {**seen, "cpu": sum(rank[mode]["cpu"] for rank in ranks)} for mode, seen in ranks[0].items()}
+
+
+def _report(workload: Workload, rounds: list[Round]) -> str:
+    """Return the table of *workload*, and what it takes untraced."""
+    modes = [_Costs(mode, rounds) for mode in rounds[0] if mode != "off"]
+    phase = next(costs for costs in modes if costs.mode == "phase")
+    scale, short = (1e3, "ms") if workload.unit == "step" else (1e6, "us")
+    head = [
+        f"{workload.name}, {len(rounds)} rounds",
+        "time (95 %)",
+        f"+ us a {workload.unit} (95 %)",
+        "CPU, trainers + drain (95 %)",
+        f"+ CPU us a {workload.unit} (95 %)",
+        "of it drain",
+        "CPU of phase (95 %)",
+        "goal",
+    ]
+    rows = [[*costs.cells(), costs.beside(phase), _goal(workload, costs.mode)] for costs in modes]
+    time_s = statistics.median(phase.off) * scale
+    cpu_s = statistics.mean(phase.cpu_off) * scale
+    stop_s = next(statistics.median(costs.of("left")) for costs in modes if costs.mode == "torch.profiler") * scale
+    return (
+        f"{table(head, rows)}\n\n"
+        f"A {workload.unit} takes {time_s:.1f} {short} and {cpu_s:.1f} {short} of CPU on {RANKS} ranks. "
+        f"The profiler's `stop` takes another {stop_s:.1f} {short} for each, which is not counted."
+    )
+
+
+def _goal(workload: Workload, mode: str) -> str:
+    return f"<= {LIMITS[mode]} %" if workload.unit == "step" and mode in LIMITS else ""
+
+
+class _Costs:
+    """What *mode* costs beside *off* in the same *rounds*."""
+
+    def __init__(self, mode: str, rounds: list[Round]) -> None:
+        self.mode, self.rounds = mode, rounds
+        self.off = [seen["off"]["s"] for seen in rounds]
+        # The noise is one untraced block against the other, not against their mean.
+        again = "off" if mode == "off again" else "off again"
+        self.cpu_off = [(seen["off"]["cpu"] + seen[again]["cpu"]) / 2 for seen in rounds]
+        self.cpu = [cpu + drain for cpu, drain in zip(self.of("cpu"), self.of("drain"), strict=True)]
+
+    def of(self, what: str) -> list[float]:
+        """Return one figure of all rounds."""
+        return [seen[self.mode][what] for seen in self.rounds]
+
+    def cells(self) -> list[str]:
+        """Return the cells of its row that need no other mode."""
+        ratios = [seconds / off for seconds, off in zip(self.of("s"), self.off, strict=True)]
+        added = [1e6 * (seconds - off) for seconds, off in zip(self.of("s"), self.off, strict=True)]
+        number = len(self.rounds)
+        return [
+            f"{self.mode} / off",
+            _percent(median_of(ratios), number),
+            _range(median_of(added), number, "+.1f"),
+            _percent(ratio_of_sums(self.cpu, self.cpu_off), number),
+            _range(lambda chosen: 1e6 * self._added(chosen) / len(chosen), number, "+.1f"),
+            f"{100 * sum(self.of('drain')) / sum(self.cpu_off):.2f} %",
+        ]
+
+    def beside(self, other: "_Costs") -> str:
+        """Return what it adds in CPU, divided by what *other* adds; "?" where that is not told from nothing."""
+        if self.mode in ("off again", other.mode):
+            return ""
+        number = len(self.rounds)
+        if with_interval(other._added, number)[1] <= 0:
+            return "?"
+        return _range(lambda chosen: self._added(chosen) / other._added(chosen), number, ".1f", "x")
+
+    def _added(self, chosen: Sequence[int]) -> float:
+        return sum(self.cpu[i] - self.cpu_off[i] for i in chosen)
+
+
+def _percent(ratio: Statistic, rounds: int) -> str:
+    """Return by how many percent *ratio* is above 1, and its interval."""
+    return _range(lambda chosen: 100 * (ratio(chosen) - 1), rounds, "+.2f", " %")
+
+
+def _range(statistic: Statistic, rounds: int, form: str, unit: str = "") -> str:
+    value, low, high = with_interval(statistic, rounds)
+    return f"{value:{form}}{unit} ({low:{form}} - {high:{form}})"
+
+
+if __name__ == "__main__":
+    names = sys.argv[2:] or [workload.job for workload in WORKLOADS]
+    print(run(int(sys.argv[1]), [workload for workload in WORKLOADS if workload.job in names]))

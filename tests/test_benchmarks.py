@@ -1,0 +1,117 @@
+"""What the benchmarks say of what they have seen, and that they leave nothing behind; no figure is tested."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import __main__ as benchmarks
+from benchmarks import bench_training
+from benchmarks._processes import Drain, environment, memory_of, scratch
+from benchmarks.bench_training import Workload
+
+IDLE = "import time; print('up', flush=True); time.sleep(60)"
+
+
+def block(s: float, cpu: float, drain: float = 0.0, left: float = 0.0) -> dict[str, float]:
+    """Return what a block of some mode cost, in milliseconds."""
+    return {"s": s / 1e3, "cpu": cpu / 1e3, "drain": drain / 1e3, "left": left / 1e3}
+
+
+def test_a_table_says_what_each_mode_adds_and_beside_what_phase_adds():
+    """Time against the round's own *off*, CPU with the drain's against both untraced blocks."""
+    round_ = {
+        "off": block(10.0, 20.0),
+        "off again": block(10.1, 20.0),
+        "phase": block(10.2, 20.1, drain=0.1),
+        "torch.profiler": block(11.0, 22.0, left=5.0),
+    }
+
+    report = bench_training._report(Workload("small", "DDP"), [round_, round_])
+
+    assert report.splitlines() == [
+        "| DDP, 2 rounds | time (95 %) | + us a step (95 %) | CPU, trainers + drain (95 %) | + CPU us a step (95 %) "
+        "| of it drain | CPU of phase (95 %) | goal |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| off again / off | +1.00 % (+1.00 - +1.00) | +100.0 (+100.0 - +100.0) | +0.00 % (+0.00 - +0.00) "
+        "| +0.0 (+0.0 - +0.0) | 0.00 % |  |  |",
+        "| phase / off | +2.00 % (+2.00 - +2.00) | +200.0 (+200.0 - +200.0) | +1.00 % (+1.00 - +1.00) "
+        "| +200.0 (+200.0 - +200.0) | 0.50 % |  | <= 2.0 % |",
+        "| torch.profiler / off | +10.00 % (+10.00 - +10.00) | +1000.0 (+1000.0 - +1000.0) "
+        "| +10.00 % (+10.00 - +10.00) | +2000.0 (+2000.0 - +2000.0) | 0.00 % | 10.0x (10.0 - 10.0) |  |",
+        "",
+        "A step takes 10.0 ms and 20.0 ms of CPU on 2 ranks. "
+        "The profiler's `stop` takes another 5.0 ms for each, which is not counted.",
+    ]
+
+
+def test_what_is_not_told_from_nothing_is_no_divisor():
+    """Where the CPU that *phase* adds may be none, nothing is divided by it."""
+    rounds = [
+        {"off": block(1, 2), "off again": block(1, 2), "phase": block(1, cpu), "torch.profiler": block(1, 3)}
+        for cpu in (1.9, 2.1, 1.9, 2.1)
+    ]
+
+    row = bench_training._report(Workload("sync", "all_reduce", "call"), rounds).splitlines()[4]
+
+    assert row.split(" | ")[-2:] == ["?", " |"]
+
+
+def test_a_scratch_folder_ends_what_traces_there_and_is_gone():
+    """Also a drain that was stopped for an untraced block; nobody else is touched."""
+    with scratch() as folder:
+        command = [sys.executable, "-c", IDLE, "drain"]
+        ours = subprocess.Popen(command, env=environment(folder), stdout=subprocess.PIPE)
+        other = subprocess.Popen(command, env=environment(folder / "other"), stdout=subprocess.PIPE)
+        for process in (ours, other):
+            process.stdout.readline()
+        drain = Drain(folder / "rings")
+        drain.stop()
+        held = drain.memory()
+
+    assert (len(held), psutil.pid_exists(ours.pid), other.poll(), folder.exists()) == (1, False, None, False)
+    other.kill()
+    for process in (ours, other):
+        process.communicate()
+
+
+def test_the_memory_of_a_process_counts_rings_apart(tmp_path):
+    """A mapped file that ends in .ring is the ring's part."""
+    ring = tmp_path / "a.ring"
+    ring.write_bytes(b"x" * (1 << 20))
+    program = f"import mmap; f = open({os.fspath(ring)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0); m[:]; {IDLE}"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        held = memory_of(psutil.Process(process.pid))
+        process.kill()
+
+    assert {name: held[name] for name in ("ring rss", "ring pss")} == {"ring rss": 1 << 20, "ring pss": 1 << 20}
+    assert held["rss"] >= held["pss"] > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        pytest.param("nope", "there is no benchmark nope; use record, ", id="an unknown name"),
+        pytest.param("--rounds=0", "0 rounds measure nothing; use at least 1", id="no rounds"),
+    ],
+)
+def test_what_cannot_be_measured_is_a_sentence(monkeypatch, capsys, argument, sentence):
+    """Before anything runs."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks", argument])
+
+    with pytest.raises(SystemExit) as ended:
+        benchmarks.main()
+
+    assert (ended.value.code, sentence in capsys.readouterr().err) == (2, True)
+
+
+def test_every_benchmark_is_documented():
+    """Under its name, in docs/benchmarks.md."""
+    text = (Path(__file__).parents[1] / "docs" / "benchmarks.md").read_text().partition("## Results")[0]
+    said = {line.split()[1].rstrip(":") for line in text.splitlines() if line.startswith("###")}
+
+    assert set(benchmarks.BENCHMARKS) <= said
