@@ -18,7 +18,7 @@ help:
 $(READY): pyproject.toml constraints.txt otel_dltrace.pth
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,test,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,otel,test,dev]'
 	touch $@
 
 demo: $(READY)
