@@ -26,8 +26,8 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from viztracer import VizTracer
 
 from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
-from otel_dltrace.export.chrome import write_chrome
-from otel_dltrace.export.chrome_exporter import ChromeTraceExporter
+from otel_dltrace.export.chrome.exporter import ChromeTraceExporter
+from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import number_columns, resource_attributes, span_attributes
 from otel_dltrace.model.identity import Bind

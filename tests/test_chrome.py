@@ -17,8 +17,8 @@ from chrome_rules import complaints, ns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from otel_dltrace.export.chrome import write_chrome
-from otel_dltrace.export.chrome_flows import FLOW_DTYPE, Flows
+from otel_dltrace.export.chrome.flows import FLOW_DTYPE, Flows
+from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
@@ -406,7 +406,7 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
 from test_chrome import ALL_REDUCE, PUSH, make_batch
-from otel_dltrace.export.chrome import write_chrome
+from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.model.spans import fill_ids
 
 def batches(count, n=30_000):

@@ -27,8 +27,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from otel_dltrace.export import chrome_arrows, chrome_live, chrome_roots
-from otel_dltrace.export.chrome_exporter import ChromeTraceExporter, ChromeTraceExporterFromEnvironment
+from otel_dltrace.export.chrome import arrows, live, roots
+from otel_dltrace.export.chrome.exporter import ChromeTraceExporter, ChromeTraceExporterFromEnvironment
 
 DAY = 86_400_000_000_000
 T0 = 20_000 * DAY
@@ -325,12 +325,12 @@ def test_the_file_is_whole_wherever_a_write_is_stopped(tmp_path, monkeypatch):
     pwrite = os.pwrite
 
     def page_by_page(fd: int, data: bytes, offset: int) -> int:
-        size = min(len(data), chrome_live.PAGE - offset % chrome_live.PAGE)
+        size = min(len(data), live.PAGE - offset % live.PAGE)
         done = pwrite(fd, data[:size], offset)
         seen.append(len(read(path)))
         return done
 
-    monkeypatch.setattr(chrome_live.os, "pwrite", page_by_page)
+    monkeypatch.setattr(live.os, "pwrite", page_by_page)
     exporter.export([span(n, n, n + 1, attributes={"a": "x" * random.randrange(3000)}) for n in range(2, 20)])
     assert seen == sorted(seen)
     assert len(set(seen)) > 3
@@ -350,7 +350,7 @@ def test_the_file_is_whole_wherever_it_is_replaced(tmp_path, monkeypatch, name, 
     def die(*_: Any) -> None:
         raise _KillError
 
-    monkeypatch.setattr(chrome_live.os, call, die)
+    monkeypatch.setattr(live.os, call, die)
     with pytest.raises(_KillError):
         exporter.export([span(2, 2, 3, attributes={"a": "x" * 5000})])
     assert [e["name"] for e in read(path) if e["ph"] == "X"][:1] == ["span 1"]
@@ -492,8 +492,8 @@ def test_after_shutdown_nothing_is_written(tmp_path, caplog):
 
 def test_memory_does_not_grow_with_the_trace(tmp_path, monkeypatch):
     """After the tables of latest spans are full, four times as many spans need no more memory."""
-    monkeypatch.setattr(chrome_arrows, "KEPT", 100)
-    monkeypatch.setattr(chrome_roots, "KEPT", 100)
+    monkeypatch.setattr(arrows, "KEPT", 100)
+    monkeypatch.setattr(roots, "KEPT", 100)
     exporter = ChromeTraceExporter(tmp_path / "t.json")
 
     def export(first: int, last: int) -> int:
@@ -613,18 +613,18 @@ def test_both_viewers_show_what_was_exported(tmp_path, viewers, name, closed):
     events = read(tmp_path / name)
     assert complaints(events) == []
     slices = Counter((e["name"], int(e.get("dur", 0) * 1000.0)) for e in events if e["ph"] in "Xi")
-    arrows = sum(e["ph"] == "f" for e in events)
+    ends = sum(e["ph"] == "f" for e in events)
 
     perfetto = viewers.perfetto(tmp_path / name)
     assert perfetto["warnings"] == []
     assert Counter(length for *_, length, _ in perfetto["slices"]) == Counter(
         length for (_, length), n in slices.items() for _ in range(n)
     )
-    assert len(perfetto["flows"]) == arrows > 100
+    assert len(perfetto["flows"]) == ends > 100
 
     chrome = viewers.catapult(tmp_path / name)
     assert chrome["warnings"] == []
     seen = ((title, length) for p in chrome["processes"] for _, lane in p["lanes"] for title, length, _ in lane)
     assert Counter(seen) == slices
-    assert len(chrome["flows"]) == arrows
+    assert len(chrome["flows"]) == ends
     exporter.shutdown()

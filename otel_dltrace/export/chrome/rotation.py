@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from otel_dltrace.export.chrome_arrows import Line
-from otel_dltrace.export.chrome_live import LiveTrace, TakenError, live_trace
+from otel_dltrace.export.chrome.arrows import Line
+from otel_dltrace.export.chrome.live import LiveTrace, TakenError, live_trace
 
 DEFAULT_FILE = "trace-{service}-{pid}.json"
 DEFAULT_MAX_BYTES = 64 << 20

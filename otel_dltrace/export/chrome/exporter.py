@@ -3,7 +3,7 @@
     OTEL_TRACES_EXPORTER=otlp,chrome_trace opentelemetry-instrument python program.py
 
 Each process writes a file of its own. It is whole JSON at every instant, also when the process was just killed
-(``chrome_live`` says how). Environment variables, read when the SDK makes the exporter by its name:
+(``live`` says how). Environment variables, read when the SDK makes the exporter by its name:
 
 ========================================  ============================  ==============================================
 variable                                  default                       what it says
@@ -28,9 +28,9 @@ from statistics import median_low
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_dltrace.export.chrome_arrows import Arrows, Line
-from otel_dltrace.export.chrome_rotation import DEFAULT_FILE, DEFAULT_MAX_BYTES, Rotation, base_of
-from otel_dltrace.export.chrome_spans import Drawing, Drawn, arrows_of
+from otel_dltrace.export.chrome.arrows import Arrows, Line
+from otel_dltrace.export.chrome.rotation import DEFAULT_FILE, DEFAULT_MAX_BYTES, Rotation, base_of
+from otel_dltrace.export.chrome.spans import Drawing, Drawn, arrows_of
 from otel_dltrace.model import semconv as s
 from otel_dltrace.record.guard import guarded
 

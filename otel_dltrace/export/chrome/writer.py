@@ -10,10 +10,10 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.chrome_events import Chunk, counter_chunks, span_chunks
-from otel_dltrace.export.chrome_flows import Flows
-from otel_dltrace.export.chrome_layout import Lanes, lay_out
-from otel_dltrace.export.chrome_marks import (
+from otel_dltrace.export.chrome.events import Chunk, counter_chunks, span_chunks
+from otel_dltrace.export.chrome.flows import Flows
+from otel_dltrace.export.chrome.layout import Lanes, lay_out
+from otel_dltrace.export.chrome.marks import (
     UNKNOWN_ORDER,
     lane_metadata,
     process_metadata,

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from otel_dltrace.export.chrome_flows import FLOW_DTYPE
-from otel_dltrace.export.chrome_layout import Layout
-from otel_dltrace.export.chrome_marks import CLAMPED, SPAN_ID, colour_of, microseconds, quote
-from otel_dltrace.export.chrome_text import Piece, choice, digits, hexadecimal, join, literal, zero_padded
+from otel_dltrace.export.chrome.flows import FLOW_DTYPE
+from otel_dltrace.export.chrome.layout import Layout
+from otel_dltrace.export.chrome.marks import CLAMPED, SPAN_ID, colour_of, microseconds, quote
+from otel_dltrace.export.chrome.text import Piece, choice, digits, hexadecimal, join, literal, zero_padded
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value, collective_ids, constant_attributes, number_columns
 from otel_dltrace.model.operation import Descriptor

@@ -9,8 +9,8 @@ import numpy as np
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
-from otel_dltrace.export.chrome_arrows import Arrows, Line, Place
-from otel_dltrace.export.chrome_layout import (
+from otel_dltrace.export.chrome.arrows import Arrows, Line, Place
+from otel_dltrace.export.chrome.layout import (
     FAMILIES,
     OPERATIONS,
     PHASES,
@@ -22,7 +22,7 @@ from otel_dltrace.export.chrome_layout import (
     file_order,
     place,
 )
-from otel_dltrace.export.chrome_marks import (
+from otel_dltrace.export.chrome.marks import (
     UNKNOWN_ORDER,
     free_pid,
     lane_metadata,
@@ -31,8 +31,8 @@ from otel_dltrace.export.chrome_marks import (
     process_names,
     rank_pid,
 )
-from otel_dltrace.export.chrome_roots import Root, Roots
-from otel_dltrace.export.chrome_span_text import LATEST, Key, Row, line, moments, slice_line
+from otel_dltrace.export.chrome.roots import Root, Roots
+from otel_dltrace.export.chrome.span_text import LATEST, Key, Row, line, moments, slice_line
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 from otel_dltrace.record.guard import guarded
