@@ -1,6 +1,7 @@
 """A site: one function of a framework, what to do around it; put in place and taken away here alone."""
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Site:
         finish: Called with the span and the result.
         fail: Called with the span and the error that leaves the function.
         level: The level from which on it is traced.
+        since: The framework's first version that has it, such as ``2.8``; "" for all that are supported.
+        until: The first version that has it no more; "" if there is none yet.
     """
 
     module: str
@@ -42,6 +45,8 @@ class Site:
     finish: Callable[[Any, Any], None] = _leave
     fail: Callable[[Any, BaseException], None] = _leave
     level: int = Level.STEP
+    since: str = ""
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ Row = Site | Attachment
 def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[Undo]:
     """Put the *rows* of *module* in place; return what takes them away, to be called last one first.
 
-    A row that this version of the framework does not have is skipped.
+    A row for another version of the framework is skipped; so is one for this version whose function
+    is not there, with a word in the log.
 
     Args:
         rows: The rows of this module.
@@ -72,18 +78,38 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
         if isinstance(row, Attachment):
             undos.append(row.attach(module))
             continue
+        if not applies(row):
+            continue
         found = resolve(module, row.name)
         if found is None:
             log.debug("%s.%s is not there and not traced", row.module, row.name)
             continue
         holder, name, original = found
-        wrapper = _wrapper(row, original)
+        wrapper = wrap(row, original)
         undos.append(replace(holder, name, original, wrapper))
         if holder is module:
             wrappers[id(original)] = (original, wrapper)
+    package = module.__name__.partition(".")[0]
     if aliases and wrappers:
-        undos += _replace_aliases(module.__name__.partition(".")[0], wrappers)
+        undos += _replace_aliases(package, wrappers)
+    if wrappers:  # who imports one from now on holds the wrapper
+        traced = {id(wrapper): (wrapper, original) for original, wrapper in wrappers.values()}
+        undos.append(lambda: _put_back_aliases(package, traced))
     return undos
+
+
+def applies(site: Site) -> bool:
+    """Return whether *site* is for the framework's installed version; one that is not known has everything."""
+    framework = sys.modules.get(site.module.partition(".")[0])
+    here = _version(getattr(framework, "__version__", ""))
+    return not here or (
+        (not site.since or here >= _version(site.since)) and (not site.until or here < _version(site.until))
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    numbers = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(number) for number in numbers[0].split(".")) if numbers else ()
 
 
 def resolve(module: ModuleType, dotted: str) -> tuple[Any, str, Any] | None:
@@ -123,7 +149,11 @@ def _replace_aliases(package: str, wrappers: dict[int, tuple[Any, Any]]) -> list
     return undos
 
 
-def _wrapper(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
+def _put_back_aliases(package: str, traced: dict[int, tuple[Any, Any]]) -> None:
+    _replace_aliases(package, traced)
+
+
+def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return *original* with the site around it; with tracing off it is passed through."""
     begin, finish, fail, level, name = site.begin, site.finish, site.fail, site.level, site.name
 

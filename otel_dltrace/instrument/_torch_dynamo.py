@@ -1,0 +1,69 @@
+"""Leaves `torch.compile` as it is: what it knows of collectives it knows of the traced ones, and it skips our code."""
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from otel_dltrace.instrument import _sites
+from otel_dltrace.instrument._sites import Attachment, Row, Undo
+from otel_dltrace.instrument._torch_calls import FUNCTIONAL
+from otel_dltrace.instrument._torch_groups import c10d
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def _remap(module: ModuleType) -> Undo:
+    """Have the table of functions that may stand in a graph know the traced and the bare ones alike."""
+    remaps = getattr(module, "traceable_collective_remaps", {})
+    added = {}
+    for function, functional in remaps.items():
+        traced = getattr(c10d(), function.__name__, None)
+        if _is_ours(function):
+            added[function.__wrapped__] = functional
+        elif _is_ours(traced):
+            added[traced] = functional
+    remaps.update(added)
+
+    def undo() -> None:
+        for function in added:
+            if _is_ours(function):
+                remaps.pop(function, None)
+
+    return undo
+
+
+def _is_ours(function: Any) -> bool:
+    return getattr(function, "__globals__", {}).get("__name__") == _sites.__name__
+
+
+def _skip(module: ModuleType) -> Undo:
+    """Have frames of ours run as they are between two graphs; inside one they are looked into."""
+    skip = getattr(module, "skip_code", None)
+    if skip is not None:
+        for name, ours in list(sys.modules.items()):
+            if name.partition(".")[0] == _PACKAGE and isinstance(ours, ModuleType):
+                for code in _codes_of(ours):
+                    skip(code)
+    return lambda: None
+
+
+def _codes_of(module: ModuleType) -> Iterator[CodeType]:
+    for value in vars(module).values():
+        members = vars(value).values() if isinstance(value, type) else (value,)
+        for member in members:
+            if isinstance(member, FunctionType) and member.__code__.co_filename == module.__file__:
+                yield from _nested(member.__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+DYNAMO: tuple[Row, ...] = (
+    Attachment(FUNCTIONAL, _remap),
+    Attachment("torch._dynamo.eval_frame", _skip),
+)

@@ -1,0 +1,286 @@
+"""Operations that have been launched and not waited for: when each of them is over, found out cheaply.
+
+A callback on a work's future knows the end exactly. But it runs on a thread of the backend that
+takes Python's lock from the program, which costs tens of microseconds, and a program that waits
+at once would have known without. So a kind of operation that was last seen to be waited for before
+it was done goes without a callback, until one of its kind is found done when nobody looked.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+
+from otel_dltrace.instrument._torch_groups import c10d
+from otel_dltrace.model.semconv import Flag, Level, Source
+from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.steps import Operation, Tracer
+
+PRECISE_NS = 50_000
+"""An end that is known this well counts as known: a thread is not woken faster."""
+LARGE = 1 << 16
+"""From so many bytes on, an operation takes longer than a callback costs."""
+IN_FLIGHT = 4
+"""How many small operations have a callback at a time."""
+
+KINDS = 1 << 12
+"""How many kinds are known by how they are waited for."""
+
+
+def _kind_of(operation: Operation) -> tuple[int, int]:
+    """Return what recurs in each step: the same call with as many bytes."""
+    return operation.descriptor, operation.size
+
+
+class Pending:
+    """An operation under way.
+
+    Attributes:
+        seen: When it was last known not to be done.
+        done: When its callback saw it done; 0 before.
+        watched: It has a callback.
+        pollable: Its work says whether it is done; those of point-to-point calls do not.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "closed",
+        "done",
+        "group",
+        "operation",
+        "pollable",
+        "seen",
+        "seq",
+        "settle",
+        "source",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        operation: Operation,
+        seq: int,
+        source: int,
+        *,
+        pollable: bool = True,
+        settle: Callable[["Pending", Any], None] | None = None,
+    ) -> None:
+        self.operation, self.seq, self.source = operation, seq, source
+        self.pollable, self.settle = pollable, settle
+        self.group: Any = None
+        self.seen, self.done = monotonic_ns(), 0
+        self.closed = self.watched = False
+
+    def close(self, end: int, source: int = -1, error: BaseException | None = None) -> None:
+        """End it at *end*."""
+        self.closed = True
+        self.operation.close(self.seq, self.source if source < 0 else source, error, end)
+
+    def close_seen(self, now: int) -> None:
+        """End it, found done at *now*: some time since it was last seen."""
+        self.close(now, Source.HOST_DONE if now - self.seen <= PRECISE_NS else Source.BOUND)
+
+    def give_up(self) -> None:
+        """End it, whose end nobody will know: it was issued."""
+        if not self.closed:
+            self.close(self.seen, Source.HOST_ISSUE)
+
+    def __del__(self) -> None:
+        """Write what nobody waited for."""
+        if not self.closed:
+            guarded(self.give_up)()
+
+
+Wait = tuple[Pending, Any, int, bool]
+"""A wait that has begun: for what, on which work, when, and whether it was done by then."""
+
+
+def _bare(method: Any) -> Any:
+    """Return *method* without the site around it: what we ask is not what the program asks."""
+    return getattr(method, "__wrapped__", method)
+
+
+class Works:
+    """The works under way of one process."""
+
+    def __init__(self, tracer: Tracer, wait: int) -> None:
+        self._recorder, self._wait = tracer.recorder, wait
+        self._pending: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
+        self._by_storage: dict[int, Pending] = {}
+        self._finished: deque[Pending] = deque()
+        self._unwatched: deque[tuple[Any, Pending]] = deque()
+        self._waits_first: set[tuple[int, int]] = set()
+        self._silent: set[int] = set()
+        self._in_flight = 0
+        work = c10d().Work
+        self._is_completed: Callable[[Any], bool] = _bare(work.is_completed)
+        self._get_future: Callable[[Any], Any] = _bare(work.get_future)
+
+    # -- launched ---------------------------------------------------------------------------------
+
+    def launched(self, work: Any, pending: Pending, group: Any) -> None:
+        """Know that *work* of *group* is under way."""
+        pending.group = group
+        self._pending[work] = pending
+        operation = pending.operation
+        if pending.source != Source.HOST_DONE:
+            # A device's future is complete as soon as the work is enqueued, and a callback on it
+            # would make another stream wait for the transfer.
+            pending.close(pending.seen)
+        elif not pending.pollable or operation.descriptor in self._silent:
+            pending.pollable, pending.group = False, None
+        elif _kind_of(operation) not in self._waits_first and (operation.size >= LARGE or self._in_flight < IN_FLIGHT):
+            self._watch(partial(self._get_future, work), pending)
+        else:
+            self._unwatched.append((work, pending))
+
+    def launched_future(self, future: Any, pending: Pending, group: Any) -> None:
+        """Know that an operation of *group* is under way of which there is a future alone."""
+        pending.group = group
+        if pending.source != Source.HOST_DONE:
+            pending.close(pending.seen)
+        else:
+            self._watch(lambda: future, pending)
+
+    def launched_tensor(self, tensors: list[Any], pending: Pending) -> None:
+        """Know that the results *tensors* of a functional collective are under way."""
+        if pending.source != Source.HOST_DONE:
+            pending.close(pending.seen)
+            return
+        if len(self._by_storage) > 1 << 10:
+            del self._by_storage[next(iter(self._by_storage))]  # nobody waits for it: it ends as issued
+        for tensor in tensors:
+            self._by_storage[tensor.untyped_storage()._cdata] = pending
+
+    def _watch(self, future: Callable[[], Any], pending: Pending) -> None:
+        try:
+            to_watch = future()
+        except RuntimeError:  # Gloo's reduce_scatter has none
+            self._silent.add(pending.operation.descriptor)
+            pending.pollable, pending.group = False, None
+            return
+        # The callback holds its group, through *pending*: a process that ends before the work does
+        # would else wait for it, and then call back into an interpreter that is gone. The group is
+        # let go in `flush`, since it must not end on a thread of its own.
+        pending.watched = True
+        self._in_flight += 1
+        to_watch.add_done_callback(partial(self._done, pending))
+
+    def _done(self, pending: Pending, _future: object) -> None:
+        # Here runs a thread of the backend. It has no chunk of the ring, and gets a new Python
+        # thread state for each call: it would lease one for every record. So others write it.
+        pending.done = monotonic_ns()
+        self._finished.append(pending)
+
+    # -- looked at ----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write the operations that were done before anybody waited for them."""
+        while self._finished:
+            with suppress(IndexError):  # another thread was quicker
+                pending = self._finished.popleft()
+                self._in_flight -= 1
+                pending.group = None
+                if not pending.closed:
+                    pending.close(pending.done)
+        while self._unwatched:
+            with suppress(IndexError):
+                work, pending = self._unwatched.popleft()
+                if not self._is_over(work, pending):
+                    self._unwatched.appendleft((work, pending))
+                    return
+
+    def step_ends(self) -> None:
+        """Have those that nobody has waited for in this step say themselves when they are done."""
+        self.flush()
+        for _ in range(len(self._unwatched)):
+            with suppress(IndexError):
+                work, pending = self._unwatched.popleft()
+                if not self._is_over(work, pending):
+                    self._watch(partial(self._get_future, work), pending)
+
+    def leave(self) -> None:
+        """Write what is done, and what is not known to be: nobody will wait for it any more."""
+        self.flush()
+        self._by_storage.clear()
+        for pending in list(self._pending.values()):
+            if not pending.pollable:
+                pending.give_up()
+
+    def _is_over(self, work: Any, pending: Pending) -> bool:
+        if not pending.closed:
+            completed = self._is_completed(work)
+            self._polled(pending, completed)
+        return pending.closed
+
+    def _polled(self, pending: Pending, completed: bool) -> None:
+        now = monotonic_ns()
+        if not completed:
+            pending.seen = now
+            return
+        self._waits_first.discard(_kind_of(pending.operation))
+        pending.close_seen(now)
+
+    def asked(self, work: Any) -> Pending | None:
+        """Return what *work* is doing, if it is open and has no callback."""
+        pending = self._pending.get(work) if self._pending else None
+        return None if pending is None or pending.closed or pending.watched or not pending.pollable else pending
+
+    def answered(self, pending: Pending, completed: bool) -> None:
+        """Know that the program has asked whether *pending* is done."""
+        self._polled(pending, bool(completed))
+
+    def given_future(self, pending: Pending, future: Any) -> None:
+        """Know that the program has *future* to wait with: it says the end."""
+        if not pending.watched:
+            self._watch(lambda: future, pending)
+
+    # -- waited for -----------------------------------------------------------------------------------
+
+    def wait_begins(self, work: Any) -> Wait | None:
+        """Return the wait for *work* that begins; None where it is none of ours, or over."""
+        pending = self._pending.pop(work, None) if self._pending else None
+        if pending is None or (pending.closed and pending.source == Source.HOST_DONE):
+            return None
+        completed = bool(pending.done) or (pending.pollable and self._is_completed(work))
+        return pending, work, monotonic_ns(), completed
+
+    def tensor_wait_begins(self, tensor: Any) -> Wait | None:
+        """Return the wait for a result of a functional collective that begins."""
+        if not self._by_storage:
+            return None
+        pending = self._by_storage.pop(tensor.untyped_storage()._cdata, None)
+        return None if pending is None or pending.closed else (pending, tensor, monotonic_ns(), False)
+
+    def waited(self, wait: Wait, error: BaseException | None = None) -> None:
+        """End what was waited for."""
+        end = monotonic_ns()
+        pending, work, start, completed = wait
+        operation = pending.operation
+        if operation.flags & Flag.ASYNC:
+            flags = Flag.ERROR if error else 0
+            self._recorder.span(
+                self._wait, Level.PHASE, start, end, parent=operation.number, flags=flags, step=operation.step
+            )
+        if pending.settle is not None and error is None:
+            pending.settle(pending, work)
+        if pending.closed:
+            return
+        if error is not None or pending.done:
+            pending.close(pending.done or end, error=error)
+        elif completed:
+            pending.close_seen(start)
+        elif pending.pollable or end - start > PRECISE_NS:
+            pending.close(end)
+        else:
+            pending.close_seen(end)
+        if completed:
+            self._waits_first.discard(_kind_of(operation))
+        elif pending.pollable:
+            if len(self._waits_first) >= KINDS:
+                self._waits_first.clear()
+            self._waits_first.add(_kind_of(operation))
+        self.flush()

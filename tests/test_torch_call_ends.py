@@ -1,0 +1,327 @@
+"""How long an operation lasts: until its work is done, however the program finds that out, and `torch.compile`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch_harness import ROOT, Recorded, Span, run
+
+pytest.importorskip("torch")
+
+HOST_DONE, HOST_ISSUE, BOUND = 0, 1, 4
+
+ENDS = """
+import gc, time, warnings
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+warnings.simplefilter("ignore")
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+late = lambda: time.sleep(0.2 if rank == 0 else 0)
+size = iter(range(1, 100))
+start = lambda: dist.all_reduce(torch.ones(next(size)), async_op=True)
+
+def case(name, action):
+    dist.barrier()
+    late()
+    begun = time.monotonic_ns()
+    action()
+    say(case=name, begun=begun, ended=time.monotonic_ns())
+
+def poll():
+    work = start()
+    while not work.is_completed():
+        time.sleep(0.001)
+    time.sleep(0.8)
+
+def forget():
+    start()
+    gc.collect()
+    time.sleep(1)
+
+def future():
+    start().get_future().then(lambda f: f.value()).wait()
+    time.sleep(0.1)
+
+def overlap():
+    work = start()
+    time.sleep(1)
+    work.wait()
+
+def many():
+    works = [start() for _ in range(10)]
+    time.sleep(1)
+    for work in works:
+        work.wait()
+
+def object_of_future():
+    dist.all_reduce_coalesced([torch.ones(next(size))], async_op=True).wait()
+    time.sleep(0.1)
+
+def message(wait):
+    work = dist.isend(torch.ones(next(size)), 1) if rank == 0 else dist.irecv(torch.ones(next(size)), 0)
+    if wait:
+        work.wait()
+    else:
+        time.sleep(1)
+        del work
+
+def result():
+    tensor = functional.all_reduce(torch.ones(next(size)), "sum", dist.group.WORLD)
+    tensor = tensor + 1
+    time.sleep(0.1)
+
+result()  # the first one takes long to get to its wait
+for again in range(2):
+    case("wait", lambda: start().wait())
+    case("poll", poll)
+    case("forget", forget)
+    case("future", future)
+    case("overlap", overlap)
+case("many", many)
+case("object of future", object_of_future)
+case("waited message", lambda: message(True))
+case("forgotten message", lambda: message(False))
+case("result", result)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Recorded]:
+    """Two ranks, of which the first comes 0.2 s late to every operation."""
+    return run(tmp_path_factory.mktemp("ends"), ENDS, 2)
+
+
+def cases(recorded: Recorded) -> dict[str, list[list[Span]]]:
+    """Return the operations of each case, each time it came."""
+    spans = [s for s in recorded.spans("collective") + recorded.spans("p2p") if s.name != "barrier"]
+    found: dict[str, list[list[Span]]] = {}
+    for fields in recorded.said:
+        inside = [s for s in spans if fields["begun"] <= s.start <= fields["ended"]]
+        found.setdefault(fields["case"], []).append(inside)
+    return found
+
+
+def after_the_first(ended: list[Recorded], span: Span) -> float:
+    """Return how many seconds after the first rank's launch *span* of the second one ended: it needs both."""
+    first = [s for s in ended[0].spans(span.descriptor.kind) if (s.seq, s.size) == (span.seq, span.size)]
+    assert len(first) == 1
+    return (span.end - first[0].start) / 1e9
+
+
+@pytest.mark.parametrize(
+    "case", ["wait", "forget", "future", "overlap", "object of future", "result", "waited message"]
+)
+def test_an_operation_ends_when_its_work_is_done(ended: list[Recorded], case: str) -> None:
+    """Rank 1 waits for rank 0, and not longer, whether it waits, takes the future, or looks away for a second."""
+    for (span,) in cases(ended[1])[case]:
+        assert (span.source, span.flags) == (HOST_DONE, 1)
+        assert 0 < after_the_first(ended, span) < 0.5
+
+
+def test_a_program_that_asks_learns_the_end_within_a_poll(ended: list[Recorded]) -> None:
+    """What happened between two polls is a bound; it is the end if they are close."""
+    for (span,) in cases(ended[1])["poll"]:
+        assert span.source in (HOST_DONE, BOUND)
+        assert 0 < after_the_first(ended, span) < 0.5
+
+
+def test_many_at_once_are_each_done_or_bound(ended: list[Recorded]) -> None:
+    """Not every one has a callback; one without ends where it was seen to be over, and says so."""
+    (spans,) = cases(ended[1])["many"]
+    assert len(spans) == 10
+    assert {s.source for s in spans} == {HOST_DONE, BOUND}
+    assert all(0 < after_the_first(ended, s) < 0.5 for s in spans if s.source == HOST_DONE)
+
+
+def test_a_message_that_nobody_waits_for_was_issued(ended: list[Recorded]) -> None:
+    """Gloo does not say when a message has gone: the span ends where it was launched, and says so."""
+    for recorded in ended:
+        ((span,),) = cases(recorded)["forgotten message"]
+        assert span.source == HOST_ISSUE
+    ((span,),) = cases(ended[1])["forgotten message"]
+    assert after_the_first(ended, span) < 0
+
+
+def test_waits_are_children_of_what_they_wait_for(ended: list[Recorded]) -> None:
+    """The time blocked is a phase of the operation; one that was over before has none to speak of."""
+    for recorded in ended:
+        spans = {s.number: s for s in recorded.spans("collective") + recorded.spans("p2p")}
+        waits = recorded.spans("phase", "wait")
+        assert waits
+        assert all(spans[w.parent].flags & 1 and spans[w.parent].start <= w.start for w in waits)
+
+
+ERRORS = """
+import functools
+import torch
+import torch.distributed as dist
+
+theirs = dist.all_gather_object
+
+@functools.wraps(theirs)
+def patched(*args, **kwargs):
+    patched.calls += 1
+    return theirs(*args, **kwargs)
+
+patched.calls = 0
+dist.all_gather_object = patched
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    alone = dist.new_group([0])
+else:
+    alone = dist.new_group([0])
+
+def attempt(call):
+    try:
+        call()
+    except Exception as error:
+        say(error=[type(error).__name__, str(error)])
+
+attempt(lambda: dist.all_reduce("no tensor"))
+attempt(lambda: dist.all_reduce(torch.ones(1), group="no group"))
+attempt(lambda: dist.all_gather([torch.empty(2)], torch.ones(2)))
+attempt(lambda: dist.all_to_all_single(torch.empty(2), torch.ones(2, dtype=torch.int64)))
+attempt(lambda: dist.send(torch.ones(1), dst=dist.get_rank()))
+attempt(lambda: dist.scatter_object_list([], None))
+attempt(lambda: dist.broadcast_object_list([lambda: 0], src=dist.get_rank(), group=dist.group.WORLD))
+attempt(lambda: dist.all_reduce(torch.ones(1), no_such=1))
+attempt(lambda: dist.all_reduce())
+dist.all_gather_object([None, None], "after")
+dist.all_reduce(torch.ones(2), group=alone)
+dist.barrier(group=alone)
+say(calls=patched.calls)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_errors_pass_unmodified_and_their_spans_say_them(tmp_path: Path) -> None:
+    """The program sees what it sees untraced; the span has the error's class; a patch of somebody else's stays."""
+    traced = run(tmp_path / "on", ERRORS, 2)
+    run(tmp_path / "off", ERRORS, 2, 0)
+    for rank, recorded in enumerate(traced):
+        name = f"rank{rank}.jsonl"
+        assert (tmp_path / "on" / name).read_text() == (tmp_path / "off" / name).read_text()
+        said = [fields["error"][0] for fields in recorded.said if "error" in fields]
+        failed = [s for s in recorded.spans("collective") + recorded.spans("p2p") if s.flags & 2]
+        failed.sort(key=lambda s: s.start)
+        kinds = dict(recorded.errors)
+        assert [kinds[s.number].rpartition(".")[2] for s in failed] == said
+        assert {s.seq for s in failed} == {0}
+        assert recorded.said[-1] == {"calls": 1}
+        after = [s.name for s in recorded.spans("collective") if not s.flags & 2]
+        assert after == ["all_gather_object", *(["all_reduce", "barrier"] if rank == 0 else []), "barrier"]
+
+
+COMPILED = """
+import sys, warnings
+import torch
+if LATE:
+    from otel_dltrace.instrument import registry
+    registry.uninstrument()
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+if LATE:
+    registry.instrument()
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.group.WORLD
+
+def program(x):
+    x = functional.all_reduce(x * 2, "sum", world)
+    dist.all_reduce(x)
+    gathered = functional.all_gather_tensor(x, 0, world)
+    return gathered.sum() + x
+
+def broken(x):
+    x = x + 1
+    dist.broadcast(x, 0)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    return x * 2
+
+warnings.simplefilter("ignore")
+for backend in ("eager", "aot_eager"):
+    whole = torch.compile(program, backend=backend, fullgraph=True)
+    results = [whole(torch.ones(3) * (rank + 1)).tolist() for _ in range(2)]
+    in_parts = torch.compile(broken, backend=backend)
+    results += [in_parts(torch.ones(3) * (rank + 1)).tolist() for _ in range(2)]
+    say(backend=backend, results=results)
+registry = sys.modules.get("otel_dltrace.instrument.registry")
+if registry is not None:
+    registry.uninstrument()
+torch._dynamo.reset()
+say(after=torch.compile(program, backend="eager", fullgraph=True)(torch.ones(3)).tolist())
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "later"])
+def test_compiled_graphs_stay_whole_and_their_collectives_are_seen(tmp_path: Path, late: bool) -> None:
+    """``fullgraph=True`` compiles, results are the same, and each run of a graph records what it calls."""
+    text = COMPILED.replace("LATE", str(late))
+    traced = run(tmp_path / "on", text, 2)
+    if not late:
+        run(tmp_path / "off", text.replace("LATE", "False"), 2, 0)
+    calls = ["all_reduce", "all_reduce", "all_gather_into_tensor"] * 2 + ["broadcast", "all_reduce"] * 2
+    for rank, recorded in enumerate(traced):
+        assert [s.name for s in recorded.spans("collective")] == calls * 2
+        assert [s.seq for s in recorded.spans("collective")] == list(range(1, 2 * len(calls) + 1))
+        if not late:
+            name = f"rank{rank}.jsonl"
+            assert (tmp_path / "on" / name).read_text() == (tmp_path / "off" / name).read_text()
+
+
+RESTORED = """
+import sys, types
+from otel_dltrace.instrument import registry
+is_ours = lambda function: function.__globals__.get("__name__", "").startswith("otel_dltrace")
+if not LATE:
+    registry.instrument()
+import torch, torch._dynamo
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import distributed_c10d as c10d
+
+namespace = torch.ops._c10d_functional
+packets = [getattr(namespace, name) for name in ("all_reduce", "all_reduce_", "wait_tensor", "batch_p2p_ops")]
+holders = [c10d, dist, functional, c10d.ProcessGroup, c10d.Work, *packets, *(packet.default for packet in packets)]
+before = [dict(vars(holder)) for holder in holders]
+hashes = [hash(holder) for holder in packets]
+remaps = dict(functional.traceable_collective_remaps)
+for _ in range(2):
+    registry.instrument()
+    assert c10d.all_reduce.__globals__["__name__"] == dist.all_reduce.__globals__["__name__"] != c10d.__name__
+    assert type(packets[0]._op) is type(packets[0].default._op)
+    assert [hash(holder) for holder in packets] == hashes
+    assert dist.all_reduce in functional.traceable_collective_remaps
+    registry.uninstrument()
+    if LATE:
+        for holder, attributes in zip(holders, before):
+            changed = [name for name, value in attributes.items() if vars(holder).get(name) is not value]
+            assert not changed, (holder, changed)
+        assert dict(functional.traceable_collective_remaps) == remaps
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] == "torch":
+            left = [n for n, v in [*vars(module).items()] if type(v) is types.FunctionType and is_ours(v)]
+            assert not left, (name, left)
+    assert dist.all_reduce in functional.traceable_collective_remaps
+    assert "otel_dltrace" not in repr([type(holder._op) for holder in packets])
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "later"])
+def test_nothing_of_ours_is_left_behind(late: bool) -> None:
+    """Functions, their aliases, methods, operators and the table of graphs are what they were, twice over."""
+    program = RESTORED.replace("LATE", str(late))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
