@@ -2,7 +2,7 @@
 
 from otel_dltrace._version import __version__
 from otel_dltrace.configure import flush, instrument, start, stop, uninstrument
-from otel_dltrace.record.steps import operation, phase, step
+from otel_dltrace.record.blocks import operation, phase, step
 from otel_dltrace.settings import Config
 
 __all__ = [

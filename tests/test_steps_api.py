@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from ring_files import read_own
 
+import otel_dltrace.record.blocks as blocks_module
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.record.blocks import operation, phase, step
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import AMEND, BEGIN, SPAN
-from otel_dltrace.record.steps import Operation, Tracer, live, open_span, operation, phase, step
+from otel_dltrace.record.steps import Operation, Tracer, live, open_span
 
 
 class Ticks:
@@ -31,7 +33,9 @@ class Ticks:
 @pytest.fixture
 def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     """A live tracer under a clock that ticks."""
-    monkeypatch.setattr(steps_module, "monotonic_ns", Ticks())
+    ticks = Ticks()
+    monkeypatch.setattr(steps_module, "monotonic_ns", ticks)
+    monkeypatch.setattr(blocks_module, "monotonic_ns", ticks)
     live.tracer = tracer = Tracer(Recorder(tmp_path, 1 << 20))
     yield tracer
     live.tracer = None

@@ -15,7 +15,7 @@ class Detached(subprocess.Popen[bytes]):
 def start_detached(
     command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: Sequence[int], *, piped: bool
 ) -> "subprocess.Popen[bytes]":
-    """Start *command* with its complaints going to *log* and the descriptors *keep* open; *piped*: its input and output are ours.
+    """Start *command*, complaining to *log*, with the descriptors *keep* open; *piped*: its input and output are ours.
 
     Raises:
         OSError: No process may be started.

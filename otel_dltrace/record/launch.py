@@ -69,7 +69,7 @@ class DrainStarter:
             self._stop_thread = self._start_thread(ring)
 
     def start_process(self, *, piped: bool = False) -> "subprocess.Popen[bytes] | None":
-        """Start the drain process unless one runs; return it, or None. *piped*: it stays while we do, and its output is ours."""
+        """Start the drain process unless one runs; return it, or None. *piped*: it stays while we do, and tells us."""
         from otel_dltrace.record.detached import start_detached
 
         fd = take_lock(self.rings / f"{self.home}.lock")
