@@ -166,7 +166,7 @@ class Sdk:
     """A provider whose spans are like those in *request*, one of ours."""
 
     def __init__(self, request: ExportTraceServiceRequest) -> None:
-        (resource,) = request.resource_spans
+        resource = request.resource_spans[0]  # of one rank
         self.exporter = Encoder()
         self.processor = BatchSpanProcessor(self.exporter)
         self.provider = TracerProvider(resource=Resource(dict(_plain(resource.resource.attributes))))

@@ -6,10 +6,11 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import BEGIN, RECORD_FORMAT, SPAN, RingReader, Taken
+from otel_dltrace.record.ring import BEGIN, RECORD_FORMAT, SPAN
 
 UNPACK = struct.Struct(RECORD_FORMAT).unpack
 FIELDS = ("number step descriptor kind level_source flags start end size parent seq a b partition spare commit").split()
@@ -32,9 +33,9 @@ class Read:
     names: Names
 
 
-def read_buffer(buffer: mmap.mmap, names: Path, taken: dict[int, Taken] | None = None) -> Read:
+def read_buffer(buffer: mmap.mmap, names: Path) -> Read:
     """Read a ring from its bytes, also that of this process: opening its file again would free its lock."""
-    reader = RingReader(buffer, taken)
+    reader = RingReader(buffer)
     records = [fields(record) for record in reader.scan(final=True)]
     known = Names()
     known.read(names.read_bytes())
@@ -50,10 +51,10 @@ def read_own(recorder: Recorder) -> Read:
     return read_buffer(recorder.ring.buffer, recorder.ring.path.with_suffix(".names"))
 
 
-def read_file(path: Path, taken: dict[int, Taken] | None = None) -> Read:
+def read_file(path: Path) -> Read:
     """Read the ring of another process."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as buffer:
-        return read_buffer(buffer, path.with_suffix(".names"), taken)
+        return read_buffer(buffer, path.with_suffix(".names"))
 
 
 # -- records that carry their own check ----------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from otel_dltrace.export.records import RECORD_DTYPE
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import collective_ids, constant_attributes, number_columns, span_attributes
 from otel_dltrace.model.errors import ConfigError
@@ -315,9 +316,12 @@ def test_an_unbound_process_has_spans_without_steps():
     assert collective_ids(made).tolist() == [0]
 
 
-def test_a_span_is_a_row_of_eighty_six_bytes():
-    """The layout that drain, run directory and exporters share."""
-    assert SPAN_DTYPE.itemsize == 5 * 8 + 8 * 4 + 2 * 2 + 2 * 1
+def test_a_span_is_a_row_of_eighty_bytes_that_begins_as_its_record():
+    """The layout that drain, run directory and exporters share: 64 bytes of the ring, copied, are most of a row."""
+    shared = {"level": "kind", "source": "level_source", "error": "commit"}
+    places = {name: at for name, (_, at, *_) in SPAN_DTYPE.fields.items() if at < RECORD_DTYPE.itemsize}
+    assert (SPAN_DTYPE.itemsize, RECORD_DTYPE.itemsize) == (80, 64)
+    assert places == {name: RECORD_DTYPE.fields[shared.get(name, name)][1] for name in places}
     assert pickle.loads(pickle.dumps(batch((PUSH, {})))).descriptors == [PUSH]
 
 

@@ -1,6 +1,7 @@
 """Our requests say the same as the official exporter's, span by span and byte by byte once decoded."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from opentelemetry.trace import SpanContext
 from opentelemetry.trace.status import Status, StatusCode
 
 from otel_dltrace._version import __version__
-from otel_dltrace.export.otlp import encode_requests, trace_id_column
+from otel_dltrace.export.otlp import Part, encode_requests, encode_together, trace_id_column
+from otel_dltrace.export.otlp_merge import Merger
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
@@ -78,7 +80,7 @@ def read_attributes(d, r, error_type, operation, left_out):
         ("dl.comm.tag", r["b"], p2p),
         ("dl.comm.collective_id", operation, operation is not None),
         ("dl.queue.wait", r["a"], (collective or phase) and r["a"] > 0),
-        ("dl.key", d.key * 65536 + r["partition"], phase and d.key >= 0),
+        ("dl.key", d.key * 65536 + r["partition"], (phase or collective) and d.key >= 0),
         ("dl.partition", r["partition"], r["level"] == 4),
         ("dl.comm.backend", clean(d.backend), d.backend),
         ("dl.comm.group.id", clean(d.group), d.group),
@@ -211,6 +213,35 @@ def test_a_request_says_what_the_official_exporter_says(batch, resource, trace, 
     assert (ours.spans, decoded) == (n, expected)
     # No field that the decoder does not know, and none said twice.
     assert decoded.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(batches(), min_size=2, max_size=3), resources, st.integers(100, 3000))
+def test_processes_encoded_together_say_what_each_says_alone(parts, resource, limit):
+    """Different tables, errors, clocks and jobs: each process's spans stand under its own resource, in any request."""
+    parts = [replace(batch, process=replace(batch.process, nonce=i)) for i, batch in enumerate(parts)]
+    together = [Part(b, trace_id_column(b, BIND, i), {**resource, "part": i}) for i, b in enumerate(parts)]
+    alone = [encode_requests(part.batch, part.trace_ids, part.resource)[0] for part in together]
+
+    requests = encode_together(together, Merger(), limit)
+
+    said: dict[int, list] = {i: [] for i in range(len(parts))}
+    for request in requests:
+        decoded = ExportTraceServiceRequest.FromString(request.body).resource_spans
+        assert [part_of(spans) for spans in decoded] == list(request.parts)
+        for spans in decoded:
+            said[part_of(spans)] += spans.scope_spans[0].spans
+    expected = [ExportTraceServiceRequest.FromString(r.body).resource_spans[0].scope_spans[0].spans for r in alone]
+    assert [sorted_spans(spans) for spans in said.values()] == [sorted_spans(spans) for spans in expected]
+    assert sum(request.spans for request in requests) == sum(map(len, parts))
+
+
+def part_of(resource_spans):
+    return {pair.key: pair.value.int_value for pair in resource_spans.resource.attributes}["part"]
+
+
+def sorted_spans(spans):
+    return sorted(span.SerializeToString(deterministic=True) for span in spans)
 
 
 # -- requests ------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from ring_files import Read, by_lane, environment, lane_descriptor, read_file, read_own, write_checked
 
+from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.recorder import BLOCK, Recorder
-from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, CHUNK, COUNTER, SPAN, RingReader
+from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, CHUNK, COUNTER, SPAN
 
 SMALLEST = 17 * CHUNK  # 16 chunks
 WRITER = Path(__file__).with_name("ring_writer.py")

@@ -8,15 +8,17 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ring_files import Read, by_lane, environment, fields, read_file
 
+from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import CHUNK, HEADER, PAGE, RingReader, RingWriter, writer_is_alive
+from otel_dltrace.record.ring import CHUNK, HEADER, PAGE, RingWriter, writer_is_alive
 
 SMALLEST = 17 * CHUNK  # 16 chunks
 
@@ -84,6 +86,32 @@ def test_laps_are_counted_exactly_also_while_reading_and_by_the_next_reader(reco
 
     assert len(seen) == len(set(seen))
     assert len(seen) + lapped + reader.lapped[3] == written
+
+
+def test_a_chunk_that_a_thread_keeps_hides_nothing_behind_it(recorder: Recorder) -> None:
+    """The writer leases around it, lap after lap; the reader, who looks where the writer was last, follows."""
+    keeps, go = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        write(recorder, range(1_000_000, 1_000_063))  # exactly full: the next record would give it back
+        keeps.set()
+        go.wait()
+
+    write(recorder, range(100))
+    thread = threading.Thread(target=keep)
+    thread.start()
+    keeps.wait()
+    reader = RingReader(ring(recorder).buffer)
+    seen: list[int] = []
+    for begin in range(100, 5100, 100):
+        write(recorder, range(begin, begin + 100))
+        seen += scanned(reader)
+    go.set()
+    thread.join()
+    seen += scanned(reader, final=True)
+
+    assert sorted(seen) == [*range(5100), *range(1_000_000, 1_000_063)]
+    assert reader.lapped == [0, 0, 0, 0, 0]
 
 
 def test_a_reader_given_what_was_taken_delivers_no_record_twice(recorder: Recorder) -> None:

@@ -1,7 +1,6 @@
 """SpanBatch rows as Arrow columns and back: the schema of the run directory (contract 7)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,23 +17,28 @@ SPANS = pa.schema(
     [("process", pa.uint64()), *_TYPES.items(), ("error_type", pa.string()), ("error_message", pa.string())]
 )
 _TEXT = ("kind", "name", "group", "backend", "tensor", "queue_type", "activity", "dtype")
+_INTEGERS = ("group_size", "key")
 DESCRIPTORS = pa.schema(
     [
         ("process", pa.uint64()),
         ("id", pa.uint32()),
         *((name, pa.string()) for name in _TEXT),
-        ("group_size", pa.int64()),
-        ("key", pa.int64()),
+        *((name, pa.int64()) for name in _INTEGERS),
     ]
 )
 
 
 def to_arrow(rows: Column, errors: Sequence[tuple[str, str]], process: int) -> pa.RecordBatch:
     """Return *rows* of the process with nonce *process* as one record batch."""
-    arrays = [pa.array(np.full(len(rows), process, np.uint64))]
-    arrays += [pa.array(np.ascontiguousarray(rows[name])) for name in _PLAIN]
+    arrays = [_numbers(np.full(len(rows), process, np.uint64), pa.uint64())]
+    arrays += [_numbers(np.ascontiguousarray(rows[name]), kind) for name, kind in _TYPES.items()]
     arrays += [_texts(rows["error"], [error[part] for error in errors]) for part in (0, 1)]
     return pa.RecordBatch.from_arrays(arrays, schema=SPANS)
+
+
+def _numbers(column: Column, kind: pa.DataType) -> pa.Array:
+    """Return *column* as an array; `pyarrow.array` would import pandas, if there is one, to learn that it is none."""
+    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(column)])
 
 
 def of_process(table: pa.Table, nonce: int) -> pa.ChunkedArray:
@@ -66,13 +70,21 @@ def from_arrow(table: pa.Table) -> tuple[Column, list[tuple[str, str]]]:
 
 def descriptors_to_arrow(descriptors: Sequence[Descriptor], first: int, process: int) -> pa.RecordBatch:
     """Return *descriptors*, numbered from *first*, as one record batch."""
-    columns: dict[str, list[Any]] = {
-        "process": [process] * len(descriptors),
-        "id": list(range(first, first + len(descriptors))),
-    }
-    for name in DESCRIPTORS.names[2:]:
-        columns[name] = [getattr(d, name) for d in descriptors]
-    return pa.RecordBatch.from_pydict(columns, schema=DESCRIPTORS)
+    count = len(descriptors)
+    arrays = [
+        _numbers(np.full(count, process, np.uint64), pa.uint64()),
+        _numbers(np.arange(first, first + count, dtype=np.uint32), pa.uint32()),
+        *(_strings([getattr(d, name) for d in descriptors]) for name in _TEXT),
+        *(_numbers(np.array([getattr(d, name) for d in descriptors], np.int64), pa.int64()) for name in _INTEGERS),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=DESCRIPTORS)
+
+
+def _strings(texts: Sequence[str]) -> pa.Array:
+    """Return *texts* as an array, and import no pandas, as in `_numbers`."""
+    data = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(data))])
 
 
 def descriptors_from_arrow(table: pa.Table) -> dict[int, list[Descriptor]]:

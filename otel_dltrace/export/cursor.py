@@ -1,16 +1,19 @@
 """How far a ring has been read, beside the ring: a drain that is killed is followed by one that goes on there."""
 
 import json
-from base64 import b64decode, b64encode
-from dataclasses import dataclass, field
+import struct
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from otel_dltrace.export.files import read_json, write_whole
+from otel_dltrace.export.files import write_whole
+from otel_dltrace.export.ring_reader import TAKEN
 from otel_dltrace.model.spans import SPAN_DTYPE, Column, empty_rows
-from otel_dltrace.record.ring import Taken
+
+_HEAD = struct.Struct("<8sIII")
+"""Magic, and the lengths in bytes of what follows: plain values as JSON, `taken`, `unfinished`."""
+_MAGIC = b"DLTCURS1"
 
 
 @dataclass
@@ -18,7 +21,7 @@ class Cursor:
     """The state of one ring's reading that is safe: what it covers is in the run directory.
 
     Attributes:
-        taken: Slots read, per chunk.
+        taken: Slots read, per chunk: an array of `TAKEN`.
         unfinished: Open spans and stages that were held.
         folder: The host's folder that the spans went to, "" before any did.
         segment: The segment that was open; it held `rows` rows of all processes.
@@ -28,7 +31,7 @@ class Cursor:
         written: How many spans of the process are in `folder`.
     """
 
-    taken: dict[int, Taken] = field(default_factory=dict)
+    taken: Column | None = None
     unfinished: Column = field(default_factory=empty_rows)
     folder: str = ""
     segment: int = 0
@@ -39,25 +42,26 @@ class Cursor:
 
     def write(self, path: Path) -> None:
         """Write the cursor, whole or not at all."""
-        plain: dict[str, Any] = {k: v for k, v in _fields(self).items() if k not in ("taken", "unfinished")}
-        plain["taken"] = [[index, t.lease, t.slots, t.levels] for index, t in self.taken.items()]
-        plain["unfinished"] = b64encode(self.unfinished.tobytes()).decode()
-        write_whole(path, json.dumps(plain, separators=(",", ":")).encode())
+        plain = json.dumps({name: getattr(self, name) for name in _PLAIN}).encode()
+        taken = b"" if self.taken is None else self.taken.tobytes()
+        unfinished = self.unfinished.tobytes()
+        head = _HEAD.pack(_MAGIC, len(plain), len(taken), len(unfinished))
+        write_whole(path, b"".join([head, plain, taken, unfinished]))
 
     @classmethod
     def read(cls, path: Path) -> "Cursor":
         """Return the cursor in *path*; a fresh one where it is absent or damaged."""
-        plain = read_json(path)
-        if not isinstance(plain, dict):
-            return cls()
         try:
-            plain["taken"] = {index: Taken(lease, slots, levels) for index, lease, slots, levels in plain["taken"]}
-            plain["unfinished"] = np.frombuffer(b64decode(plain["unfinished"]), SPAN_DTYPE).copy()
-            return cls(**plain)
-        except (KeyError, TypeError, ValueError):
+            data = path.read_bytes()
+            magic, *lengths = _HEAD.unpack_from(data)
+            plain_ends, taken_ends, ends = np.cumsum([_HEAD.size, *lengths])[1:].tolist()
+            if magic != _MAGIC or ends != len(data):
+                return cls()
+            taken = np.frombuffer(data[plain_ends:taken_ends], TAKEN).copy()
+            unfinished = np.frombuffer(data[taken_ends:], SPAN_DTYPE).copy()
+            return cls(taken, unfinished, **json.loads(data[_HEAD.size : plain_ends]))
+        except (OSError, TypeError, ValueError, struct.error):
             return cls()
 
 
-def _fields(cursor: Cursor) -> dict[str, Any]:
-    # dataclasses.asdict would copy a thousand chunks' states first.
-    return {name: getattr(cursor, name) for name in Cursor.__dataclass_fields__}
+_PLAIN = [f.name for f in fields(Cursor) if f.name not in ("taken", "unfinished")]

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from otel_dltrace.record.launch import ALL_RINGS, lock_is_held, take_lock
 from otel_dltrace.record.ring import boot_id, writer_is_alive
 
 if TYPE_CHECKING:
-    from otel_dltrace.export.outlet import Outlet
+    from otel_dltrace.export.outlets import Outlets
 
 LINGER_S = 5.0
 """A drain ends this long after its last writer."""
@@ -76,12 +77,12 @@ class Drain:
 
     Args:
         serving: Which rings.
-        outlet: Where OTLP goes; None for nowhere.
+        outlet: Where spans go; None for nowhere.
         own: This process's own ring, where the drain is one of its threads: path and bytes.
     """
 
     serving: Serving
-    outlet: "Outlet | None" = None
+    outlet: "Outlets | None" = None
     own: tuple[Path, Any] | None = None
     followers: dict[Path, Follower] = field(default_factory=dict)
     writers: dict[Path, RunWriter] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Drain:
         self.linger = self.serving.linger
         self.clock = HostClock(self._read_clocks())
         self._boot = boot_id().hex()
+        self._served = guard.guarded(self._read_and_send)
         self._locks: dict[str, int] = {}
         self._heard = 0
 
@@ -108,7 +110,7 @@ class Drain:
         """Serve until nobody writes any more and *linger* seconds have passed; *pause* waits for a while or a bell."""
         idle_since = time.monotonic()
         while True:
-            came = self.tick()
+            self.tick()
             now = time.monotonic()
             if self.stop_requested and all(f.is_drained for f in self.followers.values()):
                 break
@@ -116,57 +118,51 @@ class Drain:
                 idle_since = now  # rings that only wait for the collector do not count: disk takes what they hold
             elif now - idle_since >= self.linger:
                 break
-            pause(self._pause_after(came))
+            pause(self._pause())
         self.finish()
 
-    def _pause_after(self, came: int) -> float:
-        """Return how long a fast writer takes to fill a sixteenth of its ring, as far as the last scan tells."""
-        room = min((f.source.reader.header.chunks * 63 for f in self.followers.values()), default=65536)
+    def _pause(self) -> float:
+        """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last scan tells."""
         if self.hurry:
             return 0.0
-        if came * 16 <= room:
-            return LONGEST_PAUSE_S
-        return max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S * room / (came * 16))
+        sixteenths = 16 * max((follower.filled for follower in self.followers.values()), default=0.0)
+        return max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S / max(1.0, sixteenths))
 
-    def tick(self) -> int:
-        """Read every ring once; return how many records came."""
+    def tick(self) -> None:
+        """Read every ring once."""
         now = time.monotonic()
         self._discover()
         self.clock.renew(self._read_clocks())
-        came = sum(self._serve(path, now) for path in list(self.followers))
+        for path in list(self.followers):
+            if not self._served(path, now):
+                self._leave(path, "is damaged")
         self._send_roots(now)
+        if self.outlet is not None:
+            self.outlet.flush()
         self._settle()
         self._heard = self._heard + 1 if self.hurry else 0
         if self._heard == HEARD_SCANS:
             self.hurry, self._heard = False, 0
-        return came
-
-    def _serve(self, path: Path, now: float) -> int:
-        """Read one ring; one that cannot be followed is left where it is, and the others are served."""
-        came = guard.guarded(self._read_and_send)(path, now)
-        if came is None:
-            self._leave(path, "is damaged")
-        return came or 0
 
     def _leave(self, path: Path, why: str) -> None:
         self.refused[path] = f"{path} {why} and stays where it is; `otel-dltrace recover` tries it again"
         guard.say(self.refused[path])
         self.followers.pop(path).source.close()
 
-    def _read_and_send(self, path: Path, now: float) -> int:
+    def _read_and_send(self, path: Path, now: float) -> bool:
+        """Read one ring; return whether it can be followed, which an error of our own says it cannot."""
         follower = self.followers[path]
         # Our own ring's lock says nothing to us: a process may always take it again.
         alive = None if self.own is None else not self.stop_requested
         try:
-            came = follower.tick(now, alive, self.hurry)
+            follower.tick(now, alive, self.hurry)
             self._send(follower, now)
         except OSError as error:
             if follower.source.ended:
                 self._leave(path, f"cannot be emptied into its run directory ({error})")
             else:
                 guard.say(f"the run directory cannot be written ({error}); spans wait in the ring while it has room")
-            return 0
-        return came
+        return True
 
     # -- rings ----------------------------------------------------------------------------------
 
@@ -181,7 +177,7 @@ class Drain:
                 continue  # it got its name, or another drain was faster
 
     def _discover(self) -> None:
-        found = set(self.serving.rings.glob("*.ring")) if self.serving.rings.is_dir() else set()
+        found = _rings_in(self.serving.rings)
         for path in found - self.followers.keys() - self.refused.keys():
             self._adopt(path)
         # Other drains' rings come and go for as long as this one serves.
@@ -326,7 +322,7 @@ class Drain:
         for root, writer in self.writers.items():
             total = self.totals.get(root, {})
             if self.outlet is not None:
-                total["otlp"] = delivery or self.outlet.figures()
+                total |= delivery or self.outlet.figures()
             writer.write_summary(total, ended)
 
     def finish(self) -> None:
@@ -357,3 +353,16 @@ class Drain:
         dropped = keep_within(writer.folder, self.serving.quota)
         if dropped:
             self._total(writer.root, dropped_by_quota=dropped)
+
+
+def _rings_in(folder: Path) -> set[Path]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  -- asked for at every turn, and `glob` takes ten times as long
+    except OSError:
+        return set()
+    return {_ring_path(folder, name) for name in names if name.endswith(".ring")}
+
+
+@lru_cache(maxsize=1024)
+def _ring_path(folder: Path, name: str) -> Path:
+    return folder / name

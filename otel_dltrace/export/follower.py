@@ -10,18 +10,22 @@ from otel_dltrace.export.member import Member
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.spans import Column, empty_rows, stack_rows
+from otel_dltrace.model.spans import Column, stack_rows
 from otel_dltrace.record import guard
 
 MakeMember = Callable[[RingSource, Bind], Member]
-APPEND_ROWS = 4096
+APPEND_RECORDS = 4096
 APPEND_S = 1.0
-SURE_SCANS = 3
-"""As many scans see, take and let go of what a predecessor had read: before, a cursor would not know it as written."""
+"""Records are turned into rows, and these are passed on, together: a second's, or so many."""
+SURE_TAKES = 3
+"""As many see, take and let go of what a predecessor had read: before, a cursor would not know it as written."""
 
 
 class Follower:
     """Reads a ring, tells its rows to the member they belong to, and keeps the cursor.
+
+    Attributes:
+        filled: How much of its ring the writer filled between the last two scans.
 
     Args:
         source: The ring's reader.
@@ -33,29 +37,37 @@ class Follower:
     def __init__(self, source: RingSource, cursor: Cursor, unbound: Unbound, make_member: MakeMember) -> None:
         self.source = source
         self.members: list[Member] = []
+        self.filled = 0.0
         self._cursor, self._unbound, self._make_member = cursor, unbound, make_member
         self._waiting: list[Column] = []
         self._count = 0
         self._since = 0.0
+        self._taken_at = float("-inf")
         self._dirty = False
-        self._scans = 0
+        self._takes = 0
 
-    def tick(self, now: float, alive: bool | None = None, hurry: bool = False) -> int:
-        """Read what is new and pass it on, at once if in a *hurry*; return how many records came."""
-        before = self.source.recorded
+    def tick(self, now: float, alive: bool | None = None, hurry: bool = False) -> None:
+        """Read what is new, and once a second pass it on, at once if in a *hurry*."""
+        source = self.source
         # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
-        rows = self.source.poll(alive) if self._count < MAX_HELD else empty_rows()
-        self._scans += 1
+        came = source.scan(alive) if self._count < MAX_HELD else 0
+        self.filled = came / source.reader.records
+        is_due = now - self._taken_at >= APPEND_S or source.waiting >= APPEND_RECORDS
+        if is_due or hurry or source.is_over:
+            self._take(now)
+
+    def _take(self, now: float) -> None:
+        self._taken_at = now
+        self._takes += 1
+        rows = self.source.take()
         if len(rows):
             self._wait(rows, now)
         self._bind(now)
-        age = now - self._since if self._count else 0.0
         if self.members:
-            if self._count and (hurry or self.source.ended or self._count >= APPEND_ROWS or age >= APPEND_S):
+            if self._count:
                 self._pass_on(now)
-        elif self._count >= KEEP_ROWS or age >= KEEP_S:
+        elif self._count >= KEEP_ROWS or (self._count and now - self._since >= KEEP_S):
             self._write_unbound(now)
-        return self.source.recorded - before
 
     def _wait(self, rows: Column, now: float) -> None:
         self._since = self._since if self._count else now
@@ -92,7 +104,7 @@ class Follower:
         rows = self._unbound.take_back()
         if len(rows):
             waiting = self._drop_waiting()
-            fresh = waiting[~np.isin(waiting["span_no"], rows["span_no"])]
+            fresh = waiting.compress(~np.isin(waiting["span_no"], rows["span_no"]))
             self._wait(stack_rows([rows, fresh]), now)
             self._pass_on(now, may_come_again=True)
         self._unbound.remove()
@@ -106,11 +118,14 @@ class Follower:
             raise
 
     def _share_out(self, rows: Column, now: float, may_come_again: bool) -> None:
+        if len(self.members) == 1:
+            self.members[0].take(rows, now, may_come_again)
+            return
         starts = np.array([member.bind.from_step for member in self.members[1:]], np.int64)
         steps = rows["step"].astype(np.int64)
         whose = np.where(steps == NO_STEP, len(starts), np.searchsorted(starts, steps, side="right"))
         for i, member in enumerate(self.members):
-            mine = rows[whose == i]
+            mine = rows.compress(whose == i)
             if len(mine):
                 member.take(mine, now, may_come_again)
 
@@ -121,12 +136,11 @@ class Follower:
 
     def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
         """Write the cursor, if what it covers has changed, or where in the folder that is (*again*)."""
-        if not (self._dirty or again) or self._count:
+        if not (self._dirty or again) or self._count or self.source.waiting:
             return
-        if self._scans < SURE_SCANS and not self.source.ended:
+        if self._takes < SURE_TAKES and not self.source.ended:
             return
-        held = empty_rows() if self.source.ended else self.source.held.rows()
-        cursor = Cursor(self.source.reader.taken, held, undelivered=undelivered, loose=loose)
+        cursor = Cursor(self.source.reader.taken, self.source.unfinished(), undelivered=undelivered, loose=loose)
         if self.members:
             writer = self.members[-1].writer
             cursor.folder, cursor.segment, cursor.rows = str(writer.folder), writer.number, writer.rows

@@ -1,6 +1,6 @@
 """What goes out over OTLP: each step once, in full or as its stages, within the budget (contract 5)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,14 +70,15 @@ class StepGate:
 
     def add(self, rows: Column, is_step: Column, now: float) -> None:
         """Take in finished *rows*; *is_step* masks the rank's step spans, *now* is in seconds."""
-        for i in np.flatnonzero(is_step):
-            start, end, seq = (int(rows[name][i]) for name in ("start", "end", "seq"))
-            self._ended[int(rows["step"][i])] = _Ended((start, end), seq, now)
-        for step in np.unique(rows["step"]).tolist():
-            part = rows[rows["step"] == step]
+        own = rows.compress(is_step)
+        columns = (own[name].tolist() for name in ("step", "start", "end", "seq"))
+        for step, start, end, seq in zip(*columns, strict=True):
+            self._ended[step] = _Ended((start, end), seq, now)
+        forgotten_below = next(iter(self._decided), 0)
+        for step, part in by_step(rows):
             if step == NO_STEP:
                 self._loose.append((now, part))
-            elif step in self._decided or step < next(iter(self._decided), 0):
+            elif step in self._decided or step < forgotten_below:
                 self._add_late(step, part)
             else:
                 self._held.setdefault(step, []).append(part)
@@ -90,7 +91,7 @@ class StepGate:
         # So late that it was forgotten what was decided: the window still says the same.
         full, shard = self._decided.get(step, (share.full and step in self._window, share.shard))
         self._ended.pop(step, None)
-        keep = rows if full else rows[rows["level"] <= Level.STEP]
+        keep = rows if full else stages_of(rows)
         self.late += len(rows)
         if len(keep):
             self._ready.append(Outgoing(step, keep, shard=shard))
@@ -99,7 +100,7 @@ class StepGate:
         """Let go of the details of the steps that hold most; the run directory has them."""
         for step in sorted(self._held, key=lambda s: -sum(map(len, self._held[s]))):
             rows = stack_rows(self._held[step])
-            keep = rows[rows["level"] <= Level.STEP]
+            keep = stages_of(rows)
             self._held[step] = [keep]
             self._offloaded[step] = self._offloaded.get(step, 0) + len(rows) - len(keep)
             self._count -= len(rows) - len(keep)
@@ -109,6 +110,8 @@ class StepGate:
     def due(self, now: float, final: bool = False) -> list[Outgoing]:
         """Return what is decided by *now*; everything, if *final*."""
         out, self._ready = self._ready, []
+        if not (self._held or self._loose):
+            return out
         self._last = max([self._last, *self._ended])
         for step in sorted(self._held):
             ended = self._ended.get(step)
@@ -125,8 +128,7 @@ class StepGate:
 
     def _decide(self, step: int) -> Outgoing:
         ended = self._ended.pop(step, None)
-        held = self._held.pop(step, [])
-        rows = stack_rows(held)
+        rows = stack_rows(self._held.pop(step, []))
         self._count -= len(rows)
         slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
         share = self._share(step)
@@ -134,7 +136,7 @@ class StepGate:
         offloaded = self._offloaded.pop(step, 0)
         if offloaded and full:
             rows, offloaded = self._read_again(step), 0
-        chosen = within(rows, share.limit) if full else rows[rows["level"] <= Level.STEP]
+        chosen = within(rows, share.limit) if full else stages_of(rows)
         self._decided[step] = (full, share.shard)
         while len(self._decided) > _REMEMBERED:
             del self._decided[next(iter(self._decided))]
@@ -164,5 +166,21 @@ def within(rows: Column, limit: int) -> Column:
     for level in (Level.PARTITION, Level.PHASE, Level.COLLECTIVE):
         if len(rows) <= limit:
             break
-        rows = rows[rows["level"] < level]
+        rows = rows.compress(rows["level"] < level)
     return rows
+
+
+def stages_of(rows: Column) -> Column:
+    """Return the steps and stages in *rows*."""
+    return rows.compress(rows["level"] <= Level.STEP)
+
+
+def by_step(rows: Column) -> Iterator[tuple[int, Column]]:
+    """Yield each step in *rows*, in order, with its rows."""
+    if not len(rows):
+        return
+    rows = rows.take(np.argsort(rows["step"], kind="stable"))
+    steps = rows["step"]
+    begins = [0, *(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist()]
+    for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
+        yield int(steps[begin]), rows[begin:end]

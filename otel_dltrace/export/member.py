@@ -51,30 +51,31 @@ class Member:
         return self.bind.job, self.bind.generation, self.bind.world
 
     def take(self, rows: Column, now: float, may_come_again: bool = False) -> None:
-        """Write *rows* to the run directory and hold them for OTLP; what was written before is not again."""
-        rows = rows.copy()
-        fill_ids(rows, self.source.names.descriptors, self.process)
+        """Write *rows* to the run directory and hold them for OTLP; what was written before is not again.
+
+        Their ids are filled in, in place.
+        """
+        fill_ids(rows, self.source.descriptors, self.process)
         if len(self._written_before):
-            rows = rows[~np.isin(rows["span_id"], self._written_before)]
+            rows = rows.compress(~np.isin(rows["span_id"], self._written_before))
         if may_come_again:
             self._know_written([self._written_before, rows["span_id"]], now)
         elif now > self._doubt_ends:
             self._written_before = np.zeros(0, np.uint64)
         if not len(rows):
             return
-        self.writer.append(self.process.nonce, rows, self.source.names.descriptors, self.source.errors)
+        self.writer.append(self.process.nonce, rows, self.source.descriptors, self.source.errors)
         self.written += len(rows)
-        self.truncated += int(((rows["flags"] & np.uint16(semconv.Flag.TRUNCATED)) > 0).sum())
+        self.truncated += int(np.count_nonzero(rows["flags"] & np.uint16(semconv.Flag.TRUNCATED)))
         self._hold(rows, now)
 
     def _hold(self, rows: Column, now: float) -> None:
-        batch = self.batch(rows)
-        self.gate.add(rows, batch.is_kind(semconv.STEP), now)
+        self.gate.add(rows, self.source.descriptors.is_kind(rows, semconv.STEP), now)
 
     def batch(self, rows: Column, anchor: Anchor | None = None) -> SpanBatch:
         """Return *rows* with this process's descriptors, errors and clock."""
         process = replace(self.process, anchor=anchor) if anchor else self.process
-        return SpanBatch(rows, self.source.names.descriptors, process, self.source.errors)
+        return SpanBatch(rows, self.source.descriptors, process, self.source.errors)
 
     def go_on(self, cursor: Cursor, now: float) -> None:
         """Take up the work of a drain that ended in the middle.
@@ -97,7 +98,7 @@ class Member:
             rows, is_new = self._stored(path, known_rows)
             before.append(rows["span_id"][is_new])
             is_loose = rows["step"] == NO_STEP
-            unsent.append(rows[is_new | np.where(is_loose, loose, rows["step"] >= first)])
+            unsent.append(rows.compress(is_new | np.where(is_loose, loose, rows["step"] >= first)))
         self._know_written(before, now)
         self.written = cursor.written + sum(map(len, before)) if knows else len(self._written_before)
         if sum(map(len, unsent)):

@@ -1,16 +1,17 @@
 """From column batches to OTLP requests: complete bodies, none longer than a collector takes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from otel_dltrace._version import __version__
-from otel_dltrace.export.otlp_spans import encode_spans
+from otel_dltrace.export.otlp_merge import Merger
+from otel_dltrace.export.otlp_spans import compact, encode_spans
 from otel_dltrace.export.protobuf import BYTES, attributes, nested, tag, text, varint
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import Value
+from otel_dltrace.model.attributes import Value, collective_ids
 from otel_dltrace.model.identity import NO_STEP, Bind, trace_id
 from otel_dltrace.model.spans import Column, SpanBatch
 
@@ -23,11 +24,29 @@ _SCOPE = nested(1, nested(1, b"otel_dltrace") + nested(2, text(__version__)))
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Spans of one process, to be encoded with those of others.
+
+    Attributes:
+        batch: The spans; ``start`` and ``end`` plus ``batch.wall`` are Unix ns.
+        trace_ids: For each row its trace's id, shape (n, 16), uint8.
+        resource: The attributes of the resource.
+        left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
+    """
+
+    batch: SpanBatch
+    trace_ids: Column
+    resource: Mapping[str, Value]
+    left_out: Column | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedRequest:
-    """One complete ExportTraceServiceRequest and how many spans are in it."""
+    """One complete ExportTraceServiceRequest, how many spans are in it, and the numbers of the parts they are of."""
 
     body: bytes
     spans: int
+    parts: tuple[int, ...] = (0,)
 
 
 def encode_requests(
@@ -37,19 +56,57 @@ def encode_requests(
     left_out: Column | None = None,
     limit: int = LIMIT,
 ) -> list[EncodedRequest]:
-    """Return the spans of *batch* as requests of at most *limit* bytes; spans of one shape lie together.
+    """Return the spans of one process, as in `Part`, as requests of at most *limit* bytes."""
+    return encode_together([Part(batch, trace_ids, resource, left_out)], Merger(), limit)
 
-    Args:
-        batch: The spans; ``start`` and ``end`` plus ``batch.wall`` are Unix ns.
-        trace_ids: For each row its trace's id, shape (n, 16), uint8.
-        resource: The attributes of the resource.
-        left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
-        limit: Bytes of a request; a span that alone is longer goes out alone.
+
+def encode_together(parts: Sequence[Part], merger: Merger, limit: int = LIMIT) -> list[EncodedRequest]:
+    """Return the spans of several processes as requests of at most *limit* bytes; spans of one shape lie together.
+
+    All are encoded at once, since much of what numpy costs is per call. A span that alone is
+    longer than *limit* goes out alone.
     """
+    parts = [part for part in parts if len(part.batch)]
+    if not parts:
+        return []
+    batches = [part.batch for part in parts]
+    matrices = encode_spans(
+        merger.merge(batches),
+        np.concatenate([part.trace_ids for part in parts]),
+        np.concatenate([collective_ids(batch) for batch in batches]),
+        _left_out(parts),
+    )
+    ends = np.cumsum([len(batch) for batch in batches])
+    blocks: list[list[Column]] = [[] for _ in parts]
+    for rows, matrix in matrices:
+        cuts = np.searchsorted(rows, ends).tolist()  # they come in order, so a part's lie together
+        for i, (begin, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
+            if begin < end:
+                blocks[i].append(matrix[begin:end])
+    return [_request(content) for content in _pack([_head_of(part) for part in parts], blocks, limit)]
+
+
+def _left_out(parts: Sequence[Part]) -> Column | None:
+    if all(part.left_out is None for part in parts):
+        return None
+    return np.concatenate([np.zeros(len(p.batch), np.int64) if p.left_out is None else p.left_out for p in parts])
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What one request has of one part: its resource, and blocks of spans (a row is a span)."""
+
+    part: int
+    head: bytes
+    pieces: list[Column]
+
+
+def _head_of(part: Part) -> bytes:
     # True and 1 are the same key of a cache, but not the same attribute.
-    head = _head(tuple((name, type(value), value) for name, value in resource.items()))
-    room = limit - len(_envelope(head, limit))
-    return [_request(head, pieces) for pieces in _pack(encode_spans(batch, trace_ids, left_out), room)]
+    return _head(tuple((name, type(value), value) for name, value in part.resource.items()))
 
 
 @lru_cache(maxsize=256)
@@ -57,35 +114,50 @@ def _head(resource: tuple[tuple[str, type, Value], ...]) -> bytes:
     return nested(1, attributes(1, {name: value for name, _, value in resource}))
 
 
-def _pack(blocks: Iterable[Column], room: int) -> Iterator[list[Column]]:
-    """Yield lists of pieces of *blocks* (a row is a span) that hold at most *room* bytes together."""
-    pieces: list[Column] = []
-    left = room
-    for block in blocks:
-        at = 0
-        while at < len(block):
-            fit = max(0, left // block.shape[1])
-            if pieces and not fit:
-                yield pieces
-                pieces, left = [], room
-                continue
-            piece = block[at : at + max(1, fit)]
-            pieces.append(piece)
-            at += len(piece)
-            left -= piece.size
-    if pieces:
-        yield pieces
+def _pack(heads: list[bytes], blocks: list[list[Column]], limit: int) -> Iterator[list[_Content]]:
+    """Yield contents of requests: as many spans of the parts, whose *blocks* are given, as *limit* bytes hold."""
+    request: list[_Content] = []
+    left = limit
+    for part, head in enumerate(heads):
+        envelope = len(_envelope(head, limit))
+        content: _Content | None = None
+        for block in blocks[part]:
+            at, width = 0, block.shape[1]
+            while at < len(block):
+                room = left if content else left - envelope
+                fit = max(0, room // width)
+                if request and not fit:
+                    yield request
+                    request, content, left = [], None, limit
+                    continue
+                if content is None:
+                    content = _Content(part, head, [])
+                    request.append(content)
+                    left -= envelope
+                piece = block[at : at + max(1, fit)]
+                content.pieces.append(piece)
+                at += len(piece)
+                left -= piece.size
+    if request:
+        yield request
 
 
-def _request(head: bytes, pieces: list[Column]) -> EncodedRequest:
-    envelope = _envelope(head, sum(piece.size for piece in pieces))
-    return EncodedRequest(b"".join([envelope, *(piece.data for piece in pieces)]), sum(map(len, pieces)))
+def _request(contents: list[_Content]) -> EncodedRequest:
+    buffers: list[bytes | memoryview] = []
+    for content in contents:
+        buffers.append(_envelope(content.head, sum(piece.size for piece in content.pieces)))
+        buffers += [piece.data for piece in content.pieces]
+    spans = sum(len(piece) for content in contents for piece in content.pieces)
+    return EncodedRequest(b"".join(buffers), spans, tuple(content.part for content in contents))
 
 
 def _envelope(head: bytes, length: int) -> bytes:
-    """Return what precedes *length* bytes of spans in a request whose resource is *head*."""
+    """Return what precedes *length* bytes of spans whose resource is *head*."""
     scope_spans = tag(2, BYTES) + varint(len(_SCOPE) + length) + _SCOPE
     return tag(1, BYTES) + varint(len(head) + len(scope_spans) + length) + head + scope_spans
+
+
+# -- traces -------------------------------------------------------------------------------------
 
 
 def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
@@ -96,11 +168,15 @@ def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
     """
     cut = batch["step"].astype(np.int64)
     outside = np.flatnonzero(cut == NO_STEP)
-    cut[outside] += _operation_numbers(batch.take(outside)) // OPERATIONS_PER_TRACE
-    parts, which = np.unique(cut, return_inverse=True)
-    names = [part if part < NO_STEP else f"ops.{part - NO_STEP}" for part in parts.tolist()]
-    ids = np.array([list(trace_id(bind, name, shard).to_bytes(16, "big")) for name in names], np.uint8)
-    column: Column = ids.reshape(-1, 16)[which]
+    if len(outside):
+        cut[outside] += _operation_numbers(batch.take(outside)) // OPERATIONS_PER_TRACE
+    if not len(cut):
+        return np.zeros((0, 16), np.uint8)
+    first = int(cut.min())
+    parts, which = compact(cut - first)
+    names = [part if part < NO_STEP else f"ops.{part - NO_STEP}" for part in (parts + first).tolist()]
+    ids = np.frombuffer(b"".join([trace_id(bind, name, shard).to_bytes(16, "big") for name in names]), "V16")
+    column: Column = ids.take(which).view(np.uint8).reshape(-1, 16)
     return column
 
 

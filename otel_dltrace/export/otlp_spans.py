@@ -6,7 +6,7 @@ variable parts there are, how long the constant part is) have every byte at the 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,9 +27,9 @@ from otel_dltrace.export.protobuf import (
     varint_width,
 )
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import collective_ids, constant_attributes, number_columns
-from otel_dltrace.model.operation import MAX_DESCRIPTORS, OTHER, Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.attributes import constant_attributes, number_columns
+from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
+from otel_dltrace.model.spans import Column, SpanBatch, distinct
 
 _INTERNAL, _STATUS_ERROR = 1, 2
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
@@ -58,47 +58,37 @@ class _Varying:
     present: Column
 
 
-def encode_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = None) -> Iterator[Column]:
-    """Yield the spans of *batch* as matrices (uint8; a row is a span with its field key and length).
+def encode_spans(
+    batch: SpanBatch, trace_ids: Column, collectives: Column, left_out: Column | None = None
+) -> Iterator[tuple[Column, Column]]:
+    """Yield the spans of *batch*, shape by shape: which rows, in order, and a matrix (uint8; a row is a span, framed).
 
     Args:
-        batch: The spans.
+        batch: The spans as `Merger` returns them: times are Unix ns, and every descriptor is in the table.
         trace_ids: For each row its trace's id, shape (n, 16), uint8.
+        collectives: For each row the id of its operation, 0 for none.
         left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
     """
-    if not len(batch):
-        return
-    batch = _with_used_descriptors(batch)
-    varying = _varying(batch, trace_ids, left_out)
+    varying = _varying(batch, trace_ids, collectives, left_out)
     which, constants = _constants(batch)
-    lengths, of_length = np.unique([len(constant) for constant in constants], return_inverse=True)
+    lengths, of_length = distinct(np.array([len(constant) for constant in constants]))
     masks, of_mask = compact(varying.present)
     shapes, of_shape = compact(of_mask * len(lengths) + of_length[which])
     for shape, rows in zip(shapes.tolist(), _rows_of(of_shape, len(shapes)), strict=True):
-        yield _matrix(varying, int(masks[shape // len(lengths)]), rows, which[rows], constants)
-
-
-def _with_used_descriptors(batch: SpanBatch) -> SpanBatch:
-    """Return *batch* with the descriptors that are in it alone: a table may hold many more than a step has spans."""
-    used, which = compact(np.minimum(batch["descriptor"], len(batch.descriptors)))
-    rows = batch.rows.copy()
-    rows["descriptor"] = which
-    table = (*batch.descriptors, OTHER)
-    return replace(batch, rows=rows, descriptors=[table[i] for i in used.tolist()])
+        yield rows, _matrix(varying, int(masks[shape // len(lengths)]), rows, which[rows], constants)
 
 
 def compact(codes: Column) -> tuple[Column, Column]:
     """Return the distinct *codes* (integers >= 0), sorted, and for each row which of them it has."""
     span = int(codes.max()) + 1
     if span > 4 * len(codes) + 64:
-        distinct, which = np.unique(codes, return_inverse=True)
-        return distinct, which
+        return distinct(codes)
     # Few possible codes: a table needs no sorting.
     table = np.zeros(span, np.intp)
     table[codes] = 1
-    distinct = np.flatnonzero(table)
-    table[distinct] = np.arange(len(distinct))
-    return distinct, table[codes]
+    found = np.flatnonzero(table)
+    table[found] = np.arange(len(found))
+    return found, table[codes]
 
 
 def _rows_of(group: Column, groups: int) -> list[Column]:
@@ -113,22 +103,22 @@ def _rows_of(group: Column, groups: int) -> list[Column]:
 # -- what varies --------------------------------------------------------------------------------
 
 
-def _varying(batch: SpanBatch, trace_ids: Column, left_out: Column | None) -> _Varying:
-    rows, wall = batch.rows, np.uint64(batch.wall & 0xFFFF_FFFF_FFFF_FFFF)
+def _varying(batch: SpanBatch, trace_ids: Column, collectives: Column, left_out: Column | None) -> _Varying:
+    rows = batch.rows
     always = {
         "trace_id": np.ascontiguousarray(trace_ids).view("V16")[:, 0],
         "span_id": rows["span_id"],
-        "start": rows["start"].view(np.uint64) + wall,
-        "end": rows["end"].view(np.uint64) + wall,
+        "start": rows["start"],
+        "end": rows["end"],
     }
-    collectives, parents = collective_ids(batch), rows["parent_id"]
-    optional = [("parent_id", parents), (s.DL_COMM_COLLECTIVE_ID, collectives)]
-    present = (parents != 0) | (collectives != 0).astype(np.int64) << 1
-    for name, values, mask in number_columns(batch, left_out):
-        if mask.any():
-            present |= mask.astype(np.int64) << len(optional)
-            optional.append((name, values))
-    return _Varying(always, optional, present)
+    parents = rows["parent_id"]
+    columns = [("parent_id", parents, parents != 0), (s.DL_COMM_COLLECTIVE_ID, collectives, collectives != 0)]
+    columns += [column for column in number_columns(batch, left_out) if column[2].any()]
+    bits = np.packbits([mask for _, _, mask in columns], axis=0, bitorder="little")
+    present = np.zeros(len(batch), np.int64)
+    for byte, some in enumerate(bits):
+        present |= some.astype(np.int64) << 8 * byte
+    return _Varying(always, [(name, values) for name, values, _ in columns], present)
 
 
 def _matrix(varying: _Varying, present: int, rows: Column, which: Column, constants: list[bytes]) -> Column:
@@ -184,25 +174,26 @@ def _hexadecimal(ids: Column) -> Column:
 def _constants(batch: SpanBatch) -> tuple[Column, list[bytes]]:
     """Return for each row which constant part it has, and these parts."""
     rows = batch.rows
-    is_rank_step = batch.lookup(lambda d: (d.kind, d.name) == (s.STEP, s.RANK_STEP), bool)
     columns = (
         rows["descriptor"],
         np.minimum(rows["source"], s.Source.BOUND),
         rows["flags"] & _KNOWN_FLAGS | np.where(rows["error"] > 0, s.Flag.ERROR, 0),
         # All ranks share the root, so to all but one it is another process's.
-        is_rank_step & (rows["parent_id"] != 0),
+        batch.is_rank_step & (rows["parent_id"] != 0),
         rows["error"],
     )
     code = np.zeros(len(batch), np.int64)
     for column in columns:
-        code = code * (int(column.max()) + 1) + column
-    distinct, which = compact(code)
-    sample = np.zeros(len(distinct), np.intp)
+        most = int(column.max())
+        if most:
+            code = code * (most + 1) + column
+    kinds, which = compact(code)
+    sample = np.zeros(len(kinds), np.intp)
     sample[which] = np.arange(len(batch))  # any row will do: they agree in all columns
-    kinds = zip(*(column[sample].tolist() for column in columns), strict=True)
+    samples = zip(*(column[sample].tolist() for column in columns), strict=True)
     return which, [
         _constant(batch.descriptors[d], source, flags, remote, *batch.errors[error])
-        for d, source, flags, remote, error in kinds
+        for d, source, flags, remote, error in samples
     ]
 
 

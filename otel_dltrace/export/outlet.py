@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from otel_dltrace.export.gate import Outgoing
-from otel_dltrace.export.otlp import encode_requests, trace_id_column
+from otel_dltrace.export.otlp import Part, encode_together, trace_id_column
+from otel_dltrace.export.otlp_merge import Merger
 from otel_dltrace.export.otlp_sender import Sender
 from otel_dltrace.export.otlp_settings import OtlpSettings
 from otel_dltrace.export.otlp_transport import connect
@@ -31,6 +32,8 @@ class Outlet:
     def __init__(self, settings: OtlpSettings) -> None:
         self._folder: Path | None = None
         self._sender = Sender(connect(settings), lambda: self._folder)
+        self._merger = Merger()
+        self._waiting: list[tuple[Tag, Part]] = []
         self.sent = 0
 
     def spill_to(self, folder: Path) -> None:
@@ -38,25 +41,32 @@ class Outlet:
         self._folder = self._folder or folder
 
     def send(self, batch: SpanBatch, outgoing: Sequence[Outgoing]) -> None:
-        """Encode and queue *outgoing*, whose rows together are *batch*'s; never blocks."""
+        """Take *outgoing*, whose rows together are *batch*'s, to be sent with the next `flush`."""
         bind = batch.process.bind
         assert bind is not None
         resource = resource_attributes(batch.process)
         for shard in sorted({out.shard for out in outgoing}):
-            parts = [out for out in outgoing if out.shard == shard and len(out.rows)]
-            if not parts:
+            outs = [out for out in outgoing if out.shard == shard and len(out.rows)]
+            if not outs:
                 continue
-            part = SpanBatch(stack_rows([hung(o, bind) for o in parts]), batch.descriptors, batch.process, batch.errors)
+            part = SpanBatch(stack_rows([hung(o, bind) for o in outs]), batch.descriptors, batch.process, batch.errors)
             hang_under_roots(part, shard)
-            trace_ids = trace_id_column(part, bind, shard)
-            tag = (batch.process.nonce, min(out.step for out in parts))
-            for request in encode_requests(part, trace_ids, resource, left_out_column(part, parts)):
-                self._sender.submit(request.body, request.spans, tag)
-            self.sent += len(part)
+            left_out = left_out_column(part, outs) if any(out.left_out for out in outs) else None
+            tag = (batch.process.nonce, min(out.step for out in outs))
+            self._waiting.append((tag, Part(part, trace_id_column(part, bind, shard), resource, left_out)))
 
-    def unsettled(self) -> set[Any]:
-        """Return the tags that are neither acknowledged nor spilled."""
-        return set(self._sender.pending())
+    def flush(self) -> None:
+        """Encode and queue what was taken since the last time, all together; never blocks."""
+        waiting, self._waiting = self._waiting, []
+        for request in encode_together([part for _, part in waiting], self._merger):
+            tags = frozenset(waiting[i][0] for i in request.parts)
+            self._sender.submit(request.body, request.spans, tags)
+            self.sent += request.spans
+
+    def unsettled(self) -> set[Tag]:
+        """Return the tags of what is neither acknowledged nor spilled."""
+        pending: Any = self._sender.pending()
+        return {tag for tag, _ in self._waiting}.union(*pending)
 
     def figures(self) -> dict[str, Any]:
         """Return what became of the spans so far."""
@@ -64,6 +74,7 @@ class Outlet:
 
     def close(self, timeout: float) -> dict[str, Any]:
         """Deliver or spill what is left within *timeout* seconds; return the figures."""
+        self.flush()
         return {"sent": self.sent, **asdict(self._sender.close(timeout))}
 
 
@@ -81,13 +92,12 @@ def hang_under_roots(batch: SpanBatch, shard: int) -> None:
     bind = batch.process.bind
     assert bind is not None
     rows = batch.rows
-    is_rank_step = batch.lookup(lambda d: d.kind == semconv.STEP and d.name == semconv.RANK_STEP, bool)
-    for i in np.flatnonzero(is_rank_step & (rows["step"] != NO_STEP)):
-        rows["parent_id"][i] = np.uint64(root_id(bind, int(rows["step"][i]), shard))
+    at = np.flatnonzero(batch.is_rank_step & (rows["step"] != NO_STEP))
+    rows["parent_id"][at] = np.array([root_id(bind, step, shard) for step in rows["step"][at].tolist()], np.uint64)
 
 
 def left_out_column(batch: SpanBatch, parts: Sequence[Outgoing]) -> Column:
     """Return for each row how many spans its step left out: said once, on the rank's step span."""
-    counts = np.concatenate([np.full(len(out.rows), out.left_out) for out in parts])
+    counts = np.repeat([out.left_out for out in parts], [len(out.rows) for out in parts])
     said: Column = np.where(batch.is_kind(semconv.STEP), counts, 0)
     return said

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from otel_dltrace.model.spans import Column, empty_rows
-from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, COUNTER, RECORD, SPAN
+from otel_dltrace.model.spans import SPAN_DTYPE, Column
+from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, RECORD, SPAN
 
 RECORD_DTYPE = np.dtype(
     [
@@ -28,7 +28,6 @@ RECORD_DTYPE = np.dtype(
         ("commit", "<u4"),
     ]
 )
-_SAME = ("span_no", "step", "descriptor", "flags", "start", "end", "size", "parent_no", "seq", "a", "b", "partition")
 
 
 @dataclass(frozen=True)
@@ -46,19 +45,18 @@ class Decoded:
 
     spans: Column
     begun: Column
-    counters: Column
     errors: list[ErrorAmend]
 
 
-def decode(records: bytes) -> Decoded:
-    """Return the records, one after the other, by kind; those of an unknown kind (a newer writer's) are left out."""
-    table = np.frombuffer(records, RECORD_DTYPE)
-    kind = table["kind"]
+def decode(records: Column) -> Decoded:
+    """Return *records* by kind; those of an unknown kind (a newer writer's) are left out."""
+    kind = records["kind"]
+    rows = _rows(records)
+    amends = records.compress(kind == AMEND)
     return Decoded(
-        _rows(table[kind == SPAN]),
-        _rows(table[kind == BEGIN]),
-        _rows(table[kind == COUNTER]),
-        [_error(record) for record in table[kind == AMEND] if _amend_type(record) == AMEND_ERROR],
+        rows.compress(kind == SPAN),
+        rows.compress(kind == BEGIN),
+        [_error(record.tobytes()) for record in amends if _amend_type(record) == AMEND_ERROR],
     )
 
 
@@ -66,16 +64,17 @@ def _amend_type(record: Any) -> int:
     return int(record.tobytes()[RECORD - 8])
 
 
-def _error(record: Any) -> ErrorAmend:
-    payload = record.tobytes()[16:56]
+def _error(record: bytes) -> ErrorAmend:
+    payload = record[16:56]
     message = payload[4:].rstrip(b"\0").decode("utf-8", "ignore")
-    return ErrorAmend(int(record["span_no"]), int.from_bytes(payload[:4], "little"), message)
+    return ErrorAmend(int.from_bytes(record[:4], "little"), int.from_bytes(payload[:4], "little"), message)
 
 
-def _rows(table: Column) -> Column:
-    rows = empty_rows(len(table))
-    for name in _SAME:
-        rows[name] = table[name]
-    rows["level"] = table["level_source"] >> 4
-    rows["source"] = table["level_source"] & 15
+def _rows(records: Column) -> Column:
+    """Return *records* as rows: their 64 bytes are a row's first (`SPAN_DTYPE`)."""
+    whole = np.zeros((len(records), SPAN_DTYPE.itemsize), np.uint8)
+    whole[:, :RECORD] = records.view(np.uint8).reshape(-1, RECORD)
+    rows = whole.view(SPAN_DTYPE)[:, 0]
+    rows["level"], rows["source"] = records["level_source"] >> 4, records["level_source"] & 15
+    rows["error"] = 0
     return rows

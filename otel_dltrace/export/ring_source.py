@@ -4,38 +4,29 @@ import mmap
 import os
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from otel_dltrace.export.records import ErrorAmend, decode
+from otel_dltrace.export.records import RECORD_DTYPE, ErrorAmend, decode
+from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import Bind, h64
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import Column, Process, stack_rows
+from otel_dltrace.model.spans import Column, Descriptors, Process, distinct, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring import RingReader, Taken, writer_is_alive
+from otel_dltrace.record.ring import writer_is_alive
 
 MAX_OPEN = 10_000
 """Open spans, and errors without their span, that are held: where the ring was lapped their ends never come."""
+REMEMBERED_STEPS = 64
+"""A stage that comes when its step has gone is late; so many steps later, it is what came first."""
+NAMES_AT_ONCE = 1 << 24
 MAX_ERRORS = 4096
 """Different errors that are told apart; of further ones only the type is kept."""
-
-
-@dataclass
-class Unfinished:
-    """What was read but may still change: open spans, and stages of steps that are not over (with the step itself)."""
-
-    begun: dict[int, Any] = field(default_factory=dict)
-    stages: dict[int, Any] = field(default_factory=dict)
-
-    def rows(self) -> Column:
-        """Return the open spans and then the stages as one array."""
-        return stack_rows([*self.begun.values(), *self.stages.values()])
 
 
 class RingSource:
@@ -55,17 +46,16 @@ class RingSource:
     def __init__(
         self,
         path: Path,
-        taken: dict[int, Taken] | None = None,
+        taken: Column | None = None,
         unfinished: Column | None = None,
         buffer: mmap.mmap | None = None,
     ) -> None:
         self.path = path
         self.names = Names()
         self.ended = False
-        self.recorded = 0
         self.late = 0
         self._last = 0
-        self.fd = -1
+        self.fd = self._names_fd = -1
         self._map: mmap.mmap | None = None
         if buffer is None:
             try:
@@ -74,12 +64,16 @@ class RingSource:
             except (OSError, ValueError) as error:
                 raise RingError(f"{path} cannot be read: {error}") from None
         self.reader = RingReader(buffer, taken)
-        self._read_names()
-        self.held = Unfinished()
-        self._finished = np.zeros(0, np.uint32)
-        self._closing: set[int] = set()
-        self._closed_steps: set[int] = set()
-        self._kinds = (-1, np.zeros(0))
+        self._table = Descriptors(())
+        self._table_at = -1
+        self.read_names()
+        self.waiting = 0
+        self._records: list[Any] = []  # arrays, which are buffers
+        self._is_over = False
+        self._begun, self._stages = empty_rows(), empty_rows()
+        self._ended_before = np.zeros(0, np.uint32)
+        self._closing = np.zeros(0, np.uint32)
+        self._closed = np.zeros(0, np.uint32)
         self._error_numbers: dict[tuple[str, str], int] = {}
         self._pending_errors: dict[int, ErrorAmend] = {}
         self.errors: list[tuple[str, str]] = [("", "")]
@@ -91,73 +85,93 @@ class RingSource:
         """The process's nonce as the number that its span ids are made of."""
         return int.from_bytes(self.reader.header.nonce, "little")
 
-    def poll(self, alive: bool | None = None) -> Column:
+    @property
+    def descriptors(self) -> Descriptors:
+        """The names read so far; the table is made anew only when there are new ones, of which there may be 64k."""
+        if self._table_at != self.names.position:
+            self._table_at, self._table = self.names.position, Descriptors.of(self.names.descriptors)
+        return self._table
+
+    def scan(self, alive: bool | None = None) -> int:
+        """Copy what is new out of the ring, for `take`; return how many records came.
+
+        *alive* tells whether the writer is, where the caller knows better than the ring's lock.
+        """
+        self._is_over = not (writer_is_alive(self.fd) if alive is None else alive)
+        records = self.reader.read(self._is_over)
+        if len(records):
+            self._records.append(records)
+            self.waiting += len(records)
+        return len(records)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last scan saw all that the writer, who is gone, has left."""
+        return self._is_over
+
+    def take(self) -> Column:
         """Return the rows finished since the last call, without ids.
 
         Once the writer is gone everything comes: what was open is closed as truncated, where its
-        last record was. *alive* tells it, where the caller knows better than the ring's lock.
+        last record was.
         """
-        final = not (writer_is_alive(self.fd) if alive is None else alive)
-        decoded = decode(self.reader.read(final))
-        self._read_names()  # after the scan: a descriptor is in the file before it is used
-        self.recorded += len(decoded.spans)
+        self.read_names()  # after the scan: a descriptor is in the file before it is used
+        is_last = self._is_over and not self.ended
+        if not (self._records or len(self._closing) or is_last):
+            return empty_rows()
+        decoded = decode(np.frombuffer(b"".join(self._records), RECORD_DTYPE))
+        self._records, self.waiting = [], 0
         for times in (decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
         self._pending_errors.update((error.span_no, error) for error in decoded.errors)
         self.late += _keep_newest(self._pending_errors, MAX_OPEN)
-        self._hold_begun(decoded.begun, decoded.spans["span_no"])
-        finished = self._finish(decoded.spans)
-        if final and not self.ended:
+        is_own = decoded.spans["level"] == Level.STEP
+        self._hold_begun(decoded.begun, decoded.spans)
+        final = self._release(decoded.spans.compress(is_own))
+        rows = stack_rows([decoded.spans.compress(~is_own), final])
+        if is_last:
             self.ended = True
-            finished = stack_rows([finished, self._truncate()])
-        return finished
+            rows = stack_rows([rows, self._truncate()])
+        self._apply_errors(rows)
+        return rows
 
-    def _hold_begun(self, begun: Column, finished: Column) -> None:
+    def _hold_begun(self, begun: Column, spans: Column) -> None:
         """Hold the spans that are still open.
 
         A scan reads chunk after chunk, so a BEGIN in one may come a scan later than its SPAN in the next.
         """
-        over, self._finished = np.concatenate([self._finished, finished]), finished
-        for row in begun[~np.isin(begun["span_no"], over)] if len(begun) else ():
-            self.held.begun[int(row["span_no"])] = row
-        _keep_newest(self.held.begun, MAX_OPEN)
+        ended = spans["span_no"].compress(spans["level"] <= Level.COLLECTIVE)  # phases have no BEGIN
+        over, self._ended_before = np.concatenate([self._ended_before, ended]), ended
+        open_now = stack_rows([self._begun, begun])
+        self._begun = open_now.compress(~is_among(open_now["span_no"], over))
+        if len(self._begun) > MAX_OPEN:
+            self._begun = self._begun[-MAX_OPEN // 2 :]
 
-    def _finish(self, spans: Column) -> Column:
-        """Return the spans that are final; a step and its stages wait one scan longer than the step's end.
+    def _release(self, rows: Column) -> Column:
+        """Take in *rows*, steps and stages; return those that are final.
 
-        For the same reason: a stage that ended just before its step may come a scan later.
+        They are so one call after their step's end: a stage that ended just before it may come a scan later.
         """
-        closed, self._closing = self._closing, set()
-        if not len(spans) and not closed:
-            return spans
-        kind = self._kind_of(spans)
-        is_stage, is_step = kind == semconv.STAGE, kind == semconv.STEP
-        for number in spans["span_no"][(spans["level"] <= Level.COLLECTIVE) & ~is_stage].tolist():
-            self.held.begun.pop(number, None)
-        released = []
-        for row in spans[is_stage | is_step]:
-            if int(row["step"]) in self._closed_steps:
-                self.late += 1
-            else:
-                self.held.stages[int(row["span_no"])] = row
-        self._closing.update(spans["step"][is_step].tolist())
-        if closed:
-            last = max(closed)
-            self._closed_steps = {s for s in self._closed_steps | closed if s > last - 64}
-            released = [row for row in self.held.stages.values() if int(row["step"]) <= last]
-            for row in released:
-                del self.held.stages[int(row["span_no"])]
-        rows = stack_rows([spans[~is_stage & ~is_step], *released])
-        self._apply_errors(rows)
-        return rows
+        closed, self._closing = self._closing, self._steps_of(rows)
+        is_late = is_among(rows["step"], self._closed)
+        self.late += int(is_late.sum())
+        self._stages = newest(stack_rows([self._stages, rows.compress(~is_late)]))
+        if not len(closed):
+            return empty_rows()
+        last = closed.max()
+        known = np.concatenate([self._closed, closed])
+        self._closed = known[known > int(last) - REMEMBERED_STEPS]
+        is_final = self._stages["step"] <= last
+        final, self._stages = self._stages.compress(is_final), self._stages.compress(~is_final)
+        return final
 
-    def _kind_of(self, rows: Column) -> Column:
-        """Return each row's kind; the table is made anew only when there are new names, of which there may be 64k."""
-        if self._kinds[0] != self.names.position:
-            self._kinds = (self.names.position, np.array([d.kind for d in self.names.descriptors]))
-        kinds = self._kinds[1]
-        found: Column = kinds[np.minimum(rows["descriptor"], len(kinds) - 1)]
-        return found
+    def _steps_of(self, rows: Column) -> Column:
+        """Return which steps ended, of *rows* that are steps and stages."""
+        return rows["step"].compress(self.descriptors.is_kind(rows, semconv.STEP))
+
+    def unfinished(self) -> Column:
+        """Return what was read but may still change: open spans, and stages of steps that are not over."""
+        return stack_rows([self._begun, self._stages])
 
     def _apply_errors(self, rows: Column) -> None:
         if not self._pending_errors:
@@ -184,29 +198,30 @@ class RingSource:
 
     def _truncate(self) -> Column:
         """Return what is still open, closed where the process's last record was."""
-        stages = stack_rows(list(self.held.stages.values()))
-        begun = stack_rows(list(self.held.begun.values()))
+        begun = newest(self._begun)
         begun["end"] = np.maximum(begun["start"], self._last)
         begun["flags"] |= np.uint16(Flag.TRUNCATED)
-        self._apply_errors(stages)
-        self._apply_errors(begun)
-        self.held = Unfinished()
-        return stack_rows([stages, begun])
+        rows = stack_rows([self._stages, begun])
+        self._begun, self._stages = empty_rows(), empty_rows()
+        return rows
 
     def _hold_again(self, rows: Column) -> None:
-        for row in rows:
-            where = self.held.begun if row["end"] == 0 else self.held.stages
-            where[int(row["span_no"])] = row
-        finished = rows[rows["end"] > 0]
-        self._closing.update(finished["step"][self._kind_of(finished) == semconv.STEP].tolist())
+        is_open = rows["end"] == 0
+        self._begun, self._stages = rows.compress(is_open), rows.compress(~is_open)
+        self._closing = self._steps_of(self._stages)
 
-    def _read_names(self) -> None:
+    def read_names(self) -> None:
+        """Take in what is new in the names file."""
         try:
-            with self.path.with_suffix(".names").open("rb") as file:
-                file.seek(self.names.position)
-                self.names.read(file.read())
+            if self._names_fd < 0:
+                self._names_fd = os.open(self.path.with_suffix(".names"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            pass  # the ring gets its name first; the names follow at once
+            return  # the ring gets its name first; the names follow at once
+        while data := os.pread(self._names_fd, NAMES_AT_ONCE, self.names.position):
+            before = self.names.position
+            self.names.read(data)
+            if self.names.position == before:
+                return  # half a record, of a writer that is at it
 
     @property
     def names_torn(self) -> bool:
@@ -242,6 +257,8 @@ class RingSource:
         if self._map is not None:
             self._map.close()
             os.close(self.fd)
+        if self._names_fd >= 0:
+            os.close(self._names_fd)
         if unlink:
             for left in self.path.parent.glob(f".{self.path.stem}.cursor.*"):  # by a drain killed as it wrote
                 left.unlink(missing_ok=True)
@@ -257,3 +274,22 @@ def _keep_newest(table: dict[int, Any], most: int) -> int:
     for key in oldest:
         del table[key]
     return len(oldest)
+
+
+def is_among(values: Column, known: Column) -> Column:
+    """Return a mask of the *values* that are in *known*; for small arrays, where `numpy.isin` is slow."""
+    if not len(known):
+        return np.zeros(len(values), bool)
+    ordered = np.sort(known)
+    mask: Column = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return mask
+
+
+def newest(rows: Column) -> Column:
+    """Return of each span in *rows* the last row: a stage is written again with every piece of it."""
+    numbers, which = distinct(rows["span_no"])
+    if len(numbers) == len(rows):
+        return rows
+    last = np.zeros(len(numbers), np.intp)
+    last[which] = np.arange(len(rows))  # of several with one number the last assignment stays
+    return rows.take(np.sort(last))

@@ -28,7 +28,7 @@ class Unbound:
             self._writer = RunWriter(self.root, host_folder_name(process.host, process.boot_id))
             self._writer.open()
             self._writer.know(process)
-        self._writer.append(self._source.nonce, rows, self._source.names.descriptors, self._source.errors)
+        self._writer.append(self._source.nonce, rows, self._source.descriptors, self._source.errors)
 
     def take_back(self) -> Column:
         """Return what an earlier drain or this one wrote there, each span once."""
@@ -43,7 +43,7 @@ class Unbound:
             parts.append(batch.rows)
         rows = stack_rows(parts)
         _, first = np.unique(rows["span_no"], return_index=True)
-        return rows[np.sort(first)]
+        return rows.take(np.sort(first))
 
     def remove(self) -> None:
         """Remove the directory: its spans are in the run's own now."""

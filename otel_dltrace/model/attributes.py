@@ -3,8 +3,7 @@
 Every exporter asks here, so that OTLP, Chrome and the SDK bridge say the same of a span.
 """
 
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -13,10 +12,10 @@ from otel_dltrace.model import identity
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, Process, SpanBatch
+from otel_dltrace.model.resource import instance_id, job_attributes
+from otel_dltrace.model.spans import Column, Process, SpanBatch, distinct
 
 Value = str | int | bool
-_INSTANCE_NAMESPACE = uuid.UUID("4d63009a-8d0f-11ee-aad7-4c796ed8e320")  # semconv's, for derived ids
 
 
 def constant_attributes(descriptor: Descriptor, source: int, flags: int, error_type: str) -> dict[str, Value]:
@@ -60,7 +59,7 @@ def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tup
     size = rows["size"].view(np.int64) if rows.flags.c_contiguous else rows["size"].astype(np.int64)
     a, b, seq = (rows[name].astype(np.int64) for name in ("a", "b", "seq"))
     partition = rows["partition"].astype(np.int64)
-    key = batch.lookup(lambda d: d.key, np.int64)
+    key = batch.keys
     comm = collective | p2p
     columns = [
         (s.DL_STEP, rows["step"].astype(np.int64), rows["step"] != NO_STEP),
@@ -75,7 +74,7 @@ def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tup
         (s.DL_COMM_PEER_RANK, a, p2p & (a >= 0)),
         (s.DL_COMM_TAG, b, p2p),
         (s.DL_QUEUE_WAIT, a, (collective | phase) & (a > 0)),
-        (s.DL_KEY, key << 16 | partition, phase & (key >= 0)),
+        (s.DL_KEY, key << 16 | partition, (collective | phase) & (key >= 0)),
         (s.DL_PARTITION, partition, rows["level"] == s.Level.PARTITION),
     ]
     if left_out is not None:
@@ -90,18 +89,33 @@ def collective_ids(batch: SpanBatch) -> Column:
     if bind is None:
         return out
     known = np.flatnonzero(batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["seq"] > 0))
-    known = known[np.argsort(batch["descriptor"][known], kind="stable")]
-    numbers = batch["descriptor"][known]
-    for some in np.split(known, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1) if len(known) else ():
-        d, seqs = batch.descriptor_of(int(some[0])), batch["seq"][some].tolist()
+    for d, some in _by_series(batch, known):
+        seqs = batch["seq"][some].tolist()
         if d.kind == s.P2P:
             ends = zip(batch["a"][some].tolist(), batch["b"][some].tolist(), seqs, strict=True)
             out[some] = [_p2p_id(bind, d, peer, tag, nth) for peer, tag, nth in ends]
         else:
-            # torch counts per group, so the name says nothing; elsewhere the tensor's own count does.
-            name = "" if d.backend in s.TORCH_BACKENDS else d.tensor
-            out[some] = identity.collective_ids(bind, s.COLLECTIVE, d.group, name, seqs)
+            out[some] = identity.collective_ids(bind, s.COLLECTIVE, d.group, _series_name(d), seqs)
     return out
+
+
+def _by_series(batch: SpanBatch, rows: Column) -> Iterator[tuple[Descriptor, Column]]:
+    """Yield the *rows*, operations, that are numbered together, with one of their descriptors."""
+    numbers, which = distinct(batch["descriptor"][rows])
+    series: dict[tuple[str, str, str], list[int]] = {}
+    for i, number in enumerate(numbers.tolist()):
+        d = batch.descriptors[number]
+        series.setdefault((d.kind, d.group, _series_name(d)), []).append(i)
+    for members in series.values():
+        some = rows if len(series) == 1 else rows[np.isin(which, members)]
+        yield batch.descriptors[numbers[members[0]]], some
+
+
+def _series_name(d: Descriptor) -> str:
+    if d.kind == s.P2P:
+        return d.name
+    # torch counts per group, so the name says nothing; elsewhere the tensor's own count does.
+    return "" if d.backend in s.TORCH_BACKENDS else d.tensor
 
 
 def _p2p_id(bind: Bind, d: Descriptor, peer: int, tag: int, nth: int) -> int:
@@ -116,19 +130,7 @@ def resource_attributes(process: Process) -> Mapping[str, Value]:
     out: dict[str, Value] = {s.SERVICE_NAME: "otel_dltrace"}
     bind = process.bind
     if bind is not None:
-        out |= {
-            s.SERVICE_NAME: bind.job_name,
-            s.DL_JOB_ID: bind.job,
-            s.DL_JOB_NAME: bind.job_name,
-            s.DL_JOB_GENERATION: bind.generation_number,
-            s.DL_JOB_ATTEMPT: bind.attempt,
-            s.DL_WORLD: bind.world,
-            s.DL_ROLE: bind.role,
-            s.DL_RANK: bind.rank,
-            s.DL_LOCAL_RANK: bind.local_rank,
-            s.DL_NODE_RANK: bind.node_rank,
-            s.DL_WORLD_SIZE: bind.world_size,
-        }
+        out |= job_attributes(bind)
     out |= {
         s.HOST_NAME: process.host,
         s.HOST_ID: process.boot_id or process.host,
@@ -137,7 +139,7 @@ def resource_attributes(process: Process) -> Mapping[str, Value]:
     }
     out |= dict(process.resource)
     # Last, since operators set one instance id for all ranks of a container.
-    out[s.SERVICE_INSTANCE_ID] = str(uuid.uuid5(_INSTANCE_NAMESPACE, f"{process.nonce:016x}"))
+    out[s.SERVICE_INSTANCE_ID] = instance_id(process.nonce)
     return out
 
 

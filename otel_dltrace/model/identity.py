@@ -2,13 +2,15 @@
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PREFIX = b"otel_dltrace.1"
 _LENGTHS = tuple(n.to_bytes(4, "little") for n in range(32))  # of a 64-bit integer in decimal, and to spare
+_REMEMBERED = 4096  # of a group's collectives
 _HEAD = struct.Struct(">Q24x")  # the first 8 of a digest's 32 bytes
 NO_STEP = 0xFFFF_FFFF
 """The step of a record made before the first step, or in a program without steps."""
@@ -28,6 +30,7 @@ def digest(tag: str, *fields: str | int) -> bytes:
     return hashlib.sha256(_PREFIX + _spell(tag, *fields)).digest()
 
 
+@lru_cache(maxsize=4096, typed=True)  # the drain asks for each of its ranks
 def h64(tag: str, *fields: str | int) -> int:
     """Return 64 bits of the digest, never 0."""
     return int.from_bytes(digest(tag, *fields)[:8], "big") or 1
@@ -45,6 +48,7 @@ def h64_each(tag: str, *fields: str | int, last: Iterable[int]) -> list[int]:
     return [head or 1 for (head,) in _HEAD.iter_unpack(b"".join(digests))]
 
 
+@lru_cache(maxsize=4096, typed=True)
 def h128(tag: str, *fields: str | int) -> int:
     """Return 128 bits of the digest; the top bit is set, as Tempo prints ids without leading zeros."""
     return int.from_bytes(digest(tag, *fields)[:16], "big") | 1 << 127
@@ -117,14 +121,31 @@ def rank_step_id(bind: Bind, step: int) -> int:
     return h64("rank", bind.job, bind.generation, bind.world, bind.role, bind.rank, step)
 
 
+def rank_step_ids(bind: Bind, steps: Iterable[int]) -> list[int]:
+    """Return the ids of this rank's step spans in each of *steps*."""
+    return h64_each("rank", bind.job, bind.generation, bind.world, bind.role, bind.rank, last=steps)
+
+
 def collective_id(bind: Bind, kind: str, group: str, name: str, seq: int) -> int:
     """Return the id that names one collective on every rank of its group."""
     return collective_ids(bind, kind, group, name, (seq,))[0]
 
 
-def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Iterable[int]) -> list[int]:
-    """Return the ids of many collectives of one group."""
-    return h64_each("coll", bind.job, bind.generation, bind.world, kind, group, name, last=seqs)
+def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Sequence[int]) -> list[int]:
+    """Return the ids of many collectives of one group; the ranks of a host ask for the same, so they are remembered."""
+    series = ("coll", bind.job, bind.generation, bind.world, kind, group, name)
+    known = _known_ids(*series)
+    if len(known) > _REMEMBERED:
+        known.clear()
+    missing = [seq for seq in seqs if seq not in known]
+    if missing:
+        known.update(zip(missing, h64_each(*series, last=missing), strict=True))
+    return [known[seq] for seq in seqs]
+
+
+@lru_cache(maxsize=64)
+def _known_ids(*series: str) -> dict[int, int]:  # noqa: ARG001  -- the cache's key
+    return {}
 
 
 def p2p_id(bind: Bind, group: str, source: int, destination: int, tag: int, nth: int) -> int:

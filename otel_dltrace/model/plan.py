@@ -1,6 +1,7 @@
 """What is recorded, what goes out in full, and how many spans a trace may hold (contract 5 and 8)."""
 
 import re
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
@@ -82,14 +83,18 @@ class SlowSteps:
     """Tells a step that took more than 1.5 times the median of the rank's last 50."""
 
     def __init__(self) -> None:
-        self._last: deque[int] = deque(maxlen=SLOW_WINDOW)
+        self._last: deque[int] = deque()
+        self._sorted: list[int] = []
 
     def is_slow(self, duration: int) -> bool:
         """Return whether *duration* (ns) is slow against the steps before it, and remember it."""
-        last, number = sorted(self._last), len(self._last)
+        last, number = self._sorted, len(self._sorted)
         # `statistics` would cost every training process 3 ms of its start.
         slow = number >= 3 and duration > SLOW * (last[(number - 1) // 2] + last[number // 2]) / 2
+        if number == SLOW_WINDOW:
+            del last[bisect_left(last, self._last.popleft())]
         self._last.append(duration)
+        insort(last, duration)
         return slow
 
 
@@ -102,6 +107,9 @@ class Share:
     limit: int
 
 
+_ALL = Share(0, True, 1 << 62)
+
+
 def share_of(rank: int, world_size: int, servers: int, budget: int, step: int) -> Share:
     """Return *rank*'s share of the budget of spans per trace in *step*.
 
@@ -109,7 +117,7 @@ def share_of(rank: int, world_size: int, servers: int, budget: int, step: int) -
     A budget of 0 means none: everything goes out.
     """
     if budget <= 0:
-        return Share(0, True, 1 << 62)
+        return _ALL
     members = max(1, world_size + servers)
     shards = -(-members * STEP_SHARE * 10 // (8 * budget))
     shard = rank * shards // members
