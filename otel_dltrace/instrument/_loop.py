@@ -1,10 +1,14 @@
 """When a training step begins and what its stages are (contract 4); knows no framework."""
 
-import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from threading import get_ident, main_thread
 
 from otel_dltrace.record.steps import Steps, Tracer
+
+AHEAD = 8
+"""Batches that may be fetched before the first of them is trained on; more is a pass over the data."""
+MAX_USES = 1000
 
 
 def _nobody() -> None:
@@ -15,58 +19,136 @@ class Loop:
     """Turns what a training loop is seen to do into steps and stages.
 
     A step lasts one optimizer cycle. After an optimizer has stepped, the next batch begins a step;
-    where no batches are fetched, the next forward of a root module does. Two optimizers in turn on
-    one batch are one step. An evaluation between two steps is the beginning of the second, and one
-    after the last step adds none. Where the program marks its steps, nothing here begins one.
-    All times are monotonic ns.
+    where no batches are fetched, the next forward of a root module does, and where no forward is
+    seen either, the next backward. Two optimizers in turn on one batch are one step. An evaluation
+    between two steps is the beginning of the second, and one after the last step adds none. Where
+    the program marks its steps, nothing here begins one. All times are monotonic ns.
+
+    What a batch is for shows only when it is used: batches from a source that is not known yet are
+    held back until then, and a source is taken to be used as it was the time before.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
-        self.in_backward = False
         self._cycle_done = True
+        self._cycle_end = 0
+        self._forward_seen = False
         self._batches: Callable[[], object] = _nobody
-        """The iterator that gave the last batch, while it lives and has more."""
-        self._evaluating = 0
-        """When an evaluation between two steps began; 0: there is none."""
+        """The iterator that gave the last batch to train on, while it lives and has more."""
         self._fetched = 0
         """When the batch was there, until a forward takes it."""
+        self._evaluating = 0
+        """When an evaluation between two steps began; 0: there is none."""
+        self._uses: dict[Hashable, bool] = {}
+        """Whether the batches of a source were trained on, the last time."""
+        self._source: Hashable = None
+        """The source of the last batch, until that has been trained on."""
+        self._last: Callable[[], object] = _nobody
+        self._evaluated = False
+        """Whether the last batch had a forward without gradients and no training since."""
+        self._ahead: list[tuple[Hashable, int, int, int]] = []
         self._optimizer = 0
         self._optimizing = 0
-        self._home = threading.main_thread().ident
+        """When the optimizer began."""
+        self._updating = 0
+        """When the optimizer began, or went on after its closure; 0 while that runs."""
+        self._closure_seen = False
+        self._home = main_thread().ident
 
-    def fetched(self, batches: object, start: int, end: int, size: int = 0, *, training: bool = True) -> None:
-        """Know that *batches*, an iterator, gave a batch of *size* samples."""
+    def fetched(
+        self, batches: object, start: int, end: int, size: int = 0, source: Hashable = 0, *, training: bool = True
+    ) -> None:
+        """Know that *batches*, an iterator, gave a batch of *size* samples.
+
+        Args:
+            batches: The iterator.
+            start: When it was asked.
+            end: When the batch was there.
+            size: The number of samples, 0 if that is not known.
+            source: What is the same for all batches that are used alike.
+            training: False where nothing can be learned now, as gradients are off.
+        """
         if not training:
             self._evaluate(start, end)
-            return
-        if threading.get_ident() != self._home:
+        elif get_ident() != self._home:
             # A prefetching thread is ahead by a number of batches that no other rank shares.
             self._stage("dataloader_next", start, end)
-            return
+        else:
+            self._judge(batches, start, end, size, source)
+
+    def _judge(self, batches: object, start: int, end: int, size: int, source: Hashable) -> None:
+        if self._evaluated:
+            self._settle(training=False)
+        use = self._uses.get(source)
+        if self._ahead and use is not None:
+            self._settle(training=use)
+        self._last, self._source = weakref.ref(batches), source
+        if use is False:
+            self._evaluate(start, end)
+        elif use or not self._cycle_done or self.steps.marked or not self.steps.upcoming:
+            self._take(start, end, size)
+        else:
+            self._ahead.append((source, start, end, size))
+            if len(self._ahead) > AHEAD:
+                self._settle(training=False)
+
+    def _take(self, start: int, end: int, size: int) -> None:
         if self._cycle_done:
             self._begin(start)
-        self._batches = weakref.ref(batches)
+        self._batches = self._last
         self._optimizer, self._fetched = 0, end
         self._stage("dataloader_next", start, end)
         if size:
             self.steps.batch_size = size
 
+    def _settle(self, *, training: bool) -> None:
+        """Know what the batches of late are for."""
+        wrong = training and self._uses.get(self._source) is False
+        if self._source is not None:
+            self._uses[self._source] = training
+        if training:
+            self._source = None
+        self._evaluated = False
+        if wrong and self._cycle_done:
+            self._begin(self._evaluating)
+            self._batches = self._last
+        ahead, self._ahead = self._ahead, []
+        for source, start, end, size in ahead:
+            self._uses[source] = training
+            if training:
+                self._take(start, end, size)
+            else:
+                self._evaluate(start, end)
+        if len(self._uses) > MAX_USES:
+            self._uses.clear()
+
     def exhausted(self, batches: object) -> None:
         """Know that *batches* has no more: loops that prefetch train on the last one after this."""
         if self._batches() is batches:
             self._batches = _nobody
+        if self._last() is batches and (self._evaluated or len(self._ahead) > 1):
+            self._settle(training=False)
+        if self._last() is batches:
+            self._last = _nobody
 
     def forward_begins(self, start: int, *, training: bool = True) -> None:
         """Know that the forward of a root module begins."""
+        if training:
+            self._home = get_ident()
+            self._forward_seen = True
+            if self._source is not None:
+                self._settle(training=True)
+        elif self._source is not None:
+            self._evaluated = True
         if self._fetched:
             self._stage("prepare_batch", self._fetched, start)
             self._fetched = 0
         if training:
-            self._home = threading.get_ident()
             if self._cycle_done and self._batches() is None:
                 self._begin(self._optimizing or start)
             self._evaluating = 0  # it was an evaluation in the middle of a step
+            if self._optimizer:
+                self._closure_begins(start)
 
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
@@ -75,26 +157,46 @@ class Loop:
         else:
             self._evaluate(start, end)
 
+    def backward_begins(self, start: int) -> None:
+        """Know that a backward begins."""
+        if self._source is not None:
+            self._settle(training=True)
+        self._fetched = 0
+        if self._cycle_done and not self._forward_seen and self._batches() is None:
+            self._begin(self._cycle_end or self._optimizing or start)
+
     def backward_ended(self, start: int, end: int) -> None:
         """Know that a backward, begun at *start*, is over."""
         self._evaluating = 0
         self._stage("backward", start, end)
+        if self._optimizer:
+            self._updating, self._closure_seen = end, True
+
+    def _closure_begins(self, start: int) -> None:
+        """Leave out of the optimizer's time what its closure does, and what comes before the first."""
+        if self._updating and self._closure_seen:
+            self._stage("optimizer", self._updating, start)
+        self._updating, self._closure_seen = 0, True
 
     def optimizer_begins(self, optimizer: object, start: int) -> None:
         """Know that *optimizer* (or the scaler that holds one) begins to step."""
-        if self._optimizer in (0, id(optimizer)):
-            self._optimizer, self._optimizing = id(optimizer), start
+        if self._source is not None:
+            self._settle(training=True)
+        # One that another holds steps inside it; but one after a forward or backward does not: the other had failed.
+        if self._optimizer in (0, id(optimizer)) or self._closure_seen:
+            self._optimizer, self._closure_seen = id(optimizer), False
+            self._optimizing = self._updating = start
 
     def optimizer_ended(self, optimizer: object, end: int, *, failed: bool = False) -> None:
         """Know that *optimizer* has stepped; inside the step of another one (a scaler) it says nothing."""
         if self._optimizer != id(optimizer):
             return
-        start, self._optimizer, self._optimizing = self._optimizing, 0, 0
+        start, self._optimizer, self._optimizing = self._updating or end, 0, 0
         if failed:
             return
         self._evaluating = 0
         self._stage("optimizer", start, end)
-        self._cycle_done = True
+        self._cycle_done, self._cycle_end = True, end
 
     def scheduler_ended(self, start: int, end: int) -> None:
         """Know that a learning-rate scheduler has stepped."""
@@ -110,7 +212,7 @@ class Loop:
 
     def _evaluate(self, start: int, end: int) -> None:
         if self._cycle_done and not self._evaluating and not self.steps.marked:
-            self._evaluating = start
+            self._evaluating = self._ahead[0][1] if self._ahead else start
         self._stage("evaluate", start, end)
 
     def _stage(self, name: str, start: int, end: int) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Undo
-from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.steps import live
 
 Span = tuple[int, bool]
@@ -18,18 +18,65 @@ MAX_TRIES = 2
 
 
 class _Hook:
-    """A hook that a saved or copied model leaves behind: its copy is a function of Python that does nothing."""
+    """A hook that a saved or copied model leaves behind: its copy is a function of Python that does nothing.
 
-    __slots__ = ("_call",)
+    Hooks look first whether a graph is being compiled: inside one this is a constant, and all below
+    it is not traced. Each has its own `try` instead of `guarded`, whose frame costs more than it does.
+    """
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+    __slots__ = ("_compiling", "_roots")
 
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
+    def __init__(self, roots: "Roots", compiling: Callable[[], bool]) -> None:
+        self._roots, self._compiling = roots, compiling
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
+
+
+class _Search(_Hook):
+    """Looks for roots: called before every module's forward."""
+
+    __slots__ = ()
+
+    def __call__(self, module: Any, _args: Any) -> None:
+        if not self._compiling():
+            self._roots.meet(module)
+
+
+class _Before(_Hook):
+    """Is called before a root's forward."""
+
+    __slots__ = ()
+
+    def __call__(self, module: Any, _args: Any) -> None:
+        if self._compiling():
+            return
+        try:
+            self._roots.enter(module)
+        except Exception as broken:  # noqa: BLE001  -- see above
+            failed("forward", broken)
+
+
+class _After(_Hook):
+    """Is called after a root's forward, also after one that raised."""
+
+    __slots__ = ()
+
+    def __call__(self, module: Any, _args: Any, _result: Any) -> None:
+        if self._compiling():
+            return
+        try:
+            self._roots.leave(module)
+        except Exception as broken:  # noqa: BLE001  -- see above
+            failed("forward", broken)
+
+
+def _none_yet() -> None:
+    return None
+
+
+def _compiling() -> bool:
+    return bool(sys.modules["torch"].compiler.is_compiling())
 
 
 class Roots:
@@ -51,9 +98,9 @@ class Roots:
     def _forget(self) -> None:
         self._calls = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._held: set[int] = set()
         self._missing: set[int] = set()
         self._checked: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._latest: Callable[[], Any] = _none_yet
         self._running: Any = None
         self._span: Span | None = None
 
@@ -63,8 +110,17 @@ class Roots:
         self._look()
         return self._detach
 
+    @property
+    def training(self) -> bool:
+        """Whether the root that ran last is in training mode."""
+        root = self._latest()
+        if root is None and self._latest is not _none_yet:
+            self._latest = _none_yet  # it is gone: here comes another model
+            self._look()
+        return bool(getattr(root, "training", True))
+
     def forget_running(self) -> None:
-        """Know that no forward is running: one that raised has not said so."""
+        """Know that no forward is running: one that was interrupted has not said so."""
         self._running = self._span = None
 
     def meet_compiled(self, module: Any) -> None:
@@ -81,13 +137,13 @@ class Roots:
         compiled = module._compiled_call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if sys.modules["torch"].compiler.is_compiling():  # another graph takes it in
+            if _compiling():  # another graph takes it in
                 return compiled(*args, **kwargs)
             self._enter_compiled(module)
             try:
                 return compiled(*args, **kwargs)
             finally:
-                self._leave(module)
+                guarded(self.leave)(module)
 
         def restore() -> None:
             if module._compiled_call_impl is call:
@@ -101,11 +157,12 @@ class Roots:
         if live.tracer is not None and self._running is None:
             self._adopt(module, hooks=False)
             if module in self._known:
-                self._enter(module)
+                self.enter(module)
 
     def stepped(self, optimizer: Any) -> None:
         """Look again if *optimizer* steps parameters that no known root holds; give up after some tries."""
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        groups = optimizer.param_groups
+        count = len(groups[0]["params"]) if len(groups) == 1 else sum(len(group["params"]) for group in groups)
         known_count, tries = self._checked.get(optimizer, (0, 0))
         if known_count != count:
             tries = 0
@@ -118,41 +175,35 @@ class Roots:
             self._look()
             return
         self._checked[optimizer] = (count, 0)
-        self._held |= missing
         self._missing -= missing
-        if not self._missing:
+        if not self._missing and self._calls:  # else all modules run in graphs, which would be compiled again
             self._stop_looking()
 
     def _unheld(self, optimizer: Any) -> set[int]:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if stepped - self._held:
-            # Wrappers such as FSDP exchange a root's parameters.
-            self._held.update(id(parameter) for root in list(self._known) for parameter in root.parameters())
-        return stepped - self._held
+        # Asked each time: wrappers such as FSDP exchange a root's parameters, and ids come again.
+        return stepped - {id(parameter) for root in list(self._known) for parameter in root.parameters()}
 
     def _look(self) -> None:
         if self._search is None and self._module is not None:
             self._calls = 0
-            self._search = self._module.register_module_forward_pre_hook(_Hook(self._called))
+            self._search = self._module.register_module_forward_pre_hook(_Search(self, _compiling))
 
     def _stop_looking(self) -> None:
         if self._search is not None:
             self._search.remove()
             self._search = None
 
-    def _called(self, module: Any, _args: Any) -> None:
-        # Inside a graph that is being compiled this is a constant, and all below it is not traced.
-        if sys.modules["torch"].compiler.is_compiling():
-            return
-        self._meet(module)
-
     @guarded
-    def _meet(self, module: Any) -> None:
+    def meet(self, module: Any) -> None:
+        """Make *module*, whose forward begins, a root if it is what is looked for."""
+        if self._running is None and next(module.parameters(), None) is None:
+            return  # a loss, or what stands for a compiled graph
         self._calls += 1
         if self._calls > MAX_CALLS:
             self._stop_looking()
         elif self._running is None and live.tracer is not None and self._adopt(module):
-            self._enter(module)  # its own hook comes too late for this call
+            self.enter(module)  # its own hook comes too late for this call
 
     def _adopt(self, module: Any, *, hooks: bool = True) -> bool:
         """Make *module* a root if it holds what is looked for; return whether it has become one."""
@@ -162,32 +213,27 @@ class Roots:
         if not (parameters & self._missing if self._missing else parameters):
             return False  # a loss, a transform, a frozen teacher
         self._known.add(module)
-        self._held |= parameters
         self._missing -= parameters
         if not self._missing:
             self._stop_looking()
         if hooks:
-            before = module.register_forward_pre_hook(_Hook(self._entered))
-            after = module.register_forward_hook(_Hook(self._left))
+            compiling = sys.modules["torch"].compiler.is_compiling
+            before = module.register_forward_pre_hook(_Before(self, compiling))
+            after = module.register_forward_hook(_After(self, compiling), always_call=True)
             self._restores += [before.remove, after.remove]
         return True
 
-    def _entered(self, module: Any, _args: Any) -> None:
-        if not sys.modules["torch"].compiler.is_compiling():
-            self._enter(module)
-
-    @guarded
-    def _enter(self, module: Any) -> None:
+    def enter(self, module: Any) -> None:
+        """Know that the forward of *module*, a root, begins; one inside another's says nothing."""
         if self._running is None or self._running is module:
-            self._span = self._begins()
-            self._running = module if self._span is not None else None
+            self._span = span = self._begins()
+            if span is None:
+                self._running = None
+            else:
+                self._running, self._latest = module, weakref.ref(module)
 
-    def _left(self, module: Any, _args: Any, _result: Any) -> None:
-        if not sys.modules["torch"].compiler.is_compiling():
-            self._leave(module)
-
-    @guarded
-    def _leave(self, module: Any) -> None:
+    def leave(self, module: Any) -> None:
+        """Know that the forward of *module* is over."""
         if self._running is module:
             span, self._running, self._span = self._span, None, None
             if span is not None:

@@ -9,18 +9,14 @@ from typing import Any
 from otel_dltrace.instrument._loop import Loop, loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.instrument._torch_roots import Roots
-from otel_dltrace.record.guard import guarded
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.guard import failed
+from otel_dltrace.record.steps import live
 
 
 def _loop() -> Loop:
-    return loop_of(_tracer())
-
-
-def _tracer() -> Tracer:
     tracer = live.tracer
     assert tracer is not None
-    return tracer
+    return loop_of(tracer)
 
 
 # -- batches ----------------------------------------------------------------------------------------
@@ -32,9 +28,12 @@ def _fetch_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
 
 
 def _fetched(span: tuple[Any, int], batch: Any) -> None:
-    iterator, start = span
     end = monotonic_ns()
-    _loop().fetched(iterator, start, end, batch_size(batch), training=sys.modules["torch"].is_grad_enabled())
+    iterator, start = span
+    # A loader has one sampler for all its iterators; evaluation is often in another mode of the model.
+    source = (id(getattr(iterator, "_index_sampler", iterator)), roots.training)
+    training = sys.modules["torch"].is_grad_enabled()
+    _loop().fetched(iterator, start, end, batch_size(batch), source, training=training)
 
 
 def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
@@ -42,52 +41,69 @@ def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
         _loop().exhausted(span[0])
 
 
+def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
+    """Trace nothing in a process that loads batches: what its models compute is no step's forward."""
+    live.tracer = None
+
+
 def batch_size(batch: Any, depth: int = 3) -> int:
     """Return the first dimension of the first tensor in *batch*, 0 where there is none near its top."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if not depth or not isinstance(batch, (list, tuple)):
+    if not depth:
         return 0
-    sizes = (batch_size(part, depth - 1) for part in batch[:8])
-    return next((size for size in sizes if size), 0)
+    if isinstance(batch, (list, tuple)):
+        parts = batch[:8]
+    elif isinstance(batch, Mapping):
+        parts = list(batch.values())[:8]
+    else:
+        return 0
+    for part in parts:
+        size = batch_size(part, depth - 1)
+        if size:
+            return size
+    return 0
 
 
 # -- backward, schedulers, scalers -------------------------------------------------------------------
 
 
+def _in_backward() -> bool:
+    """Return whether the engine is running a graph in this thread; an interrupted one leaves no trace."""
+    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
+
+
 def _backward_begins(_args: Args, _kwargs: Kwargs) -> int | None:
-    loop = _loop()
-    if loop.in_backward:
+    if _in_backward():
         return None  # reentrant checkpointing runs one inside another
-    loop.in_backward = True
-    return monotonic_ns()
+    start = monotonic_ns()
+    _loop().backward_begins(start)
+    return start
 
 
 def _backward_ended(start: int, _result: object) -> None:
-    loop = _loop()
-    loop.in_backward = False
-    loop.backward_ended(start, monotonic_ns())
+    _loop().backward_ended(start, monotonic_ns())
 
 
 _scheduling: list[object] = []
 
 
 def _scheduler_begins(args: Args, _kwargs: Kwargs) -> int | None:
-    scheduler = args[0]
-    # A constructor takes the first step itself, having set the count to 0 just before; chained
-    # schedulers step one another.
-    if _scheduling or getattr(scheduler, "_step_count", 1) == 0:
-        return None
-    _scheduling.append(scheduler)
+    if _scheduling:
+        return None  # chained schedulers step one another
+    _scheduling.append(args[0])
     return monotonic_ns()
 
 
 def _scheduler_ended(start: int, _result: object) -> None:
     _scheduling.clear()
     _loop().scheduler_ended(start, monotonic_ns())
+
+
+def _scheduler_made(_span: int, _result: object) -> None:
+    """Leave out the first step, which a constructor takes itself."""
+    _scheduling.clear()
 
 
 def _scaler_begins(args: Args, _kwargs: Kwargs) -> object:
@@ -119,25 +135,47 @@ def _attach_to_optimizers(module: ModuleType) -> Undo:
     return detach
 
 
-@guarded
 def _optimizer_begins(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
+    if _compiling(optimizer):
+        return
     if live.tracer is not None:
-        roots.forget_running()
-        _loop().optimizer_begins(optimizer, monotonic_ns())
+        try:
+            roots.forget_running()
+            _loop().optimizer_begins(optimizer, monotonic_ns())
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed("optimizer", broken)
 
 
-@guarded
 def _optimizer_ended(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
+    if _compiling(optimizer):
+        return
     if live.tracer is not None:
-        _loop().optimizer_ended(optimizer, monotonic_ns())
-        roots.stepped(optimizer)
+        try:
+            _loop().optimizer_ended(optimizer, monotonic_ns())
+            roots.stepped(optimizer)
+        except Exception as broken:  # noqa: BLE001  -- see above
+            failed("optimizer", broken)
+
+
+def _compiling(optimizer: Any) -> bool:
+    """Return whether a graph is being compiled; one of torch's optimizers is kept out of it.
+
+    Inside a graph the hooks would be constants and its steps not seen. Torch's own optimizers
+    that know ``differentiable`` break the graph anyway: so nothing is lost that could be had.
+    """
+    torch = sys.modules["torch"]
+    if not torch.compiler.is_compiling():
+        return False
+    if type(optimizer).__module__.startswith("torch.optim.") and "differentiable" in optimizer.defaults:
+        torch._dynamo.graph_break()
+    return True
 
 
 # -- forward ----------------------------------------------------------------------------------------
 
 
 def _forward_begins() -> tuple[int, bool] | None:
-    if live.tracer is None or _loop().in_backward:
+    if live.tracer is None or _in_backward():
         return None  # in a backward it is a recomputation
     training = sys.modules["torch"].is_grad_enabled()
     start = monotonic_ns()
@@ -177,9 +215,11 @@ ROWS: tuple[Row, ...] = (
         finish=_fetched,
         fail=_fetch_failed,
     ),
+    Site("torch.utils.data._utils.worker", "_worker_loop", begin=_worker_begins),
     Attachment("torch.nn.modules.module", roots.attach),
     Site("torch.nn.modules.module", "Module.compile", begin=_compile_begins, finish=_compiled),
-    Site("torch._dynamo.eval_frame", "OptimizedModule.__call__", begin=_compiled_called),
+    # Before that it has none of its own, and does not mind global hooks.
+    Site("torch._dynamo.eval_frame", "OptimizedModule.__call__", begin=_compiled_called, since="2.8"),
     Site("torch.autograd", "backward", begin=_backward_begins, finish=_backward_ended, fail=_backward_ended),
     Attachment("torch.optim.optimizer", _attach_to_optimizers),
     Site(
@@ -198,5 +238,12 @@ ROWS: tuple[Row, ...] = (
             fail=_scheduler_ended,
         )
         for name in SCHEDULERS
+    ),
+    Site(
+        "torch.optim.lr_scheduler",
+        "LRScheduler._initial_step",
+        begin=_scheduler_begins,
+        finish=_scheduler_made,
+        fail=_scheduler_made,
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_dltrace.export.protobuf import (
+from otel_dltrace.export.otlp.protobuf import (
     BYTES,
     FIXED32,
     FIXED64,

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from urllib3.util import Timeout
 
 from otel_dltrace._version import __version__
-from otel_dltrace.export.otlp_settings import GRPC, OtlpSettings
+from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.model.errors import ConfigError
 
 _USER_AGENT = f"otel-dltrace/{__version__}"

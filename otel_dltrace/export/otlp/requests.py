@@ -7,9 +7,9 @@ from functools import lru_cache
 import numpy as np
 
 from otel_dltrace._version import __version__
-from otel_dltrace.export.otlp_merge import Merger
-from otel_dltrace.export.otlp_spans import compact, encode_spans
-from otel_dltrace.export.protobuf import BYTES, attributes, nested, tag, text, varint
+from otel_dltrace.export.otlp.merge import Merger
+from otel_dltrace.export.otlp.protobuf import BYTES, attributes, nested, tag, text, varint
+from otel_dltrace.export.otlp.spans import compact, encode_spans
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value, collective_ids
 from otel_dltrace.model.identity import NO_STEP, Bind, trace_id

@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, sleep
 
-from otel_dltrace.export.otlp_transport import Outcome, Transport, Verdict
-from otel_dltrace.export.spill import Spill, Spilled
+from otel_dltrace.export.otlp.spill import Spill, Spilled
+from otel_dltrace.export.otlp.transport import Outcome, Transport, Verdict
 from otel_dltrace.record.guard import guarded, say
 
 REFUSED = "refused by the collector"

@@ -1,0 +1,1 @@
+"""OTLP: batches to protobuf by columns, to JSON by rows, and the thread that delivers requests."""
