@@ -8,12 +8,13 @@ import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
 
-from benchmarks import bench_chrome, bench_memory, bench_record, bench_start, bench_training, bench_wire
+from benchmarks import bench_chrome, bench_import, bench_memory, bench_record, bench_start, bench_training, bench_wire
 
 BENCHMARKS = {
     "record": (bench_record.run, 200, 20),
     "wire": (bench_wire.run, 60, 10),
     "chrome": (bench_chrome.run, 40, 8),
+    "import": (bench_import.run, 20, 5),
     "training": (bench_training.run, 100, 6),
     "memory": (bench_memory.run, 5, 1),
     "start": (bench_start.run, 30, 4),

@@ -46,8 +46,8 @@ from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import outlet as outlet_module
 from otel_dltrace.export.drain import Drain, Serving
 from otel_dltrace.export.follower import Follower
-from otel_dltrace.export.otlp_settings import OtlpSettings
-from otel_dltrace.export.otlp_transport import Outcome, Verdict
+from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.transport import Outcome, Verdict
 from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.export.rundir import RunWriter
 

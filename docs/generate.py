@@ -27,7 +27,7 @@ MEANING = {
     semconv.DL_LOCAL_RANK: "",
     semconv.DL_NODE_RANK: "",
     semconv.DL_WORLD_SIZE: "",
-    semconv.DL_LAUNCHER_TRACE_ID: "the trace of the span that `TRACEPARENT` in the environment names: what launched the job",
+    semconv.DL_LAUNCHER_TRACE_ID: "the trace of what launched the job, as `TRACEPARENT` in its environment says",
     semconv.DL_LAUNCHER_SPAN_ID: "that span",
     semconv.DL_ROLE: "worker, server or scheduler",
     semconv.DL_STEP: "the step's ordinal, from 0, never reset",
@@ -136,7 +136,7 @@ def _size(call: _torch_calls.Call) -> str:
         return "all tensors it sends"
     if not call.tensors:
         return ""
-    return f"`{call.tensors}`" + (" × ranks" if call.each else "")
+    return f"`{call.tensors}`" + (" x ranks" if call.each else "")
 
 
 def main() -> None:

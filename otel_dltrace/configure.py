@@ -52,7 +52,7 @@ def start(config: Config | None = None) -> None:
         return
     config = config or Config.from_env()
     if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
-        from otel_dltrace.export.otlp_settings import OtlpSettings
+        from otel_dltrace.export.otlp.settings import OtlpSettings
 
         OtlpSettings.from_env(os.environ)  # the drain would stumble over a bad one where nobody sees it
     prints = bool(exporters(os.environ))
@@ -100,7 +100,7 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False) -> "
         ConfigError: One of these variables cannot be used.
     """
     from otel_dltrace.export.drain import Drain, Serving
-    from otel_dltrace.export.otlp_settings import OtlpSettings
+    from otel_dltrace.export.otlp.settings import OtlpSettings
 
     others, settings = exporters(os.environ), OtlpSettings.from_env(os.environ)
     serving = Serving(

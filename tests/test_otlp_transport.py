@@ -34,10 +34,10 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, TracesData
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
-from otel_dltrace.export.otlp_sender import NO_ROOM, REFUSED, SPILL_FULL, Delivery, Sender, pause_s, resend
-from otel_dltrace.export.otlp_settings import OtlpSettings
-from otel_dltrace.export.otlp_transport import Outcome, Verdict, connect
-from otel_dltrace.export.spill import Spill
+from otel_dltrace.export.otlp.sender import NO_ROOM, REFUSED, SPILL_FULL, Delivery, Sender, pause_s, resend
+from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.spill import Spill
+from otel_dltrace.export.otlp.transport import Outcome, Verdict, connect
 from otel_dltrace.model.errors import ConfigError
 
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -637,9 +637,9 @@ def test_a_program_ends_although_its_collector_hangs(spill, protocol):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from otel_dltrace.export.otlp_sender import Sender\n"
-        "from otel_dltrace.export.otlp_settings import OtlpSettings\n"
-        "from otel_dltrace.export.otlp_transport import connect\n"
+        "from otel_dltrace.export.otlp.sender import Sender\n"
+        "from otel_dltrace.export.otlp.settings import OtlpSettings\n"
+        "from otel_dltrace.export.otlp.transport import connect\n"
         "import os\n"
         "sender = Sender(connect(OtlpSettings.from_env(os.environ)), lambda: Path(sys.argv[1]))\n"
         "sender.submit(b'abc', 7, 'tag')\n"

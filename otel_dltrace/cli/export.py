@@ -1,32 +1,87 @@
-"""Write a run as a file that other programs read: --to chrome for Perfetto and chrome://tracing.
+"""Write a run as a file that other programs read.
 
-The name decides about compression: trace.json.gz is gzipped.
+    otel-dltrace export RUN --to chrome -o trace.json.gz
+    otel-dltrace export RUN --to otlp -o spans.jsonl.gz --steps 100-120 --rank 0
+    otel-dltrace export RUN --to byteps -o traces/
+
+A file whose name ends in .gz is gzipped. The file appears when it is complete, or not at all.
 """
 
 import argparse
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from otel_dltrace.analysis.select import select
+from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
 from otel_dltrace.configure import short_path
-from otel_dltrace.export.chrome import write_chrome
+from otel_dltrace.export.as_sent import as_sent
+from otel_dltrace.export.byteps_out import write_byteps, write_byteps_server
+from otel_dltrace.export.chrome.writer import write_chrome
+from otel_dltrace.export.otlp.json_lines import write_otlp_json
 from otel_dltrace.model.errors import DltraceError
+from otel_dltrace.model.spans import SpanBatch
 
-FORMATS = {"chrome": write_chrome}
+
+class Format(NamedTuple):
+    """A format: what it is for, how runs are read for it (all, or some steps and ranks), how it is written."""
+
+    about: str
+    read: Callable[[Sequence[Path], Container[int] | None, Collection[int] | None], Iterable[SpanBatch]]
+    write: Callable[[Iterable[SpanBatch], Path, Callable[[int], None]], int]
+    unit: str
+
+
+def _read_whole(
+    runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None
+) -> Iterable[SpanBatch]:
+    return select(read_spans(runs), steps, ranks)
+
+
+FORMATS = {
+    "chrome": Format(
+        "Chrome trace JSON, for https://ui.perfetto.dev and chrome://tracing", _read_whole, write_chrome, "events"
+    ),
+    "otlp": Format(
+        "OTLP JSON lines, as the OpenTelemetry Collector's file exporter writes them; its\n"
+        "otlp_json_file receiver sends them on to any back end. Every step in full, whatever\n"
+        "OTEL_DLTRACE_STEPS let go out, with the same ids: nothing is doubled there",
+        as_sent,
+        write_otlp_json,
+        "spans",
+    ),
+    "byteps": Format(
+        "BytePS's worker timelines: <local rank>/comm.json below the directory FILE. BytePS counts\n"
+        "its steps for each tensor, from 1; --steps chooses by ours, from 0",
+        _read_whole,
+        write_byteps,
+        "events",
+    ),
+    "byteps-server": Format(
+        "BytePS's server profile, and closed; of several servers <server>/server_profile.json\n"
+        "below the directory FILE",
+        _read_whole,
+        write_byteps_server,
+        "pushes and pulls",
+    ),
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
-    parser.add_argument("--to", required=True, choices=sorted(FORMATS), help="the format")
+    parser.add_argument("--to", required=True, choices=sorted(FORMATS), help="the format, see below")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="where to write it")
     add_selection(parser)
+    parser.epilog = formats_help({name: form.about for name, form in FORMATS.items()})
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
-    batches = select(read_spans(args.runs), steps_of(args), args.rank)
+    form = FORMATS[args.to]
+    batches = form.read(args.runs, steps_of(args), args.rank)
     done = 0
     with progress(f"writing {args.output}") as count:
 
@@ -36,9 +91,14 @@ def run(args: argparse.Namespace) -> int:
             count(done)
 
         try:
-            events = FORMATS[args.to](batches, args.output, add)
+            written = form.write(batches, args.output, add)
         except OSError as error:
             raise DltraceError(f"{args.output} cannot be written: {error.strerror or error}") from None
-    size = args.output.stat().st_size
-    print(f"{short_path(args.output)}: {events:,} events, {size / 1e6:.1f} MB")
+    size = sum(path.stat().st_size for path in _files(args.output))
+    print(f"{short_path(args.output)}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
     return 0
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files at *path*, which is one or a directory."""
+    return [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]

@@ -9,14 +9,16 @@ OTEL_DLTRACE=1 in a program's environment traces it as well; `otel-dltrace run -
 
 import argparse
 import importlib
+import keyword
 import sys
 from collections.abc import Sequence
 
 from otel_dltrace._version import __version__
 from otel_dltrace.model.errors import DltraceError
 
-COMMANDS = ("run", "report", "export", "recover", "drain", "completion")
-"""Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``."""
+COMMANDS = ("run", "report", "export", "import", "recover", "pushpull", "drain", "completion")
+"""Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``; that of a name
+which Python keeps for itself has an underscore behind it."""
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 
@@ -26,7 +28,7 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"otel-dltrace {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in names:
-        module = importlib.import_module(f"otel_dltrace.cli.{name}")
+        module = importlib.import_module(f"otel_dltrace.cli.{name}{'_' * keyword.iskeyword(name)}")
         text = module.__doc__ or ""
         sub = commands.add_parser(
             name,

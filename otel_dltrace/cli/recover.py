@@ -9,9 +9,9 @@ from pathlib import Path
 
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure import drain_for, short_path
-from otel_dltrace.export.otlp_sender import resend
-from otel_dltrace.export.otlp_settings import OtlpSettings
-from otel_dltrace.export.otlp_transport import connect
+from otel_dltrace.export.otlp.sender import resend
+from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.run_reader import host_folders
 from otel_dltrace.settings import Config
 

@@ -1,4 +1,8 @@
-"""Say where the time of a step went, on which rank, and who made the others wait."""
+"""Say where the time of a step went, on which rank, and who made the others wait.
+
+otel-dltrace report RUN
+otel-dltrace report RUN --by key      which key, which partition, which worker is slow (push_pull)
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -7,12 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from otel_dltrace.analysis.compose import analyse
+from otel_dltrace.analysis.keys import Keys, keys
 from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
 from otel_dltrace.configure import short_path
 from otel_dltrace.export.run_reader import read_summaries
 from otel_dltrace.model.plan import Window
 from otel_dltrace.report.json import to_json
+from otel_dltrace.report.keys import write_keys
 from otel_dltrace.report.text import write
 
 WIDTH = 120
@@ -23,26 +29,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory; each gets its own report")
     add_selection(parser)
+    parser.add_argument(
+        "--by", choices=["key"], help="another report: by key of a parameter server, seen from workers and servers"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text, one line per run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a report per run."""
-    print_reports(args.runs, steps_of(args), args.rank, as_json=args.json)
+    print_reports(args.runs, steps_of(args), args.rank, as_json=args.json, by_key=args.by == "key")
     return 0
 
 
 def print_reports(
-    runs: Sequence[Path], steps: Window | None = None, ranks: list[int] | None = None, as_json: bool = False
+    runs: Sequence[Path],
+    steps: Window | None = None,
+    ranks: list[int] | None = None,
+    as_json: bool = False,
+    by_key: bool = False,
 ) -> None:
     """Print the report of each of *runs*, cut to *steps* and *ranks*."""
     # A narrow terminal folds lines; a table squeezed into it would lose its columns.
     console = Console(width=max(WIDTH, Console().width))
     for path in runs:
-        report = analyse(select(read_spans([path]), steps, ranks), read_summaries(path))
+        batches = select(read_spans([path]), steps, ranks)
+        report = keys(batches) if by_key else analyse(batches, read_summaries(path))
         if as_json:
             console.out(to_json(report), highlight=False)
             continue
         if len(runs) > 1:
             console.rule(short_path(path))
-        write(report, console)
+        if isinstance(report, Keys):
+            write_keys(report, console)
+        else:
+            write(report, console)

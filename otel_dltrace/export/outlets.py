@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_dltrace.export.exporter_outlet import ExporterOutlet
 from otel_dltrace.export.gate import Outgoing
-from otel_dltrace.export.otlp_settings import OtlpSettings
+from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.model.spans import SpanBatch
 

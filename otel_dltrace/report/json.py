@@ -4,10 +4,11 @@ import json
 from dataclasses import asdict
 
 from otel_dltrace.analysis.compose import RunReport
+from otel_dltrace.analysis.keys import Keys
 
 SCHEMA_VERSION = 1
 
 
-def to_json(report: RunReport) -> str:
+def to_json(report: RunReport | Keys) -> str:
     """Return *report* as one JSON object; what cannot be told is null."""
     return json.dumps({"schema": SCHEMA_VERSION, **asdict(report)}, indent=2, allow_nan=False)

@@ -3,9 +3,7 @@
 import io
 from collections.abc import Collection, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from otel_dltrace.analysis.breakdown import BETWEEN, RESIDUAL, Breakdown, RankBreakdown
@@ -14,9 +12,9 @@ from otel_dltrace.analysis.operations import OperationRow
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.waits import RankWaits, Waits
 from otel_dltrace.report import words
+from otel_dltrace.report.tables import MOST_ROWS, new_table, section
 from otel_dltrace.report.words import ms, plain, size
 
-MOST_ROWS = 16
 _STYLES = {"straggler": "bold red", "none": "bold green", "cannot tell": "bold yellow"}
 _ENDS = {
     "host_issue": "host_issue: the time of the call alone, the work went on",
@@ -59,22 +57,6 @@ def parts(report: RunReport) -> list[RenderableType]:
     return out
 
 
-def _table(left: Sequence[str], right: Sequence[str]) -> Table:
-    """Return an empty table: names, which may fold, at the left, and numbers, which may not, at the right."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in left:
-        table.add_column(name, overflow="fold", min_width=max(4, len(name)))
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, name.split("\n"))))
-    return table
-
-
-def _section(title: str, table: Table, *notes: str) -> list[RenderableType]:
-    """Return a table under its title, with what must be known to read it; apart, as a title folds to its table."""
-    note = "; ".join(filter(None, notes))
-    return [Text(f"\n{title}", style="bold"), table, *([Text(note, style="dim")] if note else [])]
-
-
 def _shown(ranks: Sequence[int], named: Collection[int]) -> tuple[set[int], str]:
     """Return which ranks have a row, those that were named before all, and a caption if some have none."""
     if len(ranks) <= MOST_ROWS:
@@ -85,28 +67,28 @@ def _shown(ranks: Sequence[int], named: Collection[int]) -> tuple[set[int], str]
 
 def _steps(b: Breakdown, named: Collection[int]) -> list[RenderableType]:
     numbers = ["steps", "mean", "p50", "p95", "max", "steps/s", "samples/s"]
-    table = _table(["rank"], numbers)
+    table = new_table(["rank"], numbers)
     shown, hidden = _shown([r.rank for r in b.steady], named)
     for r in (r for r in b.steady if r.rank in shown):
         mean = _cell(ms(r.step.mean), ("step", r.rank) in b.slowest)
         samples = "" if r.samples_per_second is None else f"{r.samples_per_second:,.1f}"
         spread = (ms(r.step.p50), ms(r.step.p95), ms(r.step.max))
         table.add_row(str(r.rank), f"{r.step.count:,}", mean, *spread, f"{r.steps_per_second:,.2f}", samples)
-    return _section(f"Steps from {b.warm_up} on, ms", table, hidden)
+    return section(f"Steps from {b.warm_up} on, ms", table, hidden)
 
 
 def _stages(
     b: Breakdown, ranks: Sequence[RankBreakdown], title: str, named: Collection[int], mark: bool = True
 ) -> list[RenderableType]:
     names = (*b.stages, RESIDUAL, BETWEEN)
-    table = _table(["rank"], [plain(name).replace("_", "_\n").replace(" ", "\n") for name in names])
+    table = new_table(["rank"], [plain(name).replace("_", "_\n").replace(" ", "\n") for name in names])
     shown, hidden = _shown([r.rank for r in ranks], named)
     for r in (r for r in ranks if r.rank in shown):
         times = [*(stage.time for stage in r.stages), r.residual, r.between]
         marked = [mark and (name, r.rank) in b.slowest for name in names]
         table.add_row(str(r.rank), *(_cell(ms(time.mean), star) for time, star in zip(times, marked, strict=True)))
     legend = "* the slowest, where one stands out" if mark and b.slowest else ""
-    return _section(title, table, legend, hidden)
+    return section(title, table, legend, hidden)
 
 
 def _cell(text: str, marked: bool) -> Text:
@@ -115,7 +97,7 @@ def _cell(text: str, marked: bool) -> Text:
 
 def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
     numbers = ["calls\na rank", "bytes\na rank", "total\nms", "mean\nms", "p95\nms", "skew\np50 ms", "end is"]
-    table = _table(["operation", "group", "dtype"], numbers)
+    table = new_table(["operation", "group", "dtype"], numbers)
     for row in rows[:MOST_ROWS]:
         names = (f"{row.operation} {row.tensor}", f"{row.backend} {row.group}", row.dtype)
         low, high = row.bytes
@@ -125,7 +107,7 @@ def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
     notes = [_ENDS[source] for source in sorted({row.source for row in rows}) if source in _ENDS]
     if len(rows) > MOST_ROWS:
         notes.append(f"{len(rows) - MOST_ROWS} more kinds: --json has all")
-    return _section("Operations", table, *notes)
+    return section("Operations", table, *notes)
 
 
 def _range(least_and_most: tuple[int, int]) -> str:
@@ -135,12 +117,12 @@ def _range(least_and_most: tuple[int, int]) -> str:
 
 def _waits(w: Waits, named: Collection[int]) -> list[RenderableType]:
     parts = ["collectives", "wait\nms", "of it\nblocked", "core\nms", "completion\nms"] if w.analysed else []
-    table = _table(["rank"], [*parts, "came last", "by p50\nms"])
+    table = new_table(["rank"], [*parts, "came last", "by p50\nms"])
     shown, hidden = _shown([r.rank for r in w.ranks], named)
     for r in (r for r in w.ranks if r.rank in shown):
         cells = [f"{r.collectives:,}", *_parts(r, w)] if w.analysed else []
         table.add_row(str(r.rank), *cells, f"{r.last:,} of {r.arrivals:,}", ms(r.late.p50) if r.last else "")
-    return _section("Waiting for others in collectives, in all", table, _basis(w), hidden)
+    return section("Waiting for others in collectives, in all", table, _basis(w), hidden)
 
 
 def _parts(r: RankWaits, w: Waits) -> list[str]:

@@ -1,0 +1,197 @@
+"""BytePS's files into a run directory: who wrote which, as far as folders and names say it."""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_dltrace.export.imported import Imported, ImportedRun, Place
+from otel_dltrace.formats import comm_spans, server_spans
+from otel_dltrace.formats.byteps_kind import Kind, kind_by_name, kind_of
+from otel_dltrace.formats.comm_json import read_comm
+from otel_dltrace.formats.server_profile import read_profile
+from otel_dltrace.formats.van_profile import read_van
+from otel_dltrace.model.errors import TraceFormatError
+from otel_dltrace.model.identity import Bind
+
+_HEAD = 1 << 14
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the files do not say.
+
+    Attributes:
+        name: The job's.
+        first: BYTEPS_TRACE_START_STEP of the run, None if nobody knows.
+        servers: How many servers there were, 0 to tell it from their keys.
+    """
+
+    name: str = "byteps"
+    first: int | None = None
+    servers: int = 0
+
+
+class _File(NamedTuple):
+    path: Path
+    kind: Kind
+    digest: str
+
+
+def import_byteps(
+    paths: Sequence[Path], run: Path, options: Options, progress: Callable[[int], None] | None = None
+) -> Imported:
+    """Read the files of BytePS at *paths* (files, or directories that hold some) into the new run directory *run*.
+
+    Raises:
+        TraceFormatError: There are none, or none holds an event.
+        DltraceError: *run* is there already.
+        OSError: A file cannot be read, or the directory not be written.
+    """
+    files = [_look(path) for path in _find(paths)]
+    workers, notes = _worker_places([file.path for file in files if file.kind is Kind.COMM])
+    local_size = 1 + max((place.local_rank for place in workers.values()), default=0)
+    nodes = len({place.node_rank for place in workers.values()})
+    job = hashlib.sha256("".join(sorted(file.digest for file in files)).encode()).hexdigest()
+    count = max(options.servers, sum(file.kind is Kind.SERVER for file in files))
+    bind = Bind(
+        f"byteps-{job[:16]}",
+        f"1.{job[16:32]}",
+        options.name,
+        world_size=max(nodes * local_size, 1),
+        local_world_size=local_size,
+        servers=count,
+    )
+    with ImportedRun(run, bind) as imported:
+        imported.notes += notes
+        reading = _Reading(imported, options, local_size, progress or _ignore)
+        for file in sorted(files, key=lambda file: (file.kind is not Kind.COMM, _natural(file.path))):
+            reading.read(file, workers.get(file.path))
+        if not imported.spans:
+            raise TraceFormatError("; ".join([*imported.notes, "there is nothing to import"]))
+        if options.first is None and workers:
+            imported.notes.append(_UNKNOWN_FIRST)
+    return Imported(imported.spans, len(files), tuple(imported.notes))
+
+
+_UNKNOWN_FIRST = (
+    "no file says with which occurrence of a tensor it begins, so they are counted from 1, and the first is in step 0; "
+    "give --start-step, which was BYTEPS_TRACE_START_STEP (10 unless set), if you know it"
+)
+
+
+def _ignore(_: int) -> None:
+    """Show no progress."""
+
+
+# -- which files, and whose ---------------------------------------------------------------------
+
+
+def _find(paths: Sequence[Path]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for path in paths:
+        inside = path.rglob("*") if path.is_dir() else [path]
+        wanted = [one for one in inside if one == path or (kind_by_name(one.name) and one.is_file())]
+        if not wanted:
+            raise TraceFormatError(f"{path} holds no comm.json, server_profile.json or van profile of BytePS")
+        found.update(dict.fromkeys(one.resolve() for one in wanted))
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Return what orders paths as people do: worker2 before worker10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(str(path))]
+
+
+def _look(path: Path) -> _File:
+    with path.open("rb") as file:
+        kind = kind_of(path.name, file.read(_HEAD))
+        file.seek(0)
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return _File(path, kind, digest.hexdigest())
+
+
+def _worker_places(paths: Sequence[Path]) -> tuple[dict[Path, Place], list[str]]:
+    """Return whose each ``comm.json`` is. The folder is the local rank; the folder around it stands for a machine."""
+    nodes: dict[Path, dict[int, Path]] = {}
+    notes = []
+    for path in paths:
+        told = path.parent.name.isdecimal()
+        ranks = nodes.setdefault(path.parent.parent if told else path.parent, {})
+        local = int(path.parent.name) if told and int(path.parent.name) not in ranks else _free(ranks)
+        ranks[local] = path
+        if not told:
+            notes.append(f"{path}: its folder is not named after a local rank; it was taken for {local}")
+    if len(nodes) > 1:
+        notes.append(
+            "no file says its machine, so each folder is one: "
+            + ", ".join(f"{folder.name} is node {number}" for number, folder in enumerate(nodes))
+        )
+    size = 1 + max((local for ranks in nodes.values() for local in ranks), default=0)
+    places = {
+        path: Place("worker", number * size + local, f"node-{number}", local, number, "comm")
+        for number, ranks in enumerate(nodes.values())
+        for local, path in ranks.items()
+    }
+    return places, notes
+
+
+def _free(ranks: dict[int, Path]) -> int:
+    return next(local for local in range(len(ranks) + 1) if local not in ranks)
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+class _Reading:
+    """Reads file after file into *imported*; workers come first, since servers do not know their tensors' names."""
+
+    def __init__(
+        self, imported: ImportedRun, options: Options, local_size: int, progress: Callable[[int], None]
+    ) -> None:
+        self.imported, self.options, self.local_size, self.progress = imported, options, local_size, progress
+        self._tensors: dict[int, str] = {}
+        self._next: dict[str, int] = {}
+
+    def read(self, file: _File, place: Place | None) -> None:
+        """Write what *file* holds, and remember what it does not."""
+        data = file.path.read_bytes()
+        if file.kind is Kind.COMM:
+            assert place is not None
+            rows, notes = self._worker(data)
+        elif file.kind is Kind.SERVER:
+            place, rows, notes = self._server(data)
+        else:
+            place, rows, notes = self._van(data)
+        self.imported.notes += [f"{file.path}: {note}" for note in notes]
+        self.imported.add(place, rows.rows, rows.descriptors)
+        self.progress(self.imported.spans)
+
+    def _worker(self, data: bytes) -> tuple[comm_spans.Rows, tuple[str, ...]]:
+        comm = read_comm(data)
+        rows = comm_spans.rows_of(comm, self.options.first or 1)
+        self._tensors.update((series.key >> 16, series.tensor) for series in comm.series if series.stage)
+        return rows, (*comm.notes, *rows.notes)
+
+    def _server(self, data: bytes) -> tuple[Place, comm_spans.Rows, tuple[str, ...]]:
+        profile = read_profile(data, self.options.servers)
+        rank = self._taken("server", profile.server)
+        rows = server_spans.rows_of(profile, self._tensors, self.local_size)
+        return Place("server", rank, f"server-{rank}", part="server"), rows, profile.notes
+
+    def _van(self, data: bytes) -> tuple[Place, comm_spans.Rows, tuple[str, ...]]:
+        profile = read_van(data)
+        role = profile.messages[0].role if profile.messages else "server"
+        rank = self._taken(f"{role} van", 0)
+        return Place(role, rank, f"{role}-{rank}", part="van"), server_spans.van_rows_of(profile), profile.notes
+
+    def _taken(self, role: str, rank: int) -> int:
+        """Return *rank*, or the next that no other file of *role* has."""
+        rank = max(rank, self._next.get(role, 0))
+        self._next[role] = rank + 1
+        return rank

@@ -1,0 +1,1 @@
+"""Foreign files as spans and back: bytes in, columns out; nothing here opens a file."""

@@ -1,0 +1,37 @@
+"""Which of BytePS's files one is: what is in it says so, else its name."""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+
+class Kind(Enum):
+    """The files of BytePS and its ps-lite."""
+
+    COMM = "worker timeline"
+    SERVER = "server profile"
+    VAN = "van profile"
+
+
+class _Mark(NamedTuple):
+    kind: Kind
+    in_text: tuple[bytes, ...]
+    in_name: Callable[[str], bool]
+
+
+_MARKS = (
+    _Mark(Kind.VAN, (b"_van_recv_",), lambda name: "_van_" in name),
+    _Mark(Kind.COMM, (b'"Comm.',), lambda name: name == "comm.json"),
+    _Mark(Kind.SERVER, (b'"push-', b'"pull-'), lambda name: "server_profile" in name),
+)
+
+
+def kind_of(name: str, head: bytes) -> Kind:
+    """Return what a file called *name* is whose first kilobytes are *head*; a worker timeline if nothing tells."""
+    by_text = (mark.kind for mark in _MARKS if any(text in head for text in mark.in_text))
+    return next(by_text, kind_by_name(name) or Kind.COMM)
+
+
+def kind_by_name(name: str) -> Kind | None:
+    """Return what a file called *name* should be, None for none of BytePS's."""
+    return next((mark.kind for mark in _MARKS if mark.in_name(name)), None)

@@ -1,0 +1,133 @@
+"""Trace events from JSON that its writer did not finish: whatever can be read, and what is missing in words."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Event = dict[str, Any]
+RawEvent = Callable[[str, int], tuple[Event, int] | None]
+"""Reads an event, at a place in a text, that is no JSON since its writer escaped nothing; returns it and its end."""
+
+_BETWEEN = re.compile(r"[\s,]*")
+_NEXT = re.compile(r'[\[,}]\s*(?=\{\s*")')
+_HEADER = re.compile(r'\s*\{\s*"traceEvents"\s*:\s*\[')
+_ARRAY = re.compile(r"\s*\[")
+_DECODER = json.JSONDecoder(strict=False)  # names may hold raw control characters
+
+EMPTY = "the file is empty; its writer ended before it wrote an event"
+
+
+class Events(NamedTuple):
+    """What was read: the events in the file's order, what is missing, whether any was no JSON."""
+
+    events: list[Any]
+    notes: tuple[str, ...] = ()
+    is_raw: bool = False
+
+
+def read_events(text: str, raw_event: RawEvent | None = None) -> Events:
+    """Return the trace events of *text*: an object with ``traceEvents``, an array, or what is left of one."""
+    try:
+        document = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return _salvage(text, raw_event)
+    found = document.get("traceEvents") if isinstance(document, dict) else document
+    if isinstance(found, list):
+        return Events(found)
+    if isinstance(document, dict) and "ph" in document:
+        return Events([document], (_fragment(1),))
+    return Events([], ("the file is JSON, but holds no trace events",))
+
+
+def _salvage(text: str, raw_event: RawEvent | None) -> Events:
+    """Return what can be read of a text that is no JSON."""
+    if not text.strip():
+        return Events([], (EMPTY,))
+    wrapped, array = _HEADER.match(text), _ARRAY.match(text)
+    opening = wrapped or array
+    scan = _Scan(text, raw_event)
+    closed = scan.run(opening.end() if opening else 0)
+    if scan.is_raw and "\\" in text:
+        # Where one name was not escaped none was: what looks like an escape in another is none.
+        scan = _Scan(text, raw_event, raw_first=True)
+        closed = scan.run(opening.end() if opening else 0)
+    notes = [_damage(scan)] if scan.damaged else []
+    if opening is None:
+        notes.append(_fragment(len(scan.events)) if scan.events else _nothing(text))
+    elif closed is None:
+        notes.append(_cut(scan))
+    elif wrapped and not text[closed:].rstrip().endswith("}"):
+        notes.append("the end of the file, behind its last event, is missing; no event is")
+    return Events(scan.events, tuple(notes), scan.is_raw)
+
+
+class _Scan:
+    """Reads event after event; where one cannot be read it goes on with the next."""
+
+    def __init__(self, text: str, raw_event: RawEvent | None, raw_first: bool = False) -> None:
+        self.text, self.raw_event, self.raw_first = text, raw_event, raw_first
+        self.events: list[Any] = []
+        self.is_raw = False
+        self.damaged: list[int] = []
+        self.inside = False
+
+    def run(self, at: int) -> int | None:
+        """Read from *at*; return where the array was closed, None if it was not."""
+        while True:
+            between = _BETWEEN.match(self.text, at)
+            assert between is not None
+            at = between.end()
+            if at == len(self.text):
+                return None
+            if self.text[at] == "]":
+                return at + 1
+            read = self._event(at)
+            if read is not None:
+                self.events.append(read[0])
+                at = read[1]
+                continue
+            following = _NEXT.search(self.text, at)
+            if following is None:
+                self.inside = True
+                return None
+            self.damaged.append(at)
+            at = following.end()
+
+    def _event(self, at: int) -> tuple[Any, int] | None:
+        raw = self._raw(at) if self.raw_first else None
+        if raw is None and self.text[at] == "{":
+            try:
+                return _DECODER.raw_decode(self.text, at)
+            except (ValueError, RecursionError):
+                raw = self._raw(at)
+        return raw
+
+    def _raw(self, at: int) -> tuple[Event, int] | None:
+        raw = self.raw_event(self.text, at) if self.raw_event else None
+        self.is_raw = self.is_raw or raw is not None
+        return raw
+
+
+def _cut(scan: _Scan) -> str:
+    count = len(scan.events)
+    if scan.inside:
+        return f"the file ends inside event {count + 1:,}; that one is missing, and whatever came after it"
+    if not count:
+        return "the file ends before its first event; whatever it was to hold is missing"
+    return f"the file is not closed behind event {count:,}; whatever came after it is missing"
+
+
+def _fragment(count: int) -> str:
+    return f"the file is a fragment: {count:,} events without what is around them; whatever came after is missing"
+
+
+def _nothing(text: str) -> str:
+    begin = text.strip()[:20]
+    if '{"traceEvents":['.startswith("".join(begin.split())):
+        return "the file ends in its header; whatever it was to hold is missing"
+    return f"the file holds no whole trace event; it begins with {begin!r}"
+
+
+def _damage(scan: _Scan) -> str:
+    return f"{len(scan.damaged):,} events could not be read and are missing, the first at character {scan.damaged[0]:,}"

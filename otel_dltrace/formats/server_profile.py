@@ -1,0 +1,139 @@
+"""The server profile of BytePS's first servers: pushes and pulls by key and sender, as begin and end events.
+
+No writer ever closed the file, and its last 8 KB are lost; what we write is closed. Pushes and pulls of several workers
+interleave on one key, so an end belongs to the earliest open begin of the same key and name.
+"""
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from otel_dltrace.formats.json_events import read_events
+
+_NAME = re.compile(r"(push|pull)-([0-9]{1,9})")
+_RANGE = (1 << 64) - 1
+_KEYS = 1 << 47
+"""A key of a tensor is below; what is above is a server's place in ps-lite's range of keys."""
+_LATEST = 9_000_000_000_000_000
+_MOST_SERVERS = 1 << 12
+_CLOSED = "\n\t]\n}\n"
+
+
+class Request(NamedTuple):
+    """A push or pull at the server; times are Unix us, *end* is None if the file does not hold it.
+
+    *key* is the tensor's (declared key << 16 | partition), *sender* ps-lite's number of the node: 9, 11, 13 ...
+    """
+
+    operation: str
+    sender: int
+    key: int
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One server's requests in the order in which they came, and which of how many servers it was."""
+
+    requests: Sequence[Request]
+    server: int = 0
+    servers: int = 1
+    notes: tuple[str, ...] = ()
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def read_profile(data: bytes, servers: int = 0) -> Profile:
+    """Return the requests in a ``server_profile.json``; *notes* says what of it is missing. Never raises.
+
+    Args:
+        data: The file.
+        servers: How many servers there were; 0 to tell it from the keys.
+    """
+    found = read_events(data.decode("utf-8-sig", "replace"))
+    requests, strange, lone = _paired(found.events)
+    notes = list(found.notes)
+    if found.notes and requests:
+        notes.append("no server closed this file, and up to 8 KB more were lost with it")
+    if strange:
+        notes.append(f"{strange:,} events are no pushes and pulls and were left out")
+    if lone:
+        notes.append(f"{lone:,} ends have no begin and were left out")
+    if still_open := sum(request.end is None for request in requests):
+        notes.append(f"{still_open:,} pushes and pulls have no end in the file")
+    server, count, offset = _place([request.key for request in requests], servers)
+    if server is None:
+        notes.append("the keys fit no number of servers; they were taken as they stand")
+    elif server and not servers:
+        notes.append(f"its keys are those of server {server} of {count} (or of a multiple of both: say --servers)")
+    told = [request._replace(key=request.key - offset) for request in requests]
+    return Profile(told, server or 0, count, tuple(notes))
+
+
+def _paired(events: Iterable[Any]) -> tuple[list[Request], int, int]:
+    """Return the requests, how many events are none of a server, and how many ends have no begin."""
+    requests: list[Request] = []
+    waiting: dict[tuple[str, int, int], deque[int]] = {}
+    strange = lone = 0
+    for event in events:
+        try:
+            is_begin, request = _event(event)
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
+            strange += 1
+            continue
+        opened = waiting.setdefault(request[:3], deque())
+        if is_begin:
+            opened.append(len(requests))
+            requests.append(request)
+        elif opened:
+            number = opened.popleft()
+            requests[number] = requests[number]._replace(end=request.start)
+        else:
+            lone += 1
+    return requests, strange, lone
+
+
+def _event(event: Any) -> tuple[bool, Request]:
+    """Return whether *event* is a begin, and its request as if it began then."""
+    phase, key, at, name = event["ph"], int(event["pid"]), int(event["ts"]), _NAME.fullmatch(event["name"])
+    if name is None or phase not in ("B", "E") or not 0 <= key <= _RANGE or abs(at) > _LATEST:
+        raise ValueError(event)
+    return phase == "B", Request(name[1], int(name[2]), key, at, None)
+
+
+def _place(keys: Sequence[int], servers: int) -> tuple[int | None, int, int]:
+    """Return which server of how many has *keys*, and what ps-lite added to them: the server's share of all keys."""
+    if not keys:
+        return 0, max(servers, 1), 0
+    for count in [servers] if servers else range(1, _MOST_SERVERS):
+        share = _RANGE // count
+        server = min(min(keys) // share, count - 1)
+        if all(0 <= key - server * share < _KEYS for key in keys):
+            return server, count, server * share
+    return None, max(servers, 1), 0
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+def write_profile(profile: Profile) -> Iterator[bytes]:
+    """Yield the text of a ``server_profile.json``, in pieces, by time; unlike its first writers we close it."""
+    offset = profile.server * (_RANGE // profile.servers)
+    events = [(r.start, 0, i, r.start) for i, r in enumerate(profile.requests)]
+    # An end is never before its begin, whatever a clock that was set back says.
+    events += [(max(r.start, r.end), 1, i, r.end) for i, r in enumerate(profile.requests) if r.end is not None]
+    yield b'{\n\t"traceEvents": [\n'
+    for number, (_, is_end, i, ts) in enumerate(sorted(events)):
+        request = profile.requests[i]
+        key = request.key + offset
+        line = (
+            f'\t\t{{"name": {json.dumps(f"{request.operation}-{request.sender}")}, "ph": "{"BE"[is_end]}", '
+            f'"pid": {key}, "tid": {key}, "ts": {ts}}}'
+        )
+        yield (",\n" + line if number else line).encode()
+    yield _CLOSED.encode()

@@ -1,0 +1,42 @@
+"""ps-lite's van profile: a line for each message that a node received, with the low 16 bits of its key."""
+
+import re
+from typing import NamedTuple
+
+from otel_dltrace.formats.json_events import EMPTY
+
+_LINE = re.compile(r"([0-9]{1,5})\t(worker|server)_van_recv_(push|pull)\t([0-9]{1,16})")
+
+
+class Message(NamedTuple):
+    """One received message; for BytePS *partition*, the low bits of the key, is the partition alone. Unix us."""
+
+    partition: int
+    role: str
+    operation: str
+    at: int
+
+
+class VanProfile(NamedTuple):
+    """The messages in the file's order, and what is missing, a sentence each."""
+
+    messages: list[Message]
+    notes: tuple[str, ...] = ()
+
+
+def read_van(data: bytes) -> VanProfile:
+    """Return the messages of a van profile. Never raises; a file cut between two lines looks whole."""
+    *lines, rest = data.decode("utf-8", "replace").split("\n")
+    found = [_LINE.fullmatch(line) for line in lines]
+    notes = [] if data.strip() else [EMPTY]
+    if rest.strip():
+        notes.append(f"the file ends inside line {len(lines) + 1:,}; that one is missing, and whatever came after it")
+    if strange := sum(match is None and bool(line.strip()) for match, line in zip(found, lines, strict=True)):
+        notes.append(f"{strange:,} lines are none of a van profile and were left out")
+    messages = [Message(int(m[1]), m[2], m[3], int(m[4])) for m in found if m is not None and int(m[1]) < 1 << 16]
+    return VanProfile(messages, tuple(notes))
+
+
+def write_van(profile: VanProfile) -> bytes:
+    """Return the text of a van profile."""
+    return "".join(f"{m.partition}\t{m.role}_van_recv_{m.operation}\t{m.at}\n" for m in profile.messages).encode()

@@ -1,0 +1,140 @@
+"""The report by key, for people: who comes last, then keys as the workers saw them and as the servers did."""
+
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, ServerKey, Stage, WorkerKey
+from otel_dltrace.report.tables import MOST_ROWS, new_table, section
+from otel_dltrace.report.words import ms, plain
+
+_NOTHING = "No push_pull is in there: --by key tells of the tensors of a parameter server."
+
+
+def write_keys(keys: Keys, console: Console) -> None:
+    """Write *keys* to *console*."""
+    for part in parts(keys):
+        console.print(part, highlight=False)
+
+
+def parts(keys: Keys) -> list[RenderableType]:
+    """Return what the report by key shows, in order."""
+    if not (keys.workers or keys.servers):
+        return [Text(_NOTHING)]
+    out: list[RenderableType] = [Text(sentence) for sentence in sentences(keys)]
+    if any(rank.workers or rank.servers for rank in keys.ranks):
+        out += _ranks(keys.ranks)
+    if keys.workers:
+        out += _workers(keys.workers)
+    if keys.servers:
+        out += _servers(keys.servers)
+    if keys.uncertainty:
+        out.append(
+            Text(
+                f"\nThe workers' clocks were read to +-{keys.uncertainty / 1e3:,.1f} us; "
+                "how well those of several hosts agree is not known.",
+                style="dim",
+            )
+        )
+    return out
+
+
+def sentences(keys: Keys) -> list[str]:
+    """Return who comes last and where the longest key spends its time, a sentence each."""
+    out = []
+    for seen_by, lasts in (
+        ("workers", [rank.workers for rank in keys.ranks]),
+        ("servers", [rank.servers for rank in keys.ranks]),
+    ):
+        most = max((last for last in lasts if last and last.times), key=lambda last: last.times, default=None)
+        if most is not None:
+            out.append(f"Seen from the {seen_by}, rank {most.rank} comes last most often: {_share(most)}.")
+    if keys.workers and keys.workers[0].stages:
+        key = keys.workers[0]
+        stage = _longest(key.stages)
+        out.append(
+            f"The key that takes longest is {_name(key.key, key.tensor)}: {ms(key.time.p50)} ms (p50), "
+            f"most of it in {plain(stage.name)} ({ms(stage.wait.p50)} ms queued, {ms(stage.time.p50)} ms in it)."
+        )
+    return out
+
+
+def _share(last: Last) -> str:
+    return f"{last.times:,} of {last.arrivals:,} times, by {ms(last.late)} ms (p50)"
+
+
+def _name(key: int, tensor: str) -> str:
+    return " ".join(filter(None, (str(key) if key >= 0 else "", plain(tensor))))
+
+
+def _longest(stages: Sequence[Stage]) -> Stage:
+    return max(stages, key=lambda stage: stage.time.total + stage.wait.total)
+
+
+def _ranks(ranks: Sequence[RankArrivals]) -> list[RenderableType]:
+    columns = ["push_pulls", "came last", "by p50\nms", "pushes", "came last", "by p50\nms"]
+    table = new_table(["rank"], columns)
+    for rank in ranks[:MOST_ROWS]:
+        table.add_row(str(rank.rank), *_arrivals(rank.workers), *_arrivals(rank.servers))
+    return section("Who comes last: seen from the workers, and from the servers", table, _more(ranks, "ranks"))
+
+
+def _arrivals(last: Last | None) -> list[str]:
+    if last is None:
+        return [""] * 3
+    return [f"{last.arrivals:,}", f"{last.times:,}", ms(last.late) if last.times else ""]
+
+
+def _workers(keys: Sequence[WorkerKey]) -> list[RenderableType]:
+    columns = ["calls", "p50\nms", "p95\nms", "queued\np50 ms", "in it\np50 ms", "slowest\npartition", "comes last"]
+    table = new_table(["key", "tensor", "longest in"], columns)
+    for key in keys[:MOST_ROWS]:
+        stage = _longest(key.stages) if key.stages else None
+        table.add_row(
+            str(key.key) if key.key >= 0 else "",
+            Text(plain(key.tensor)),
+            Text(plain(stage.name)) if stage else "",
+            f"{key.time.count:,}",
+            ms(key.time.p50),
+            ms(key.time.p95),
+            *([ms(stage.wait.p50), ms(stage.time.p50)] if stage else ["", ""]),
+            _slowest(key),
+            _who(key.last),
+        )
+    return section("Keys, seen from the workers", table, _more(keys, "keys"))
+
+
+def _slowest(key: WorkerKey) -> str:
+    if key.slowest is None:
+        return ""
+    return f"{key.slowest.partition} of {key.partitions}: {ms(key.slowest.time.p50)} ({ms(key.slowest.others)})"
+
+
+def _who(last: Last | None) -> str:
+    return f"rank {last.rank}: {last.times:,} of {last.arrivals:,}, {ms(last.late)} ms" if last else ""
+
+
+def _servers(keys: Sequence[ServerKey]) -> list[RenderableType]:
+    columns = ["pushes", "push\np50 ms", "first to last\np50 ms", "pulls", "wait\np50 ms", "transfer\np50 ms"]
+    table = new_table(["server", "key", "tensor"], [*columns, "comes last"])
+    for key in keys[:MOST_ROWS]:
+        gather = ms(key.gather.p50) if key.gather.count else ""
+        table.add_row(
+            str(key.server),
+            str(key.key),
+            Text(" ".join(filter(None, (plain(key.tensor), f"[{key.partition}]" if key.partition else "")))),
+            f"{key.push.count:,}",
+            ms(key.push.p50),
+            gather,
+            f"{key.transfer.count:,}",
+            ms(key.wait.p50),
+            ms(key.transfer.p50),
+            _who(key.last),
+        )
+    note = "a pull waits until every worker's push is in"
+    return section("Keys, seen from the servers", table, note, _more(keys, "keys"))
+
+
+def _more(rows: Sequence[object], name: str) -> str:
+    return f"{len(rows) - MOST_ROWS} more {name}: --json has all" if len(rows) > MOST_ROWS else ""

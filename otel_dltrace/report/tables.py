@@ -1,0 +1,26 @@
+"""What all tables of the report have in common."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+MOST_ROWS = 16
+
+
+def new_table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """Return an empty table: names, which may fold, at the left, and numbers, which may not, at the right."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in left:
+        table.add_column(name, overflow="fold", min_width=max(4, len(name)))
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, name.split("\n"))))
+    return table
+
+
+def section(title: str, table: Table, *notes: str) -> list[RenderableType]:
+    """Return a table under its title, with what must be known to read it; apart, as a title folds to its table."""
+    note = "; ".join(filter(None, notes))
+    return [Text(f"\n{title}", style="bold"), table, *([Text(note, style="dim")] if note else [])]

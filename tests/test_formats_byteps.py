@@ -1,0 +1,477 @@
+"""BytePS's files: read in whatever state, written as BytePS does, and nothing lost on the way there and back."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_dltrace.formats import comm_layout, comm_spans, server_spans
+from otel_dltrace.formats.byteps_kind import Kind, kind_of
+from otel_dltrace.formats.comm_json import Comm, Series, read_comm, write_comm
+from otel_dltrace.formats.json_events import EMPTY
+from otel_dltrace.formats.server_profile import Profile, Request, read_profile, write_profile
+from otel_dltrace.formats.van_profile import Message, VanProfile, read_van, write_van
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.spans import Process, SpanBatch
+from tests.byteps_files import COMM, FILES, REAL, SERVER, SMALL, START_STEP, real, truth
+
+TS = 1_574_685_984_662_375
+PUSH = Series("byteps.gradient_0", 399 << 16, "PUSH")
+TOTAL = Series("byteps.gradient_0")
+
+
+def comm_of(*events: tuple[Series, int, int]) -> Comm:
+    series = list(dict.fromkeys(one for one, _, _ in events))
+    which, ts, dur = np.array([(series.index(one), ts, dur) for one, ts, dur in events], np.int64).reshape(-1, 3).T
+    return Comm(series, which.astype(np.int32), ts, dur)
+
+
+def text_of(comm: Comm) -> bytes:
+    return b"".join(write_comm(comm))
+
+
+def as_batch(rows: comm_spans.Rows, role: str = "worker", rank: int = 0, servers: int = 0) -> SpanBatch:
+    bind = Bind("job", "1.00", role=role, rank=rank, servers=servers)
+    return SpanBatch(rows.rows, rows.descriptors, Process(1, bind))
+
+
+# -- comm.json ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_file_is_written_again_byte_for_byte(name):
+    """What BytePS wrote is read in whole, and our writer is BytePS's."""
+    data = real(name)
+    comm = read_comm(data)
+
+    assert (comm.notes, text_of(comm) == data) == ((), True)
+
+
+@pytest.mark.parametrize("name", ["bps_hand_comm_root.json", "bps_hand_comm_nonroot.json", "bps_hand_comm_empty.json"])
+def test_a_small_file_is_written_again_byte_for_byte(name):
+    """Also with two partitions, on a rank that is not root, and without any event."""
+    data = (FILES / name).read_bytes()
+    comm = read_comm(data)
+
+    assert (comm.notes, text_of(comm) == data) == ((), True)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_quick_way_reads_what_json_reads(name):
+    """The same events come out of the layout and out of the same file laid out otherwise."""
+    data = real(name)
+    other = json.dumps(json.loads(data)).encode()
+
+    assert (comm_layout.read(data) is None, comm_layout.read(other) is None) == (False, True)
+    assert read_comm(other).events() == read_comm(data).events()
+
+
+@pytest.mark.parametrize(
+    ("run", "rank", "name"),
+    [
+        ("byteps_w2_s1", 0, REAL[0]),
+        ("byteps_w2_s1", 1, REAL[1]),
+        ("byteps_w1_l2_nodist", 0, REAL[2]),
+        ("byteps_w1_l2_nodist", 1, REAL[3]),
+    ],
+)
+def test_totals_and_stages_are_as_the_truth_says(run, rank, name):
+    """Eleven occurrences of each tensor, every stage as often, from the step in which recording began."""
+    told, comm = truth(run, rank), read_comm(real(name))
+    counts = Counter(comm.series[number] for number in comm.which.tolist())
+    totals = {series.tensor.removeprefix("byteps."): n for series, n in counts.items() if not series.stage}
+    env = told["meta"]["env"]
+    recorded = int(env["BYTEPS_TRACE_END_STEP"]) - int(env["BYTEPS_TRACE_START_STEP"]) + 1
+    rows, _, notes = comm_spans.rows_of(comm, START_STEP)
+    steps = rows[rows["level"] == s.Level.STEP]
+    begins = {ordinal: start for ordinal, start, *_ in told["steps"]} | {len(told["steps"]): 1 << 62}
+
+    assert totals == dict.fromkeys(told["push_pull_counts"], recorded)
+    assert set(counts.values()) == {recorded}
+    assert notes == ()
+    # Steps are our ordinals, from 0, as the truth has them: each begins within the step of the program.
+    assert [
+        begins[n] * 1000 <= start < begins[n + 1] * 1000
+        for n, start in zip(steps["step"].tolist(), steps["start"].tolist(), strict=True)
+    ] == [True] * recorded
+
+
+STAGES_OF = {
+    "byteps_w2_s1/worker0/0": ("REDUCE", "COPYD2H", "PUSH", "PULL", "COPYH2D", "BROADCAST"),
+    "byteps_w2_s1/worker1/0": ("REDUCE", "COPYD2H", "PUSH", "PULL", "COPYH2D", "BROADCAST"),
+    "byteps_w1_l2_nodist/worker0/0": ("COORDINATE_REDUCE", "REDUCE", "COORDINATE_BROADCAST", "BROADCAST"),
+    "byteps_w1_l2_nodist/worker0/1": ("REDUCE", "BROADCAST"),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_partition_goes_through_its_stages_in_order(name):
+    """Each operation has the stages of its rank, inside it, one after the other, with the wait before each."""
+    batch = as_batch(comm_spans.rows_of(read_comm(real(name))))
+    rows = batch.rows[batch.is_kind(s.PHASE)]
+    parents = batch.rows[rows["parent_no"] - 1]
+    stages: dict[tuple[int, int], list[tuple[int, str, int, int]]] = {}
+    for row, stage in zip(rows, batch.lookup(lambda d: d.queue_type, object)[batch.is_kind(s.PHASE)], strict=True):
+        stages.setdefault((int(row["parent_no"]), int(row["partition"])), []).append(
+            (int(row["start"]), stage, int(row["end"]), int(row["a"]))
+        )
+    ordered = [sorted(chain, key=lambda one: (one[0], one[2])) for chain in stages.values()]
+
+    assert {tuple(stage for _, stage, _, _ in chain) for chain in ordered} == {STAGES_OF[name]}
+    assert bool(np.all(rows["start"] >= parents["start"]) and np.all(rows["end"] <= parents["end"]))
+    assert all(
+        max(0, start - end) == wait * 1000
+        for chain in ordered
+        for (_, _, end, _), (start, _, _, wait) in pairwise(chain)
+    )
+
+
+def test_spans_of_a_file_are_those_of_the_contract():
+    """An operation with its stage: names, attributes, occurrence and step, queue wait, the step around them."""
+    rows, descriptors, _ = comm_spans.rows_of(comm_of((TOTAL, TS, 100), (PUSH, TS + 30, 20)), first=10)
+    columns = ("descriptor", "step", "seq", "parent_no", "partition", "level", "start", "end", "a")
+
+    assert [tuple(row[name].item() for name in columns) for row in rows] == [
+        (0, 9, 10, 0, 0, s.Level.COLLECTIVE, TS * 1000, (TS + 100) * 1000, 0),
+        (1, 9, 10, 1, 0, s.Level.PARTITION, (TS + 30) * 1000, (TS + 50) * 1000, 30),
+        (2, 9, 0, 0, 0, s.Level.STEP, TS * 1000, (TS + 100) * 1000, 0),
+    ]
+    assert [(d.kind, d.name, d.tensor, d.key, d.queue_type) for d in descriptors] == [
+        ("collective", "push_pull", "byteps.gradient_0", 399, ""),
+        ("phase", "PUSH", "byteps.gradient_0", 399, "PUSH"),
+        ("step", "rank.step", "", -1, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "series"),
+    [
+        pytest.param(
+            "26148864",
+            str((40000 << 16 | 3) - (1 << 32)),
+            Series(PUSH.tensor, 40000 << 16 | 3, "PUSH"),
+            id="negative key",
+        ),
+        pytest.param("0.PUSH", "0.CPU_COPY_PUSH", PUSH._replace(stage="CPU_COPY_PUSH"), id="stage of a branch"),
+        pytest.param("0.PUSH", "0.COMPRESS", PUSH._replace(stage="COMPRESS"), id="stage since 0.2.5"),
+        pytest.param('"tid": "26148864"', '"tid": 26148864', PUSH, id="key as a number"),
+    ],
+)
+def test_what_varies_between_versions_is_read(old, new, series):
+    """Keys beyond 31 bits, stages of other branches, and numbers where BytePS has strings."""
+    data = text_of(comm_of((PUSH, TS, 5))).decode().replace(old, new)
+
+    assert read_comm(data.encode()).events() == [(series, TS, 5)]
+
+
+@pytest.mark.parametrize("tensor", ['a"b', 'a\\b"', 'a\\"b"', "a\nb", 'a", "pid": "x', "\x01"])
+def test_names_that_byteps_did_not_escape_are_read(tensor):
+    """BytePS escapes nothing: what breaks the JSON breaks no event, and the next ones are there too."""
+    name = f"Comm.{tensor}"
+    events = text_of(comm_of((TOTAL, TS, 7), (PUSH, TS, 5), (Series("b"), TS, 3))).decode()
+    comm = read_comm(events.replace("Comm.byteps.gradient_0", name).encode())
+    expected = [(Series(tensor), TS, 7), (PUSH._replace(tensor=tensor), TS, 5), (Series("b"), TS, 3)]
+    is_json = tensor in ("a\nb", "\x01")  # control characters are let pass
+
+    assert comm.events() == expected
+    assert bool(comm.notes) is not is_json
+
+
+def test_an_event_that_byteps_did_not_write_is_left_out_and_told():
+    """What is no complete event of a tensor is counted; those beside it are kept."""
+    strange = [
+        1,
+        {},
+        {"ph": "M", "pid": "a"},
+        {"ph": "X", "pid": "Comm.a", "name": "Comm.a.PUSH", "ts": 1, "dur": 1, "tid": "none"},
+        {"ph": "X", "pid": "Comm.a", "name": "Comm.a", "ts": float("inf"), "dur": 1, "tid": "total"},
+        {"ph": "X", "pid": "Comm.a", "name": "Comm.a", "ts": 1 << 70, "dur": 1, "tid": "total"},
+        {"ph": "X", "pid": "Comm.a", "name": "Comm.a", "ts": 5, "dur": -2, "tid": "total"},
+    ]
+    comm = read_comm(json.dumps({"traceEvents": strange}).encode())
+
+    assert (comm.events(), comm.notes) == ([(Series("a"), 5, -2)], ("6 events are none of BytePS and were left out",))
+
+
+@pytest.mark.parametrize(
+    ("data", "notes"),
+    [
+        (b"", (EMPTY,)),
+        (b" \n", (EMPTY,)),
+        (b"{", ("the file ends in its header; whatever it was to hold is missing",)),
+        (b"[", ("the file ends before its first event; whatever it was to hold is missing",)),
+        (b"hello", ("the file holds no whole trace event; it begins with 'hello'",)),
+        (b"7", ("the file is JSON, but holds no trace events",)),
+        (b"\xff\xfe\x00", ("the file holds no whole trace event; it begins with '\ufffd\ufffd\\x00'",)),
+        (b"[" * 100_000, ("the file ends inside event 1; that one is missing, and whatever came after it",)),
+    ],
+)
+def test_what_is_no_timeline_is_told_so(data, notes):
+    """Nothing crashes the reader, and it never says nothing."""
+    assert (read_comm(data).events(), read_comm(data).notes) == ([], notes)
+
+
+def prefix_of(part: list, whole: list) -> bool:
+    return part == whole[: len(part)]
+
+
+@pytest.mark.parametrize("name", COMM)
+def test_a_timeline_cut_at_any_byte_keeps_what_is_before_and_says_what_is_missing(name):
+    """Every whole event before the cut is there, none is made up, and a sentence tells of the rest."""
+    data = (FILES / name).read_bytes()
+    whole = read_comm(data)
+    end = b"\n}" if "fragment" in name else b"\n        }"
+    for cut in range(len(data.rstrip())):
+        part = read_comm(data[:cut])
+        assert prefix_of(part.events(), whole.events()), cut
+        assert len(part.notes) == 1, cut
+        assert len(part) == data[:cut].count(end), cut
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(REAL), st.floats(0, 1, exclude_max=True))
+def test_a_real_timeline_cut_anywhere_keeps_what_is_before(name, where):
+    """Also in a large file, and what was cut still becomes spans with parents."""
+    data = real(name)
+    cut = int(where * len(data.rstrip()))
+    part, whole = read_comm(data[:cut]), read_comm(data)
+
+    assert prefix_of(part.events(), whole.events())
+    assert len(part) == data[:cut].count(b"\n        }")
+    assert len(part.notes) == 1
+    assert len(comm_spans.rows_of(part).rows) >= len(part)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 6000), st.integers(0, 200))
+def test_a_damaged_timeline_never_crashes_the_reader(junk, at, length):
+    """Bytes overwritten anywhere cost the events they hit, and are told of unless they changed none."""
+    data = (FILES / "bps_hand_comm_root.json").read_bytes()
+    damaged = data[:at] + junk + data[at + length :]
+    comm = read_comm(damaged)
+
+    assert comm.notes or len(comm)
+    comm_spans.rows_of(comm)
+
+
+def test_an_event_damaged_in_the_middle_costs_no_other():
+    """The reader goes on with the next event."""
+    data = (FILES / "bps_hand_comm_root.json").read_bytes()
+    whole = read_comm(data).events()
+    comm = read_comm(data.replace(b'"dur": 24026', b'"dur" 24026', 1))
+
+    assert comm.events() == whole[1:]
+    assert comm.notes == ("1 events could not be read and are missing, the first at character 31",)
+
+
+TENSORS = st.text(max_size=12) | st.sampled_from(["byteps.Gradient.0.weight", 'q"', "b\\", "\ud800"])
+SERIES = st.builds(
+    Series, TENSORS, st.integers(0, (1 << 40) - 1), st.sampled_from(["PUSH", "PULL", "ALLGATHER_PULL_RESP"])
+) | TENSORS.map(Series)
+EVENTS = st.lists(st.tuples(SERIES, st.integers(-(10**15), 8 * 10**15), st.integers(-(10**9), 10**12)), max_size=30)
+
+
+def utf8(events: list[tuple[Series, int, int]]) -> list[tuple[Series, int, int]]:
+    return [(one._replace(tensor=one.tensor.encode("utf-8", "replace").decode()), ts, dur) for one, ts, dur in events]
+
+
+@settings(max_examples=300, deadline=None)
+@given(EVENTS)
+def test_what_is_written_is_read_again(events):
+    """Whatever names, keys, stages and times: the file is plain JSON, and nothing is lost or changed."""
+    data = text_of(comm_of(*events))
+    read = read_comm(data)
+
+    assert sorted(read.events()) == sorted(utf8(events))
+    assert read.notes == ()
+    assert len(json.loads(data)["traceEvents"]) == len(events)
+    assert text_of(read) == data
+
+
+@settings(max_examples=200, deadline=None)
+@given(EVENTS, st.integers(1, 1000))
+def test_spans_of_a_file_written_and_read_again_are_the_same(events, first):
+    """From the file's spans to a file, and to spans: every row, column by column."""
+    rows = comm_spans.rows_of(read_comm(text_of(comm_of(*events))), first)
+    again = comm_spans.rows_of(read_comm(text_of(comm_spans.comm_of(as_batch(rows)))), first)
+
+    assert again.rows.tobytes() == rows.rows.tobytes()
+    assert again.descriptors == rows.descriptors
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_timeline_that_lost_a_total_hangs_stages_by_time(name):
+    """Where counts do not agree, a stage belongs to the last total that began before it."""
+    comm = read_comm(real(name))
+    rows = comm_spans.rows_of(comm).rows[: len(comm)]
+    without_one = np.arange(len(comm)) != 3  # the fourth total of the first tensor
+    cut = replace(comm, which=comm.which[without_one], ts=comm.ts[without_one], dur=comm.dur[without_one])
+    found = comm_spans.rows_of(cut).rows[: len(cut)]
+    whose = np.append(0, np.arange(len(comm))[without_one] + 1)  # the old number of each row
+    of_others = rows["parent_no"][without_one] != 4
+
+    assert np.array_equal(whose[found["parent_no"]][of_others], rows["parent_no"][without_one][of_others])
+    assert set(whose[found["parent_no"]][~of_others].tolist()) == {3}
+
+
+# -- server_profile.json ------------------------------------------------------------------------
+
+
+def test_a_server_profile_is_read_as_requests():
+    """Ends belong to the earliest open begin of the same key and name, though workers interleave."""
+    profile = read_profile((FILES / "bps_hand_server_profile_unclosed.json").read_bytes())
+    at = 1_569_331_999_234_742
+
+    assert profile.requests == [
+        Request("push", 9, 27000832, at, at + 36),
+        Request("pull", 9, 27000832, at + 136, at + 301),
+        Request("push", 11, 27000832, at + 156, at + 189),
+        Request("pull", 11, 27000832, at + 260, at + 340),
+    ]
+    assert (profile.server, profile.servers) == (0, 1)
+    assert profile.notes == (
+        "the file is not closed behind event 8; whatever came after it is missing",
+        "no server closed this file, and up to 8 KB more were lost with it",
+    )
+
+
+def test_a_servers_share_of_the_keys_is_taken_off():
+    """On server 1 of 2 a key is beyond 2**53; less the server's offset it is the workers' key."""
+    profile = read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes())
+
+    assert (profile.server, profile.servers, [r.key for r in profile.requests]) == (1, 2, [7 << 16 | 3])
+    assert read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes(), servers=4).server == 2
+
+
+def test_a_killed_server_leaves_what_it_flushed():
+    """8191 bytes, cut inside a token: the last begin has no end, and the note says so."""
+    profile = read_profile((FILES / "bps_emul_server_profile_killed_8191B.json").read_bytes())
+    whole = [request for request in profile.requests if request.end is not None]
+
+    assert (len(profile.requests), len(whole)) == (45, 44)
+    assert profile.notes[0].startswith("the file ends inside event 90;")
+    assert profile.notes[-1] == "1 pushes and pulls have no end in the file"
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_a_server_profile_cut_at_any_byte_keeps_what_is_before(name):
+    """Every whole event before the cut counts, and a sentence tells of the rest."""
+    data = (FILES / name).read_bytes()
+    whole = [request[:4] for request in read_profile(data).requests]
+    for cut in range(len(data) + 1):
+        part = read_profile(data[:cut])
+        assert part.notes, cut
+        assert prefix_of([request[:4] for request in part.requests], whole), cut
+        assert len(part.requests) == len(re.findall(rb'\{"name[^}]*"B"[^}]*\}', data[:cut])), cut
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_a_server_profile_is_written_as_it_was_and_closed(name):
+    """The same lines, then the end that no server ever wrote; plain JSON."""
+    data = (FILES / name).read_bytes()
+    text = b"".join(write_profile(read_profile(data)))
+    events = json.loads(text)["traceEvents"]
+    lines = data.rpartition(b"}")[0] + b"}"
+
+    assert text == lines + b"\n\t]\n}\n"
+    assert len(events) == lines.count(b'"ph"')
+    assert read_profile(text).notes in ((), ("1 pushes and pulls have no end in the file",)) or "server1of2" in name
+
+
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from(["push", "pull"]), st.sampled_from([9, 11, 13]), st.integers(0, 3), st.integers(0, 50)),
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(REQUESTS, st.integers(0, 3), st.booleans())
+def test_requests_written_are_read_again(chosen, server, last_is_open):
+    """One request of a worker and key at a time, as it is: profile, spans and file say the same."""
+    now, requests = 0, []
+    for operation, sender, key, length in chosen:
+        requests.append(Request(operation, sender, 5 << 16 | key, TS + now, TS + now + length))
+        now += length
+    if requests and last_is_open:
+        requests[-1] = requests[-1]._replace(end=None)
+    profile = Profile(requests, server, 4)
+    data = b"".join(write_profile(profile))
+    read = read_profile(data, servers=4)
+    rows = server_spans.rows_of(profile, {5: "t"})
+
+    assert sorted(read.requests, key=str) == sorted(requests, key=str)
+    assert not requests or read.server == server
+    assert server_spans.profile_of(as_batch(rows, "server", server, 4)).requests == requests
+
+
+def test_a_pulls_wait_is_told_from_its_transfer():
+    """A pull is answered when every worker's push is in: until then it waits."""
+    requests = [
+        Request("push", 9, 1 << 16, 0, 10),
+        Request("pull", 9, 1 << 16, 20, 90),
+        Request("push", 11, 1 << 16, 60, 70),
+        Request("pull", 11, 1 << 16, 75, 95),
+    ]
+    rows, descriptors, _ = server_spans.rows_of(Profile(requests), {1: "weight"}, local_size=2)
+
+    assert [
+        (descriptors[r["descriptor"]].name, r["b"], r["seq"], r["step"], r["a"]) for r in rows.tolist() and rows
+    ] == [
+        ("push", 1, 1, 0, 0),
+        ("pull", 1, 1, 0, 50),
+        ("push", 3, 1, 0, 0),
+        ("pull", 3, 1, 0, 0),
+    ]
+    assert {d.tensor for d in descriptors} == {"weight"}
+
+
+# -- ps-lite, and which file is which -----------------------------------------------------------
+
+
+def test_a_van_profile_is_read_and_written():
+    """One line for each message: which partition, push or pull, when."""
+    data = (FILES / "pslite_hand_van_server.txt").read_bytes()
+    van = read_van(data)
+
+    assert van.messages == [
+        Message(0, "server", "push", 1569331999234742),
+        Message(1, "server", "push", 1569331999234801),
+        Message(0, "server", "pull", 1569331999235010),
+    ]
+    assert (van.notes, write_van(van)) == ((), data)
+
+
+def test_a_van_profile_cut_at_any_byte_keeps_its_whole_lines():
+    """A number that was cut is not taken for one; only a cut between two lines leaves no trace."""
+    data = (FILES / "pslite_hand_van_server.txt").read_bytes()
+    whole = read_van(data).messages
+    for cut in range(len(data)):
+        part = read_van(data[:cut])
+        assert part.messages == whole[: data[:cut].count(b"\n")]
+        assert bool(part.notes) is not data[:cut].endswith(b"\n")
+    assert read_van(b"x\n") == VanProfile([], ("1 lines are none of a van profile and were left out",))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "kind"),
+    [
+        *((name, None, Kind.SERVER if "profile" in name else Kind.COMM) for name in SMALL),
+        ("pslite_hand_van_server.txt", None, Kind.VAN),
+        ("comm.json", b"", Kind.COMM),
+        ("server_profile.json", b"{", Kind.SERVER),
+        ("pslite_profile_van_worker_17", b"", Kind.VAN),
+        ("what.txt", b"", Kind.COMM),
+    ],
+)
+def test_a_file_tells_what_it_is(name, head, kind):
+    """Content first, since files get renamed; the name of what is still empty."""
+    head = (FILES / name).read_bytes() if head is None else head
+
+    assert kind_of(name, head) is kind

@@ -1,0 +1,67 @@
+"""ByteScheduler's timeline: read in whatever state, and nothing lost on the way to spans and back."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_dltrace.cli.main import main
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.formats.bytescheduler import Bar, bars_of, read_schedule, rows_of, write_schedule
+from otel_dltrace.model.spans import Process, SpanBatch
+from tests.byteps_files import FILES
+
+PATH = FILES / "bytescheduler_hand.json"
+BARS = [Bar("weight_0", "PUSHQUEUE", 1201, 1302), Bar("weight_0", "PUSHCOMMUNICATION", 1303, 2044)]
+
+
+def test_a_timeline_is_read_though_a_comma_is_too_many():
+    """The comma behind the last event is the format's; nothing is missing."""
+    assert read_schedule(PATH.read_bytes()) == (BARS, ())
+
+
+def test_a_timeline_cut_at_any_byte_keeps_what_is_before():
+    """Whole bars stay, and a sentence tells of the rest."""
+    data = PATH.read_bytes()
+    for cut in range(len(data.rstrip())):
+        bars, notes = read_schedule(data[:cut])
+        assert (bars, bool(notes)) == (BARS[: len(bars)], True), cut
+        assert len(bars) == len(re.findall(rb'"E"[^}]*}', data[:cut])), cut
+
+
+@pytest.mark.parametrize(
+    ("events", "note"),
+    [
+        ([7, {"ph": "B"}], "2 events are none of ByteScheduler and were left out"),
+        ([{"ph": "E", "pid": 0, "name": "x", "ts": 1}], "1 begins or ends are without the other and were left out"),
+        ([{"ph": "B", "pid": 0, "name": "x", "ts": 1}], "1 begins or ends are without the other and were left out"),
+    ],
+)
+def test_what_is_no_bar_is_told(events, note):
+    """It is counted, and nothing is made of it."""
+    assert read_schedule(json.dumps(events).encode()) == ([], (note,))
+
+
+TEXT = st.text(max_size=9).map(lambda text: text.encode("utf-8", "replace").decode())
+ONE = st.builds(Bar, TEXT, TEXT, st.integers(-(10**6), 10**15), st.integers(0, 10**15))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ONE, max_size=20))
+def test_bars_written_are_read_again(bars):
+    """Whatever the names: file, spans and file say the same."""
+    rows = rows_of(bars)
+
+    assert read_schedule(write_schedule(bars)) == (bars, ())
+    assert bars_of(SpanBatch(rows.rows, rows.descriptors, Process(1, None))) == bars
+
+
+def test_the_command_imports_a_timeline(tmp_path, capsys):
+    """The bars are spans, and it is said that their times are not of the day."""
+    assert main(["import", "bytescheduler", str(PATH), "-o", str(tmp_path / "RUN")]) == 0
+    (batch,) = read_run(tmp_path / "RUN")
+
+    assert bars_of(batch) == BARS
+    assert "since its profiler began" in capsys.readouterr().out

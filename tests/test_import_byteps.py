@@ -1,0 +1,260 @@
+"""`otel-dltrace import byteps` and the way back: real files become a run on which everything works."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from otel_dltrace.cli.main import main
+from otel_dltrace.export.as_sent import as_sent
+from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.attributes import number_columns, span_attributes
+from tests.byteps_files import FILES, REAL, SMALL, real, unpack
+
+
+def imported(tmp_path, *paths, options=()):
+    """Import *paths* into a new run directory; return it."""
+    run = tmp_path / "RUN"
+    assert main(["import", "byteps", *map(str, paths), "-o", str(run), *options]) == 0
+    return run
+
+
+@pytest.fixture
+def two_workers(tmp_path):
+    """A run imported from two real workers, which recorded from step 5 on."""
+    return imported(tmp_path, unpack("byteps_w2_s1", tmp_path / "files"), options=("--start-step", "5"))
+
+
+def test_a_run_of_two_workers_is_whole(two_workers, capsys):
+    """Every event is a span, each worker a rank on a machine of its own, and the run says where it is from."""
+    batches = read_run(two_workers)
+    binds = [batch.process.bind for batch in batches]
+
+    assert [(bind.rank, bind.local_rank, bind.node_rank, bind.world_size) for bind in binds] == [
+        (0, 0, 0, 2),
+        (1, 0, 1, 2),
+    ]
+    assert [int((~batch.is_kind(s.STEP)).sum()) for batch in batches] == [924, 924]
+    assert [sorted(set(batch["step"].tolist())) for batch in batches] == [[*range(4, 15)]] * 2
+    assert [(drain["ended"], drain["summary"]["spans"]) for drain in read_summaries(two_workers)] == [(True, 935)] * 2
+
+
+def test_spans_carry_what_byteps_says(two_workers):
+    """An operation names its tensor and key, a stage its queue type, key, partition and the wait in its queue."""
+    batch = read_run(two_workers)[0]
+    columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
+    pushes = np.flatnonzero(batch.lookup(lambda d: d.name == "PUSH", bool))
+    push = int(pushes[0])
+    operation = int(batch.rows["parent_no"][push]) - 1
+    tensor = {s.DL_TENSOR_NAME: "byteps.Gradient.0.weight", s.DL_COMM_BACKEND: "byteps", s.DL_TIME_SOURCE: "host_done"}
+
+    assert batch["parent_id"][push] == batch["span_id"][operation]
+    assert span_attributes(batch, operation, columns) == {
+        s.DL_COMM_OPERATION: "push_pull",
+        s.DL_COMM_ASYNC: False,
+        **tensor,
+        s.DL_STEP: 4,
+        s.DL_COMM_SEQ: 5,
+        s.DL_COMM_SIZE: 0,
+        s.DL_KEY: 65536,
+    }
+    found = span_attributes(batch, push, columns)
+    assert found.pop(s.DL_QUEUE_WAIT) > 0
+    assert found == {**tensor, s.DL_QUEUE_TYPE: "PUSH", s.DL_STEP: 4, s.DL_KEY: 65536, s.DL_PARTITION: 0}
+
+
+@pytest.mark.parametrize("run", ["byteps_w2_s1", "byteps_w1_l2_nodist"])
+def test_import_and_export_give_the_same_files(run, tmp_path):
+    """Folders, names and every byte."""
+    files = unpack(run, tmp_path / "files")
+    out = tmp_path / "out"
+    assert main(["export", str(imported(tmp_path, files)), "--to", "byteps", "-o", str(out)]) == 0
+    inner = files / "worker0" if run.endswith("nodist") else files  # of one machine, no folder is needed
+
+    def contents(folder):
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
+
+    assert contents(out) == contents(inner)
+
+
+def test_local_ranks_of_one_machine_share_its_clock(tmp_path):
+    """The folder is the local rank; ranks of one folder above are on one host."""
+    batches = read_run(imported(tmp_path, unpack("byteps_w1_l2_nodist", tmp_path / "files")))
+
+    assert [(b.rank, b.process.bind.local_rank, b.process.bind.node_rank) for b in batches] == [(0, 0, 0), (1, 1, 0)]
+    assert len({batch.process.boot_id for batch in batches}) == 1
+
+
+def test_the_same_files_give_the_same_ids(tmp_path):
+    """Wherever they lie: nothing is doubled in a back end, and another file gives others."""
+    files = unpack("byteps_w2_s1", tmp_path / "files")
+    first = imported(tmp_path, files)
+    shutil.move(files, tmp_path / "moved")
+    (tmp_path / "again").mkdir()
+    again = imported(tmp_path / "again", tmp_path / "moved")
+    (tmp_path / "one").mkdir()
+    one = imported(tmp_path / "one", tmp_path / "moved" / "worker0")
+
+    def ids(run):
+        return [batch["span_id"].tolist() for batch in read_run(run)]
+
+    assert ids(again) == ids(first)
+    assert len({number for of_rank in ids(first) for number in of_rank}) == 2 * 935
+    assert not set(ids(one)[0]) & set(ids(first)[0])
+
+
+def test_all_that_reads_runs_reads_an_imported_one(two_workers, tmp_path, capsys):
+    """The report joins the push_pulls of both workers, and every exporter writes them."""
+    capsys.readouterr()
+    assert main(["report", str(two_workers), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    for form in ("chrome", "otlp"):
+        assert main(["export", str(two_workers), "--to", form, "-o", str(tmp_path / form)]) == 0
+    trace = json.loads((tmp_path / "chrome").read_text())
+
+    assert (report["guards"]["ranks"], report["guards"]["steps"]) == ([0, 1], [4, 14])
+    assert (report["waits"]["joined"], report["waits"]["incomplete"]) == (132, 0)
+    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == 2 * 935
+    # A trace for each step, with the root that all ranks share.
+    assert sum(len(batch) for batch in as_sent([two_workers])) == 2 * 935 + 11
+    assert all(batch["parent_id"].all() for batch in as_sent([two_workers]) if len(batch) > 11)
+
+
+def test_servers_join_the_workers(tmp_path, capsys):
+    """A server's spans are in the traces of the same steps, and name the tensors that the workers know."""
+    folder = tmp_path / "files"
+    (folder / "0").mkdir(parents=True)
+    comm = (FILES / "bps_hand_comm_root.json").read_bytes().replace(b"26148864", b"27000832")
+    (folder / "0" / "comm.json").write_bytes(comm)
+    shutil.copy(FILES / "bps_hand_server_profile_unclosed.json", folder / "server_profile.json")
+    shutil.copy(FILES / "pslite_hand_van_server.txt", folder / "x_van_server")
+    run = imported(tmp_path, folder, options=("--start-step", "1"))
+    van, server, worker = sorted(read_run(run), key=len)
+    out = tmp_path / "out.json"
+
+    assert [(b.process.bind.role, b.rank) for b in (van, server, worker)] == [
+        ("server", 0),
+        ("server", 0),
+        ("worker", 0),
+    ]
+    assert [server.descriptor_of(i).tensor for i in range(4)] == ["byteps.gradient_0"] * 4
+    assert {tuple(map(int, (row["step"], row["seq"], row["b"]))) for row in server.rows} == {(0, 1, 0), (0, 1, 1)}
+    assert main(["export", str(run), "--to", "byteps-server", "-o", str(out)]) == 0
+    text = (FILES / "bps_hand_server_profile_unclosed.json").read_text()
+    assert out.read_text() == text.rstrip() + "\n\t]\n}\n"
+    capsys.readouterr()
+
+
+def test_several_servers_are_written_apart(tmp_path):
+    """They overwrote each other's file in BytePS; each is told from the others by its share of the keys."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number, name in enumerate(
+        ("bps_hand_server_profile_unclosed.json", "bps_hand_server1of2_profile_unclosed.json")
+    ):
+        shutil.copy(FILES / name, folder / f"server_profile_{number}.json")
+    run = imported(tmp_path, folder)
+    out = tmp_path / "out"
+
+    assert main(["export", str(run), "--to", "byteps-server", "-o", str(out)]) == 0
+    assert [b.process.bind.rank for b in read_run(run)] == [0, 1]
+    keys = {
+        path.parent.name: {e["pid"] for e in json.loads(path.read_text())["traceEvents"]}
+        for path in out.rglob("*.json")
+    }
+    assert keys == {"0": {27000832}, "1": {9223372036855234562}}
+
+
+@pytest.mark.parametrize("name", [*SMALL, "pslite_hand_van_server.txt"])
+def test_every_sample_is_imported_or_refused_in_words(name, tmp_path, capsys):
+    """What holds no event makes no run, and says why; all else makes one."""
+    run = tmp_path / "RUN"
+    code = main(["import", "byteps", str(FILES / name), "-o", str(run)])
+    said = capsys.readouterr()
+
+    assert (code, run.exists()) == ((2, False) if "empty" in name else (0, True))
+    assert "spans from 1 file\n" in said.out or "there is nothing to import" in said.err
+    assert list(tmp_path.iterdir()) == ([run] if run.exists() else [])
+
+
+def test_a_cut_file_says_what_is_missing(tmp_path, capsys):
+    """The sentence names the file, is printed, and stays with the run."""
+    path = tmp_path / "0" / "comm.json"
+    path.parent.mkdir()
+    path.write_bytes(real(REAL[0])[:100_000])
+    run = imported(tmp_path, tmp_path, options=("--start-step", "5"))
+    (drain,) = read_summaries(run)
+
+    note = f"{path}: the file ends inside event 278; that one is missing, and whatever came after it"
+    assert f"note: {note}\n" in capsys.readouterr().out
+    assert note in drain["summary"]["notes"]
+
+
+def test_a_clock_that_was_set_back_is_kept_and_does_no_harm(tmp_path, capsys):
+    """The file comes back as it was; viewers and back ends get no span that ends before it begins."""
+    folder = tmp_path / "traces"
+    (folder / "0").mkdir(parents=True)
+    data = (FILES / "bps_hand_comm_root.json").read_bytes().replace(b'"dur": 24026', b'"dur": -24026')
+    (folder / "0" / "comm.json").write_bytes(data)
+    run = imported(tmp_path, folder)
+    assert "1 events end before they begin: the clock was set back" in capsys.readouterr().out
+    for form in ("byteps", "otlp", "chrome"):
+        assert main(["export", str(run), "--to", form, "-o", str(tmp_path / form)]) == 0
+    spans = [
+        span
+        for line in (tmp_path / "otlp").read_text().splitlines()
+        for span in json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    ]
+
+    assert (tmp_path / "byteps" / "0" / "comm.json").read_bytes() == data
+    assert [span["name"] for span in spans if int(span["endTimeUnixNano"]) < int(span["startTimeUnixNano"])] == []
+    assert all(event.get("dur", 0) >= 0 for event in json.loads((tmp_path / "chrome").read_text())["traceEvents"])
+
+
+def test_what_the_files_do_not_say_is_told(tmp_path, capsys):
+    """Which occurrence comes first, which machine, which local rank."""
+    for name in ("b10", "b9"):
+        path = tmp_path / name / "comm.json"
+        path.parent.mkdir()
+        path.write_bytes((FILES / "bps_hand_comm_root.json").read_bytes())
+    imported(tmp_path, tmp_path)
+    said = capsys.readouterr().out
+
+    assert "its folder is not named after a local rank; it was taken for 0" in said
+    assert "b9 is node 0, b10 is node 1" in said
+    assert "give --start-step" in said
+
+
+@pytest.mark.parametrize(
+    ("paths", "error"),
+    [
+        (["nowhere"], "nowhere: No such file or directory"),
+        (["."], "holds no comm.json, server_profile.json or van profile of BytePS"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused(paths, error, tmp_path, capsys, monkeypatch):
+    """With exit code 2, one sentence, and nothing left behind."""
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["import", "byteps", *paths, "-o", "RUN"]) == 2
+    assert error in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_import_never_adds_to_a_run(two_workers, capsys):
+    """What is there stays as it is."""
+    assert main(["import", "byteps", str(FILES), "-o", str(two_workers)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert len(read_run(two_workers)) == 2
+
+
+@pytest.mark.parametrize("form", ["byteps", "byteps-server"])
+def test_a_run_without_push_pulls_is_no_timeline(form, tmp_path, capsys):
+    """Nothing is written for what BytePS's files cannot hold."""
+    run = imported(tmp_path, FILES / "pslite_hand_van_server.txt")
+
+    assert main(["export", str(run), "--to", form, "-o", str(tmp_path / "out")]) == 2
+    assert "is in there" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,155 @@
+"""The report by key: a planted delay is found from the workers and from the servers, for each key and partition."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, keys
+from otel_dltrace.analysis.spread import Spread
+from otel_dltrace.cli.main import main
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.report.json import to_json
+from otel_dltrace.report.keys import write_keys
+from tests.byteps_files import unpack
+from tests.runs import MS, Rank
+
+TENSORS = ("conv.weight", "fc.weight")
+STEPS, PARTITIONS = 10, 2
+
+
+def pushed(late: float = 30.0, slow_partition: float = 4.0) -> list[SpanBatch]:
+    """Return two workers and a server; worker 1 begins *late* ms later, a tensor's last partition takes longer."""
+    workers = [Rank(rank, 2) for rank in range(2)]
+    server = Rank(0, 2, role="server", nonce=9)
+    for step in range(STEPS):
+        for declared, tensor in enumerate(TENSORS):
+            begins = [step * 200.0 + declared * 50 + rank * late for rank in range(2)]
+            for rank, (worker, begin) in enumerate(zip(workers, begins, strict=True)):
+                end = max(begins) + 10 + slow_partition
+                operation = Descriptor(s.COLLECTIVE, s.PUSH_PULL, backend="byteps", tensor=tensor, key=declared)
+                worker.add(operation, step, begin, end, seq=step + 1, level=Level.COLLECTIVE, b=-1)
+                for partition in range(PARTITIONS):
+                    slower = slow_partition * partition
+                    pull = (max(begins) + 4, max(begins) + 6 + slower)
+                    _stage(worker, tensor, declared, partition, step, "PUSH", begin + 1, begin + 3, wait=1)
+                    _stage(worker, tensor, declared, partition, step, "PULL", *pull, wait=pull[0] - begin - 3)
+                    for name, at, over, wait in (
+                        ("push", begin + 2, begin + 3, 0),
+                        ("pull", begin + 4, pull[1], max(begins) - begin),
+                    ):
+                        request = Descriptor(s.PHASE, name, tensor=tensor, key=declared)
+                        fields = {"a": round(wait * 1000), "b": rank, "level": Level.PARTITION, "partition": partition}
+                        server.add(request, step, at, over, seq=step + 1, **fields)
+    return [worker.batch() for worker in (*workers, server)]
+
+
+def _stage(
+    rank: Rank, tensor: str, key: int, partition: int, step: int, name: str, begin: float, end: float, wait: float
+):
+    d = Descriptor(s.PHASE, name, backend="byteps", tensor=tensor, key=key, queue_type=name)
+    rank.add(d, step, begin, end, seq=step + 1, partition=partition, a=round(wait * 1000), level=Level.PARTITION, b=-1)
+
+
+def spread_of(count: int, ms: float) -> Spread:
+    ns = round(ms * MS)
+    return Spread(count, count * ns, ns, ns, ns, ns)
+
+
+def test_a_planted_delay_is_named_by_workers_and_by_servers():
+    """Worker 1 comes last by the 30 ms that were planted, to every push_pull and with every push."""
+    found = keys(pushed())
+    pushes = STEPS * len(TENSORS)
+
+    assert found.ranks == (
+        RankArrivals(0, Last(0, 0, pushes, 0), Last(0, 0, 2 * pushes, 0)),
+        RankArrivals(1, Last(1, pushes, pushes, 30 * MS), Last(1, 2 * pushes, 2 * pushes, 30 * MS)),
+    )
+    assert {key.last for key in found.workers} == {Last(1, STEPS, STEPS, 30 * MS)}
+    assert {key.last for key in found.servers} == {Last(1, STEPS, STEPS, 30 * MS)}
+
+
+def test_a_key_is_told_by_stage_and_partition():
+    """What the workers saw of a tensor: how long it took, each stage and its queue, the partition that took longest."""
+    (key, _) = sorted(keys(pushed(late=0)).workers, key=lambda key: key.key)
+
+    assert (key.key, key.tensor, key.partitions, key.time) == (0, "conv.weight", 2, spread_of(20, 14))
+    assert [(stage.name, stage.wait) for stage in key.stages] == [
+        ("PUSH", spread_of(40, 1)),
+        ("PULL", spread_of(40, 1)),
+    ]
+    assert [stage.time.p50 for stage in key.stages] == [2 * MS, 4 * MS]
+    assert (key.slowest.partition, key.slowest.time, key.slowest.others) == (1, spread_of(20, 10), 6 * MS)
+    assert key.last is None
+
+
+def test_a_server_tells_waiting_from_transfer():
+    """The first worker's pull waits until the last one's push is in; the rest is transfer."""
+    key = next(key for key in keys(pushed()).servers if key.key == (1 << 16 | 1))
+
+    assert (key.server, key.tensor, key.partition) == (0, "fc.weight", 1)
+    assert (key.gather, key.push) == (spread_of(STEPS, 30), spread_of(2 * STEPS, 1))
+    assert (key.wait.max, key.wait.count, key.transfer.p50) == (30 * MS, 2 * STEPS, 6 * MS)
+
+
+def test_a_push_that_is_missing_or_doubled_tells_nobody_last():
+    """Of half an occurrence nobody can say who came last to it."""
+    server = pushed()[-1]
+    of_first = (server["seq"] == 1) & server.lookup(lambda d: d.name == "push", bool)
+    without = server.take(~(of_first & (server["b"] == 1)))
+    doubled = replace(server, rows=server.rows.copy())
+    doubled.rows["b"][of_first] = 0
+
+    for batch in (without, doubled):
+        assert {key.last for key in keys([batch]).servers} == {Last(1, STEPS - 1, STEPS - 1, 30 * MS)}
+
+
+def test_the_report_by_key_names_the_rank_the_key_and_the_partition():
+    """In words first, then a row for each key."""
+    out = io.StringIO()
+    write_keys(keys(pushed()), Console(file=out, width=130, color_system=None))
+    text = out.getvalue()
+
+    assert "Seen from the workers, rank 1 comes last most often: 20 of 20 times, by 30.0 ms (p50)." in text
+    assert "Seen from the servers, rank 1 comes last most often: 40 of 40 times, by 30.0 ms (p50)." in text
+    assert "The key that takes longest is 0 conv.weight: 29.0 ms (p50), most of it in PULL" in text
+    assert "rank 1: 10 of 10, 30.0 ms" in text
+    assert "fc.weight [1]" in text
+
+
+def test_json_holds_all_that_the_report_by_key_says():
+    """Programs read the same result, in ns."""
+    found = keys(pushed())
+    read = json.loads(to_json(found))
+
+    assert set(read) == {"schema", *Keys.__dataclass_fields__}
+    assert read["ranks"][1]["servers"] == {"rank": 1, "times": 40, "arrivals": 40, "late": 30 * MS}
+
+
+@pytest.mark.parametrize("batches", [[], [Rank().collective(0, 0, 1, 1).batch()]], ids=["no spans", "no push_pull"])
+def test_a_run_without_keys_says_so(batches):
+    """Nothing is made up for a run that has no parameter server."""
+    out = io.StringIO()
+    write_keys(keys(batches), Console(file=out, width=130))
+
+    assert out.getvalue() == "No push_pull is in there: --by key tells of the tensors of a parameter server.\n"
+
+
+def test_the_command_reports_a_real_run_by_key(tmp_path, capsys):
+    """Files of real BytePS: every tensor has its row, with the stages that were recorded."""
+    run = str(tmp_path / "RUN")
+    assert main(["import", "byteps", str(unpack("byteps_w2_s1", tmp_path / "files")), "-o", run]) == 0
+    capsys.readouterr()
+    assert main(["report", run, "--by", "key", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert main(["report", run, "--by", "key"]) == 0
+
+    stages = {"REDUCE", "COPYD2H", "PUSH", "PULL", "COPYH2D", "BROADCAST"}
+    assert [{stage["name"] for stage in key["stages"]} for key in read["workers"]] == [stages] * 12
+    assert sorted(key["key"] for key in read["workers"]) == [n << 16 for n in range(12)]
+    assert "byteps.Gradient.10.bias" in capsys.readouterr().out
