@@ -1,0 +1,49 @@
+"""Start a push_pull job: its servers, and its workers with their local ranks.
+
+    otel-dltrace pushpull launch --workers 2 --local-ranks 2 --servers 2 -- python train.py
+    otel-dltrace pushpull serve      one server, as DMLC_* and PUSHPULL_* describe it
+
+Over several hosts: start each server with `serve`, and on each host its worker with --only-worker and --root. All
+need the same PUSHPULL_TOKEN. The exit code is that of the process that failed first.
+"""
+
+import argparse
+import os
+
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.launch import Plan, launch
+from otel_dltrace.pushpull.options import read_env
+
+_ONE_OR_MORE = {"workers": 1, "local_ranks": 1, "servers": 0}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action", help="launch or serve")
+    starts = actions.add_parser("launch", help="start servers and workers on this host, and end them together")
+    starts.add_argument("--workers", type=int, default=1, metavar="N", help="machines, or what stands for them (1)")
+    starts.add_argument("--local-ranks", type=int, default=1, metavar="N", help="training processes of a worker (1)")
+    starts.add_argument("--servers", type=int, default=1, metavar="N", help="parameter servers (1)")
+    starts.add_argument("--only-worker", type=int, metavar="ID", help="start this worker alone; needs --root")
+    starts.add_argument("--root", default="", metavar="HOST:PORT", help="where server 0 listens (a free port here)")
+    starts.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each local rank runs")
+    actions.add_parser("serve", help="run one server in the foreground")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start what is asked for; return its exit code."""
+    if args.action == "serve":
+        from otel_dltrace.pushpull.server import serve
+
+        serve(*read_env(os.environ))
+        return 0
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not program:
+        raise ConfigError("launch: no program given; write it after --, as in: ... launch -- python train.py")
+    for name, least in _ONE_OR_MORE.items():
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: there must be {least} or more")
+    if args.only_worker is not None and not args.root:
+        raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
+    plan = Plan(program, args.workers, args.local_ranks, args.servers, args.root, args.only_worker)
+    return launch(plan, os.environ)

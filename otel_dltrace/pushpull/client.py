@@ -1,0 +1,158 @@
+"""A worker's side of the wire: it finds the servers, keeps a session with each, and pushes and pulls."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.options import Options
+from otel_dltrace.pushpull.transport import WELCOME, credential, method, open_channel, pack_json, unpack_json
+from otel_dltrace.pushpull.wire import Request, encode
+
+Done = Callable[[bytes, PushPullError | None], None]
+"""Called on a thread of gRPC's with the answer, or with why there is none."""
+
+_AFTER_THE_SERVER_S = 5.0
+_LEAVING_S = 2.0
+
+
+class Servers:
+    """The servers of the job, as the root of one worker sees them."""
+
+    def __init__(self, layout: Layout, options: Options, failed: Callable[[PushPullError], None]) -> None:
+        self.layout = layout
+        self.options = options
+        self.addresses: list[str] = []
+        self._failed = failed
+        self._channels: list[grpc.Channel] = []
+        self._pushes: list[grpc.UnaryUnaryMultiCallable] = []
+        self._pulls: list[grpc.UnaryUnaryMultiCallable] = []
+        self._closing = False
+
+    def open(self) -> None:
+        """Connect to all servers; return when all workers have done so.
+
+        Raises:
+            PeerLostError: Not all are there within the timeout, or a server refuses us.
+        """
+        with open_channel(self.options.root, self.options) as channel:
+            self.addresses = list(unpack_json(self._call(channel, self.options.root, "Servers", b""))["addresses"])
+        welcomes = []
+        for number, address in enumerate(self.addresses):
+            channel = open_channel(address, self.options)
+            self._channels.append(channel)
+            self._pushes.append(channel.unary_unary(method("Push")))
+            self._pulls.append(channel.unary_unary(method("Pull")))
+            welcomes.append(self._open_session(number, channel))
+        for number, welcome in enumerate(welcomes):
+            if not welcome.wait(self.options.timeout_s):
+                raise PeerLostError(f"not all workers came to {self._where(number)} in {self.options.timeout_s:g} s")
+
+    def push(
+        self, server: int, request: Request, payload: bytes | memoryview, extra: Mapping[str, str], done: Done
+    ) -> None:
+        """Send a partition; *done* is called when the server has it."""
+        self._start(self._pushes[server], server, encode(request, payload), extra, done)
+
+    def pull(self, server: int, request: Request, extra: Mapping[str, str], done: Done) -> None:
+        """Ask for a partition; *done* is called with it when all workers have pushed theirs."""
+        self._start(self._pulls[server], server, encode(request), extra, done)
+
+    def initialize(self, server: int, request: Request, payload: memoryview) -> None:
+        """Give an asynchronous key its first value, if it has none."""
+        self._call(self._channels[server], self.addresses[server], "Initialize", encode(request, payload))
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye, with a *reason* if the job cannot go on without us; never raise."""
+        self._closing = True
+        body = pack_json(worker=self.layout.worker, reason=reason)
+        metadata = (credential(self.options),)
+        leaving = [
+            channel.unary_unary(method("Leave")).future(body, metadata=metadata, timeout=_LEAVING_S)
+            for channel in self._channels
+        ]
+        for call in leaving:
+            call.exception()
+        for channel in self._channels:
+            channel.close()
+
+    def _call(self, channel: grpc.Channel, address: str, name: str, body: bytes) -> bytes:
+        """Return the answer to one of the small calls."""
+        call = channel.unary_unary(method(name))
+        metadata = (credential(self.options),)
+        try:
+            return bytes(call(body, metadata=metadata, timeout=self.options.timeout_s, wait_for_ready=True))
+        except grpc.RpcError as error:
+            raise _error_of(error, f"the server at {address}") from None
+
+    def _start(
+        self, call: grpc.UnaryUnaryMultiCallable, server: int, body: bytes, extra: Mapping[str, str], done: Done
+    ) -> None:
+        metadata = (credential(self.options), *extra.items())
+        future = call.future(body, metadata=metadata, timeout=self.options.timeout_s + _AFTER_THE_SERVER_S)
+        future.add_done_callback(lambda ended: self._finish(ended, server, done))
+
+    def _finish(self, ended: grpc.Future, server: int, done: Done) -> None:
+        if self._closing:
+            return
+        error = ended.exception()
+        if error is None:
+            done(ended.result(), None)
+        else:
+            done(b"", _error_of(error, self._where(server)))
+
+    def _open_session(self, number: int, channel: grpc.Channel) -> threading.Event:
+        welcome = threading.Event()
+        body = pack_json(worker=self.layout.worker, num_workers=self.layout.num_workers)
+        metadata = (credential(self.options),)
+        session = channel.unary_stream(method("Session"))(body, metadata=metadata, wait_for_ready=True)
+        threading.Thread(
+            target=self._listen, args=(number, session, welcome), name=f"pushpull-session-{number}", daemon=True
+        ).start()
+        return welcome
+
+    def _listen(self, number: int, session: grpc.Call, welcome: threading.Event) -> None:
+        """Wait for what the server has to say: all are there; the job cannot go on; or nothing more at all."""
+        said = f"{self._where(number)} closed the session"
+        try:
+            for message in session:
+                if message == WELCOME:
+                    welcome.set()
+                else:
+                    said = bytes(message).decode(errors="replace")
+        except grpc.RpcError as error:
+            said = str(_error_of(error, self._where(number)))
+        if not self._closing:
+            self._failed(PeerLostError(said))
+        welcome.set()
+
+    def _where(self, number: int) -> str:
+        return f"server {number} at {self.addresses[number]}"
+
+
+_MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
+    # The first two are the server's own sentences.
+    grpc.StatusCode.ABORTED: (PeerLostError, "{details}"),
+    grpc.StatusCode.INVALID_ARGUMENT: (MismatchError, "{details}"),
+    grpc.StatusCode.FAILED_PRECONDITION: (MismatchError, "{where} refuses us: {details}"),
+    grpc.StatusCode.UNAUTHENTICATED: (
+        PeerLostError,
+        "{where} refuses us: {details}; is PUSHPULL_TOKEN the same everywhere?",
+    ),
+    grpc.StatusCode.UNAVAILABLE: (PeerLostError, "{where} is gone or cannot be reached ({details})"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (PeerLostError, "{where} did not answer in time; set PUSHPULL_TIMEOUT higher?"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (
+        MismatchError,
+        "{where} refuses us: {details}; is BYTEPS_PARTITION_BYTES the same everywhere?",
+    ),
+}
+
+
+def _error_of(error: BaseException, where: str) -> PushPullError:
+    """Return what *error* of gRPC means to a user."""
+    if not isinstance(error, grpc.Call):
+        return PeerLostError(f"{where}: {error}")
+    kind, sentence = _MEANING.get(error.code(), (PeerLostError, "{where}: {details}"))
+    return kind(sentence.format(where=where, details=error.details()))

@@ -1,0 +1,341 @@
+"""The worker: it cuts tensors into partitions and moves these through their stages, a thread for each stage."""
+
+import itertools
+import os
+import threading
+import time
+from functools import partial
+
+from otel_dltrace.pushpull import trace
+from otel_dltrace.pushpull.buffers import fingerprint, make_buffers
+from otel_dltrace.pushpull.client import Servers
+from otel_dltrace.pushpull.compression import COMPRESSIBLE, Compressor
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.keys import PARTITION_BITS, key_of, partition_bound, partitions, server_of
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.options import Options
+from otel_dltrace.pushpull.peers import Peers
+from otel_dltrace.pushpull.queues import StageQueue
+from otel_dltrace.pushpull.stages import Q, Signal, stage_list, waits
+from otel_dltrace.pushpull.tasks import Operation, Task, Tensor
+from otel_dltrace.pushpull.wire import DTYPES, Values
+from otel_dltrace.pushpull.work import Work
+
+_PACKING = (Q.COMPRESS, Q.DECOMPRESS)
+_SERVED = (Q.PUSH, Q.PULL, Q.COPYH2D)
+_SERVER_S = 5.0
+
+
+class Engine:
+    """One training process's part in the job, from `start` to `stop`."""
+
+    def __init__(self, layout: Layout, options: Options) -> None:
+        self.layout = layout
+        self.options = options
+        self.bound = partition_bound(options.partition_bytes, layout.local_size)
+        self.error: PushPullError | None = None
+        self._lock = threading.RLock()
+        self._tensors: dict[str, Tensor] = {}
+        self._under_way: dict[int, Operation] = {}
+        self._numbers = itertools.count(1)
+        self._process = os.getpid()
+        self._stopped = False
+        self._peers = Peers(layout, options, self)
+        remote = layout.distributed and layout.is_root
+        self._servers = Servers(layout, options, self.fail) if remote else None
+        self._work = Work(layout, self._peers, self._servers, self._ended)
+        self._queues = self._make_queues()
+        self._by_signal = {queue.wait.signal: queue for queue in self._queues.values() if queue.wait}
+
+    def start(self) -> None:
+        """Meet the other local ranks and the servers.
+
+        Raises:
+            PeerLostError: One of them did not come, or refuses us.
+        """
+        try:
+            self._peers.open()
+            if self._servers is not None:
+                self._servers.open()
+            if self.error is not None:
+                raise self.error
+        except PushPullError as error:
+            self.fail(error)
+            raise
+        for queue in self._queues.values():
+            number = self.options.compress_threads if queue.queue in _PACKING else 1
+            for _ in range(number):
+                threading.Thread(
+                    target=self._loop, args=(queue,), name=f"pushpull-{queue.queue.name}", daemon=True
+                ).start()
+
+    def stop(self) -> None:
+        """Say goodbye to all others; whatever is under way fails."""
+        if self._stopped or self._process != os.getpid():
+            return
+        self._end(PushPullError("pushpull was shut down"), "")
+
+    def declare(self, name: str, priority: int = 0, compressor: Compressor | None = None) -> Tensor:
+        """Give *name* its key: processes of a job declare the same names in the same order."""
+        with self._lock:
+            tensor = self._tensors.get(name)
+            if tensor is None:
+                tensor = self._tensors[name] = Tensor(name, len(self._tensors), priority, compressor)
+            return tensor
+
+    def push_pull(self, tensor: Tensor, values: Values, *, average: bool, initial: Values | None = None) -> Operation:
+        """Begin to replace *values* by their sum over all processes of the job, or their mean.
+
+        Args:
+            tensor: What `declare` returned.
+            values: Flat and contiguous; not to be touched until the operation is done.
+            average: Whether to divide by the number of processes.
+            initial: With this the key is asynchronous: a server's value, at first *initial*, to which *values*
+                are added, and which comes back at once.
+
+        Raises:
+            PushPullError: The job cannot go on.
+            MismatchError: The tensor is not what it was before, or is under way already.
+        """
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            self._settle(tensor, values)
+            divisor = self.layout.size if average else 1
+            number, round_ = next(self._numbers), tensor.rounds
+            operation = Operation(number, tensor, values, divisor, initial is not None, round_)
+            operation.tasks = self._cut(operation)
+            operation.remaining = len(operation.tasks)
+            self._under_way[number] = operation
+            tensor.rounds += 1
+        if initial is not None and not round_:
+            self._initialize(operation, initial)
+        self._begin(operation)
+        return operation
+
+    def wait(self, operation: Operation) -> None:
+        """Return when *operation* is done.
+
+        Raises:
+            PushPullError: It cannot be done, or nobody answered within the timeout.
+        """
+        limit = self.options.timeout_s
+        if not operation.done.wait(limit) and not (
+            self._is_served(operation) and operation.done.wait(limit + _SERVER_S)
+        ):
+            late = f"{operation.tensor.name!r} is not done after {limit:g} s: {self._where(operation)}"
+            self.fail(PeerLostError(late))
+        if operation.error is not None:
+            raise operation.error
+
+    def fail(self, error: PushPullError) -> None:
+        """Give up, with all that is under way, and tell the others why."""
+        self._end(error, str(error))
+
+    def signalled(self, source: int, signal: Signal, key: int, mark: int) -> None:
+        """Take in the word of another local rank."""
+        self._by_signal[signal].signalled(source, key, mark)
+
+    def left(self, source: int) -> None:
+        """Note that another local rank has shut down."""
+        for queue in self._queues.values():
+            queue.left(source)
+
+    def _make_queues(self) -> dict[Q, StageQueue]:
+        wait = waits(self.layout)
+        stages = stage_list(self.layout, compressed=True)
+        queues = {stage: StageQueue(stage, wait.get(stage)) for stage in stages}
+        if self.options.credit and self.layout.is_signal_root:
+            queues[Q.REDUCE].credit = self.bound * self.options.credit
+        return queues
+
+    def _settle(self, tensor: Tensor, values: Values) -> None:
+        """See that *tensor* can be pushed; at its first time work out what follows from its size."""
+        dtype = str(values.dtype)
+        if tensor.busy:
+            raise MismatchError(f"{tensor.name!r} is being pushed already; wait for it, or use another name")
+        if tensor.buffers is None:
+            self._shape(tensor, dtype, values.nbytes)
+        elif (dtype, values.nbytes) != (tensor.dtype, tensor.nbytes):
+            raise MismatchError(
+                f"{tensor.name!r} had {tensor.nbytes} bytes of {tensor.dtype}, now {values.nbytes} of {dtype}; "
+                "use another name"
+            )
+        tensor.busy = True
+
+    def _shape(self, tensor: Tensor, dtype: str, nbytes: int) -> None:
+        if dtype not in DTYPES:
+            raise MismatchError(f"{tensor.name!r} is of dtype {dtype}; only {', '.join(DTYPES)} can be pushed")
+        number = len(partitions(nbytes, self.bound))
+        if number >> PARTITION_BITS:
+            raise MismatchError(f"{tensor.name!r} has {number} partitions; set BYTEPS_PARTITION_BYTES higher")
+        big = nbytes >= self.options.min_compress_bytes and dtype in COMPRESSIBLE
+        compressor = tensor.compressor if big else None
+        tensor.stages = stage_list(self.layout, compressor is not None)
+        if compressor is not None and self._servers is not None:
+            tensor.packers = [compressor.packer() for _ in range(number)]
+        tensor.mark = fingerprint(tensor.name, dtype, nbytes)
+        tensor.buffers = make_buffers(self.layout, self.options.folder, tensor.declared_key, tensor.mark, nbytes)
+        tensor.dtype, tensor.nbytes = dtype, nbytes
+
+    def _cut(self, operation: Operation) -> list[Task]:
+        tasks = []
+        servers = self.layout.num_servers if self._servers else 0
+        for index, (offset, size) in enumerate(partitions(operation.values.nbytes, self.bound)):
+            key = key_of(operation.tensor.declared_key, index)
+            server = server_of(key, servers, self.options.key_hash) if servers else None
+            tasks.append(Task(operation, index, key, offset, size, server))
+        return tasks
+
+    def _initialize(self, operation: Operation, initial: Values) -> None:
+        if self._servers is None:
+            return
+        for task in operation.tasks:
+            assert task.server is not None
+            request = task.request(self.layout.worker, self.layout.rank, 0)
+            self._servers.initialize(task.server, request, initial.view("u1")[task.extent].data)
+
+    def _begin(self, operation: Operation) -> None:
+        if trace.observer is not None:
+            tensor, now = operation.tensor, time.monotonic_ns()
+            trace.observer(
+                trace.TensorEnqueued(
+                    operation.number,
+                    tensor.name,
+                    tensor.declared_key,
+                    operation.round,
+                    len(operation.tasks),
+                    tensor.nbytes,
+                    tensor.dtype,
+                    tensor.priority,
+                    now,
+                )
+            )
+        for task in operation.tasks:
+            self._enqueue(task)
+        if not operation.tasks:
+            self._complete(operation, None)
+
+    def _enqueue(self, task: Task) -> None:
+        if trace.observer is not None:
+            task.enqueued_ns, task.started_ns = time.monotonic_ns(), 0
+        self._queues[task.queue].put(task)
+
+    def _loop(self, queue: StageQueue) -> None:
+        """Do one stage's work until the engine stops."""
+        do = self._work.table[queue.queue]
+        try:
+            while (task := queue.take()) is not None:
+                if trace.observer is not None:
+                    self._trace_start(task)
+                if do(task):
+                    self._proceed(task)
+        except PushPullError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - a stage's bug has to reach whoever waits for the tensor
+            self.fail(PushPullError(f"{queue.queue.name} failed: {type(error).__name__}: {error}"))
+
+    def _ended(self, task: Task, error: PushPullError | None) -> None:
+        """Go on with a partition that a server has answered for."""
+        if error is not None:
+            self.fail(error)
+        elif self.error is None:
+            self._proceed(task)
+
+    def _proceed(self, task: Task) -> None:
+        """Move a partition to its next stage, or out."""
+        if trace.observer is not None:
+            self._trace_finish(task)
+        self._queues[task.queue].finished(task)
+        operation = task.operation
+        if task.at + 1 < len(operation.tensor.stages):
+            task.at += 1
+            self._enqueue(task)
+            return
+        task.payload, task.through = b"", True
+        with self._lock:
+            operation.remaining -= 1
+            last = not operation.remaining
+        if last:
+            self._complete(operation, None)
+
+    def _complete(self, operation: Operation, error: PushPullError | None) -> None:
+        with self._lock:
+            if self._under_way.pop(operation.number, None) is None:
+                return  # the engine gave up in the meantime
+        operation.error = error
+        tensor = operation.tensor
+        if error is None and self.layout.is_root and tensor.buffers is not None:
+            tensor.buffers.unlink()
+        if trace.observer is not None:
+            kind = type(error).__name__ if error else None
+            trace.observer(trace.TensorCompleted(operation.number, tensor.name, time.monotonic_ns(), kind))
+        tensor.busy = False
+        operation.done.set()
+
+    def _end(self, error: PushPullError, reason: str) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            self.error = error
+            open_ones = list(self._under_way.values())
+        for queue in self._queues.values():
+            queue.close()
+        # First tell the others: whoever waits here may end the process as soon as it learns of the error.
+        self._peers.close(reason)
+        if self._servers is not None:
+            # On a thread of its own: we may be on one of gRPC's, which has to go on for the goodbye to get through.
+            leaving = threading.Thread(target=partial(self._servers.close, reason), name="pushpull-goodbye")
+            leaving.start()
+            if not reason:
+                leaving.join()
+        for operation in open_ones:
+            self._complete(operation, error)
+
+    def _is_served(self, operation: Operation) -> bool:
+        """Return whether *operation* waits for a server, which has the same timeout and knows who is late."""
+        task = _slowest(operation)
+        return self.layout.distributed and task is not None and task.queue in _SERVED
+
+    def _where(self, operation: Operation) -> str:
+        """Say what keeps the partition of *operation* that is furthest behind."""
+        task = _slowest(operation)
+        if task is None:
+            return "its last partition has just come"
+        ranks = self._queues[task.queue].waiting_for(task.key)
+        reason = f", waiting for local rank {', '.join(map(str, ranks))}" if ranks else ""
+        return f"partition {task.partition} is at {task.queue.name}{reason}"
+
+    def _trace_start(self, task: Task) -> None:
+        task.started_ns = time.monotonic_ns()
+        if trace.observer is not None:
+            enqueued = task.enqueued_ns or task.started_ns  # nobody observed when it was put into the queue
+            trace.observer(trace.StageStarted(*_facts(task), enqueued, task.started_ns))
+
+    def _trace_finish(self, task: Task) -> None:
+        if trace.observer is not None and task.started_ns:
+            finished = time.monotonic_ns()
+            enqueued = task.enqueued_ns or task.started_ns
+            trace.observer(trace.StageFinished(*_facts(task), enqueued, task.started_ns, finished))
+
+
+def _slowest(operation: Operation) -> Task | None:
+    """Return the partition that is furthest behind."""
+    waiting = (task for task in operation.tasks if not task.through)
+    return min(waiting, key=lambda task: task.at, default=None)
+
+
+def _facts(task: Task) -> "tuple[int, str, int, int, Q, int, int, int | None]":
+    operation = task.operation
+    server = task.server if task.queue in {Q.PUSH, Q.PULL} else None
+    return (
+        operation.number,
+        operation.tensor.name,
+        task.key,
+        task.partition,
+        task.queue,
+        task.nbytes,
+        operation.round,
+        server,
+    )

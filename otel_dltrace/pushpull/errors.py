@@ -1,0 +1,15 @@
+"""What a user of push_pull can run into; each message says what, where, and what to do."""
+
+from otel_dltrace.model.errors import DltraceError
+
+
+class PushPullError(DltraceError, RuntimeError):
+    """Base of the errors of this room."""
+
+
+class PeerLostError(PushPullError):
+    """Another process of the job died, left, or cannot be reached."""
+
+
+class MismatchError(PushPullError, ValueError):
+    """Processes of one job that disagree about a tensor or about the job itself."""

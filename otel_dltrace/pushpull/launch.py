@@ -1,0 +1,191 @@
+"""Start the processes of a job on this host, and end them together."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from otel_dltrace.model.errors import ConfigError
+
+SERVE = (sys.executable, "-m", "otel_dltrace", "pushpull", "serve")
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is started."""
+
+    program: Sequence[str]
+    workers: int = 1
+    local_ranks: int = 1
+    servers: int = 1
+    root: str = ""
+    """Where server 0 listens; an own port of the loopback if empty."""
+    only_worker: int | None = None
+    """Start this worker alone; the rest of the job is on other hosts, and *root* says where."""
+    grace_s: float = 5.0
+    """How long the others have, once one has failed, to say why and end by themselves."""
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    process: "subprocess.Popen[bytes]"
+    server: bool = False
+
+
+@dataclass(slots=True)
+class _Job:
+    """The processes, and the signal that was sent to us to end them."""
+
+    children: list[_Child] = field(default_factory=list)
+    received: int = 0
+
+    def running(self, servers: bool) -> list[_Child]:
+        return [child for child in self.children if child.server <= servers and child.process.poll() is None]
+
+    def failed(self) -> _Child | None:
+        """Return a child that ended with an error."""
+        return next((child for child in self.children if child.process.poll()), None)
+
+    def send(self, number: int) -> None:
+        """Send a signal to every child and what it started."""
+        for child in self.running(servers=True):
+            with suppress(ProcessLookupError):
+                os.killpg(child.process.pid, number)
+
+    def wait(self, seconds: float, servers: bool) -> None:
+        """Wait for workers, and servers too if asked to, but not longer."""
+        end = time.monotonic() + seconds
+        while self.running(servers) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
+
+def launch(plan: Plan, env: Mapping[str, str]) -> int:
+    """Run *plan* to its end; return 0, or the exit code of the process that failed first.
+
+    A worker that ends with an error ends the job: the others have a moment to say what they miss, then they are
+    killed. Servers end once their workers have.
+
+    Raises:
+        ConfigError: The program cannot be started.
+    """
+    job = _Job()
+    memory = tempfile.TemporaryDirectory(prefix="dltrace-pushpull-", dir=_memory())
+    with memory as folder, _root(plan) as root, _forwarding(job):
+        try:
+            _start(job, plan, {**env, **_common(plan, root, env)}, Path(folder))
+            return _watch(job, plan.grace_s)
+        finally:
+            job.send(signal.SIGKILL)
+            for child in job.children:
+                child.process.wait()
+
+
+def _watch(job: _Job, grace_s: float) -> int:
+    while job.running(servers=False) and job.failed() is None and not job.received:
+        time.sleep(_POLL_S)
+    first = job.failed()
+    if first is None and not job.received:
+        job.wait(grace_s, servers=True)
+        job.send(signal.SIGTERM)  # a server whose workers never came does not know that they are gone
+        job.wait(grace_s, servers=True)
+        return 0
+    if first is not None:
+        sys.stderr.write(f"otel-dltrace: {first.name} {_ended(first.process.returncode)}; ending the others\n")
+        job.wait(grace_s, servers=False)
+    job.send(job.received or signal.SIGTERM)
+    job.wait(grace_s, servers=True)
+    code = first.process.returncode if first else -job.received
+    return code if code >= 0 else 128 - code
+
+
+def _ended(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
+def _common(plan: Plan, root: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that all processes of the job have."""
+    host, _, port = root.rpartition(":")
+    return {
+        "DMLC_NUM_WORKER": str(plan.workers),
+        "DMLC_NUM_SERVER": str(plan.servers),
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_PS_ROOT_PORT": port,
+        "BYTEPS_LOCAL_SIZE": str(plan.local_ranks),
+        "PUSHPULL_TOKEN": env.get("PUSHPULL_TOKEN") or secrets.token_hex(16),
+        # As torchrun does: each process with a thread per core would have them all wait for each other.
+        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),
+        # A DataLoader's forked workers do not talk to servers, and gRPC would log a line about each of them.
+        "GRPC_ENABLE_FORK_SUPPORT": env.get("GRPC_ENABLE_FORK_SUPPORT", "0"),
+    }
+
+
+def _start(job: _Job, plan: Plan, env: dict[str, str], folder: Path) -> None:
+    if plan.only_worker is None:
+        for server in range(plan.servers):
+            role = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(server)}
+            job.children.append(_Child(f"server {server}", _spawn(SERVE, env | role), server=True))
+    workers = range(plan.workers) if plan.only_worker is None else (plan.only_worker,)
+    for worker in workers:
+        meeting = folder / str(worker)
+        meeting.mkdir(mode=0o700)
+        for local_rank in range(plan.local_ranks):
+            role = {
+                "DMLC_ROLE": "worker",
+                "DMLC_WORKER_ID": str(worker),
+                "BYTEPS_LOCAL_RANK": str(local_rank),
+                "PUSHPULL_DIR": str(meeting),
+            }
+            name = f"local rank {local_rank} of worker {worker}"
+            job.children.append(_Child(name, _spawn(plan.program, env | role)))
+
+
+def _spawn(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    try:
+        # A session of its own: a signal then reaches what the program starts, too, and comes but once.
+        return subprocess.Popen(command, env=env, start_new_session=True)
+    except OSError as error:
+        raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from None
+
+
+def _memory() -> str | None:
+    shared = "/dev/shm"  # noqa: S108 - the folder in it is ours alone
+    return shared if Path(shared).is_dir() and shutil.disk_usage(shared).free else None
+
+
+@contextmanager
+def _root(plan: Plan) -> Iterator[str]:
+    """Give the address of server 0; its port is held for it until the job has ended."""
+    if plan.root:
+        yield plan.root
+        return
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # the server binds it as well
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+@contextmanager
+def _forwarding(job: _Job) -> Iterator[None]:
+    """Have the signals that end us end the job."""
+
+    def received(number: int, _frame: object) -> None:
+        job.received = number
+
+    before = {number: signal.signal(number, received) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

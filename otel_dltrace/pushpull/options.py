@@ -1,0 +1,144 @@
+"""The one place that reads pushpull's variables, from a mapping it is given."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.keys import HASHES
+from otel_dltrace.pushpull.layout import Layout
+
+Env = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM format. With *ca* each side asks the other for a certificate that it signed."""
+
+    certificate: Path | None
+    key: Path | None
+    ca: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a job's processes agree on, and where they meet."""
+
+    partition_bytes: int = 4_096_000
+    credit: int = 0
+    """Partitions in flight; 0 is no limit, and first come, first served."""
+    key_hash: str = "djb2"
+    min_compress_bytes: int = 65_536
+    compress_threads: int = 1
+    asynchronous: bool = False
+    timeout_s: float = 300.0
+    """How long one process waits for another before it calls that one lost."""
+    root: str = "127.0.0.1:9000"
+    """Where server 0 listens, which knows the others."""
+    host: str = "127.0.0.1"
+    """The address that this process's server listens at, and tells the others."""
+    server: int = 0
+    """Which server this process is, if it is one."""
+    token: str = ""
+    """The job's secret."""
+    tls: Tls | None = None
+    folder: Path = Path("/dev/shm")  # noqa: S108 - shared memory is what it is for; what is made in it is private
+    """Where the local ranks of a worker meet: sockets and shared memory."""
+
+
+def read_env(env: Env) -> tuple[Layout, Options]:
+    """Return the layout and the options that *env* gives this process.
+
+    Raises:
+        ConfigError: A value that cannot be used, or no token.
+    """
+    layout = Layout(
+        worker=_number(env, "DMLC_WORKER_ID", 0),
+        num_workers=_number(env, "DMLC_NUM_WORKER", 1, least=1),
+        local_rank=_number(env, "BYTEPS_LOCAL_RANK", 0),
+        local_size=_number(env, "BYTEPS_LOCAL_SIZE", 1, least=1),
+        num_servers=_number(env, "DMLC_NUM_SERVER", 0),
+        pcie_switch_size=_number(env, "BYTEPS_PCIE_SWITCH_SIZE", 8, least=1),
+        force_distributed=_number(env, "BYTEPS_FORCE_DISTRIBUTED", 0) == 1,
+    )
+    _check(layout, env)
+    options = Options(
+        partition_bytes=_number(env, "BYTEPS_PARTITION_BYTES", 4_096_000, least=1),
+        credit=_number(env, "BYTEPS_SCHEDULING_CREDIT", 0),
+        key_hash=_hash(env),
+        min_compress_bytes=_number(env, "BYTEPS_MIN_COMPRESS_BYTES", 65_536),
+        compress_threads=max(1, _number(env, "BYTEPS_THREADPOOL_SIZE", 1)),
+        asynchronous=_number(env, "BYTEPS_ENABLE_ASYNC", 0) != 0,
+        timeout_s=_seconds(env, "PUSHPULL_TIMEOUT", 300.0),
+        root=f"{env.get('DMLC_PS_ROOT_URI') or '127.0.0.1'}:{_number(env, 'DMLC_PS_ROOT_PORT', 9000)}",
+        host=env.get("DMLC_NODE_HOST") or "127.0.0.1",
+        server=_number(env, "DMLC_SERVER_ID", 0),
+        token=env.get("PUSHPULL_TOKEN", ""),
+        tls=_tls(env),
+        folder=Path(env.get("PUSHPULL_DIR") or _default_folder(env, layout)),
+    )
+    return layout, options
+
+
+def _check(layout: Layout, env: Env) -> None:
+    limits = (
+        ("BYTEPS_LOCAL_RANK", layout.local_rank, layout.local_size),
+        ("DMLC_WORKER_ID", layout.worker, layout.num_workers),
+    )
+    for name, value, limit in limits:
+        if value >= limit:
+            raise ConfigError(f"{name}={value} is one of {limit}: the highest is {limit - 1}")
+    if layout.distributed and not layout.num_servers:
+        raise ConfigError("DMLC_NUM_SERVER is not set: several workers need one server or more")
+    if not env.get("PUSHPULL_TOKEN") and (layout.distributed or layout.local_size > 1):
+        raise ConfigError(
+            "PUSHPULL_TOKEN is not set: give all processes of the job the same secret, as the launcher does"
+        )
+
+
+def _number(env: Env, name: str, default: int, least: int = 0) -> int:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{name}={text!r} is not a whole number from {least}")
+    return int(text)
+
+
+def _seconds(env: Env, name: str, default: float) -> float:
+    text = env.get(name, "").strip()
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e7:
+        raise ConfigError(f"{name}={text!r} is not a number of seconds over 0")
+    return value
+
+
+def _hash(env: Env) -> str:
+    name = env.get("BYTEPS_KEY_HASH_FN") or "djb2"
+    if name not in HASHES:
+        raise ConfigError(f"BYTEPS_KEY_HASH_FN={name!r} is none of {', '.join(HASHES)}")
+    return name
+
+
+def _tls(env: Env) -> Tls | None:
+    certificate, key, ca = (
+        Path(env[name]) if env.get(name) else None
+        for name in ("PUSHPULL_TLS_CERT", "PUSHPULL_TLS_KEY", "PUSHPULL_TLS_CA")
+    )
+    if certificate is None and key is None and ca is None:
+        return None
+    if (certificate is None) != (key is None):
+        raise ConfigError("PUSHPULL_TLS_CERT and PUSHPULL_TLS_KEY go together: one of them is not set")
+    return Tls(certificate, key, ca)
+
+
+def _default_folder(env: Env, layout: Layout) -> Path:
+    """Return a folder that the local ranks of one worker find without being told."""
+    shared = Path("/dev/shm")  # noqa: S108 - as above
+    parent = shared if shared.is_dir() else Path(tempfile.gettempdir())
+    return parent / f"dltrace-pushpull-{os.getuid()}-{env.get('DMLC_PS_ROOT_PORT') or 9000}-{layout.worker}"

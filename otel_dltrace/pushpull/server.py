@@ -1,0 +1,281 @@
+"""The gRPC server around a `Store`: one event loop, so that the store needs no lock and a waiting pull no thread."""
+
+import asyncio
+import itertools
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull import trace
+from otel_dltrace.pushpull.compression import pack_sum, unpack
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.options import Options
+from otel_dltrace.pushpull.store import Store
+from otel_dltrace.pushpull.transport import (
+    SERVICE,
+    WELCOME,
+    channel_options,
+    client_credentials,
+    credential,
+    is_ours,
+    method,
+    pack_json,
+    server_credentials,
+    unpack_json,
+)
+from otel_dltrace.pushpull.wire import Request, decode
+
+T = TypeVar("T")
+Context = Any
+"""``grpc.aio.ServicerContext``, which is generic over messages; ours are bytes."""
+
+
+class Server:
+    """One server of a job; server 0 also knows where the others are."""
+
+    def __init__(self, layout: Layout, options: Options) -> None:
+        if not options.token:
+            raise ConfigError("PUSHPULL_TOKEN is not set: a server has to know its job's secret")
+        self.options = options
+        self.store = Store(layout.num_workers)
+        self.num_servers = max(1, layout.num_servers)
+        self.addresses: dict[int, str] = {}
+        self.changed = asyncio.Condition()
+        self._sums: dict[tuple[int, int], asyncio.Event] = {}
+        self._numbers = itertools.count(1)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the methods, each behind the check of the token."""
+        unary = {
+            "Register": self._register,
+            "Servers": self._servers,
+            "Leave": self._leave,
+            "Initialize": self._initialize,
+            "Push": self._push,
+            "Pull": self._pull,
+        }
+        table = {name: grpc.unary_unary_rpc_method_handler(self._guarded(call)) for name, call in unary.items()}
+        table["Session"] = grpc.unary_stream_rpc_method_handler(self._session)
+        return grpc.method_handlers_generic_handler(SERVICE, table)
+
+    async def deserted(self) -> None:
+        """Return when all workers have come and gone."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.store.deserted)
+
+    def _guarded(
+        self, call: Callable[[bytes, Context], Awaitable[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def answer(body: bytes, context: Context) -> bytes:
+            await self._check_caller(context)
+            try:
+                return await call(body, context)
+            except PeerLostError as error:
+                await context.abort(grpc.StatusCode.ABORTED, str(error))
+            except (MismatchError, ValueError, KeyError, TypeError) as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort has raised")
+
+        return answer
+
+    async def _check_caller(self, context: Context) -> None:
+        if not is_ours(context.invocation_metadata(), self.options):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this job's")
+
+    async def _register(self, body: bytes, _context: Context) -> bytes:
+        fields = unpack_json(body)
+        async with self.changed:
+            self.addresses[int(fields["server"])] = str(fields["address"])
+            self.changed.notify_all()
+        return b""
+
+    async def _servers(self, _body: bytes, _context: Context) -> bytes:
+        async with self.changed:
+            await self.changed.wait_for(lambda: len(self.addresses) >= self.num_servers)
+        return pack_json(addresses=[self.addresses[number] for number in sorted(self.addresses)])
+
+    async def _leave(self, body: bytes, _context: Context) -> bytes:
+        fields = unpack_json(body)
+        await self._let_go(int(fields["worker"]), str(fields["reason"]))
+        return b""
+
+    async def _session(self, body: bytes, context: Context) -> AsyncIterator[bytes]:
+        """Last as long as the worker does; its end without a word from the worker is the worker's death."""
+        await self._check_caller(context)
+        fields = unpack_json(body)
+        worker = int(fields["worker"])
+        try:
+            self.store.join(worker, int(fields["num_workers"]))
+        except MismatchError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        try:
+            await self._until(lambda: self.store.complete)
+            if not self.store.failure:
+                yield WELCOME
+            await self._until(lambda: worker in self.store.left)
+            if self.store.failure:
+                yield self.store.failure.encode()
+        finally:
+            # In its own task: the one we are in may be cancelled, and the condition has to be taken.
+            lost = asyncio.ensure_future(self._let_go(worker, "its connection closed; it died or was killed"))
+            await asyncio.shield(lost)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+            await self.changed.wait_for(lambda: condition() or bool(self.store.failure))
+
+    async def _let_go(self, worker: int, reason: str) -> None:
+        async with self.changed:
+            self.store.leave(worker, reason)
+            self.changed.notify_all()
+        for event in self._sums.values():
+            event.set()
+
+    async def _initialize(self, body: bytes, _context: Context) -> bytes:
+        request, payload = decode(body)
+        self.store.initialize(request, unpack(request, payload))
+        return b""
+
+    async def _push(self, body: bytes, context: Context) -> bytes:
+        request, payload = decode(body)
+        number = self._begin("push", request, context, time.monotonic_ns())
+        error = None
+        try:
+            if self.store.push(request, unpack(request, payload)):
+                self._wake(request)
+        except (PeerLostError, MismatchError) as failure:
+            error = type(failure).__name__
+            raise
+        finally:
+            self._end(number, "push", request, 0, 0, error)
+        return b""
+
+    async def _pull(self, body: bytes, context: Context) -> bytes:
+        request, _ = decode(body)
+        arrived, waited, answer, error = time.monotonic_ns(), 0, b"", None
+        number = self._begin("pull", request, context, arrived)
+        try:
+            packing, total = await self._sum(request)
+            waited = time.monotonic_ns() - arrived
+            answer = bytes([packing]) + pack_sum(packing, total)
+        except (PeerLostError, MismatchError) as failure:
+            error = type(failure).__name__
+            raise
+        finally:
+            self._end(number, "pull", request, len(answer), waited, error)
+        return answer
+
+    async def _sum(self, request: Request) -> tuple[int, Any]:
+        """Return what *request* pulls, once all workers have pushed it."""
+        end = time.monotonic() + self.options.timeout_s
+        while (found := self.store.pull(request)) is None:
+            event = self._sums.setdefault((request.key, request.round), asyncio.Event())
+            try:
+                await asyncio.wait_for(event.wait(), end - time.monotonic())
+            except asyncio.TimeoutError:
+                absent = ", ".join(map(str, self.store.missing(request)))
+                raise PeerLostError(
+                    f"no push of {request.name!r} (key {request.key}, round {request.round}) from worker {absent} "
+                    f"within {self.options.timeout_s:g} s"
+                ) from None
+            if not self.store.failure and self.store.missing(request):
+                event.clear()  # somebody left who had pushed: the others are still waited for
+        return found
+
+    def _wake(self, request: Request) -> None:
+        """Let the pulls go on that wait for what *request* completed."""
+        if event := self._sums.pop((request.key, request.round), None):
+            event.set()
+
+    def _begin(self, kind: str, request: Request, context: Context, arrived: int) -> int:
+        if trace.observer is None:
+            return 0
+        number = next(self._numbers)
+        metadata = {key: value for key, value in context.invocation_metadata() if key != credential(self.options)[0]}
+        trace.observer(
+            trace.ServerRequestStarted(
+                number,
+                kind,
+                request.name,
+                request.key,
+                request.round,
+                request.worker,
+                request.rank,
+                request.nbytes,
+                metadata,
+                arrived,
+            )
+        )
+        return number
+
+    @staticmethod
+    def _end(number: int, kind: str, request: Request, sent: int, waited: int, error: str | None) -> None:
+        if trace.observer is None or not number:
+            return
+        now = time.monotonic_ns()
+        trace.observer(
+            trace.ServerRequestFinished(
+                number, kind, request.key, request.round, request.rank, sent, waited, now, error
+            )
+        )
+
+
+def serve(layout: Layout, options: Options) -> None:
+    """Serve one job until its workers are gone, in whichever way, or a signal ends it."""
+    asyncio.run(_serve(layout, options))
+
+
+async def _serve(layout: Layout, options: Options) -> None:
+    server = Server(layout, options)
+    listener = grpc.aio.server(options=[*channel_options(options), ("grpc.so_reuseport", 1)])
+    listener.add_generic_rpc_handlers((server.handlers(),))
+    port = _bind(listener, options)
+    await listener.start()
+    await _tell_address(server, f"{options.host}:{port}", options)
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    waiting = {asyncio.ensure_future(server.deserted()), asyncio.ensure_future(ended.wait())}
+    _, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    await listener.stop(grace=1.0)
+
+
+def _bind(listener: Any, options: Options) -> int:
+    """Listen: server 0 at the job's root port, the others wherever there is room."""
+    wanted = f"{options.host}:{options.root.rpartition(':')[2] if options.server == 0 else 0}"
+    try:
+        if options.tls is None:
+            return int(listener.add_insecure_port(wanted))
+        return int(listener.add_secure_port(wanted, server_credentials(options.tls)))
+    except RuntimeError:
+        raise ConfigError(f"server {options.server} cannot listen at {wanted}; is the port taken?") from None
+
+
+async def _tell_address(server: Server, address: str, options: Options) -> None:
+    if options.server == 0:
+        server.addresses[0] = address
+        return
+    body = pack_json(server=options.server, address=address)
+    async with _aio_channel(options) as channel:
+        register = channel.unary_unary(method("Register"))
+        metadata = (credential(options),)
+        try:
+            await register(body, metadata=metadata, timeout=options.timeout_s, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise PeerLostError(
+                f"server 0 at {options.root} cannot be told of server {options.server}: {error.details()}"
+            ) from None
+
+
+def _aio_channel(options: Options) -> Any:
+    if options.tls is None:
+        return grpc.aio.insecure_channel(options.root, channel_options(options))
+    return grpc.aio.secure_channel(options.root, client_credentials(options.tls), channel_options(options))

@@ -1,0 +1,103 @@
+"""What is under way: a declared tensor, one push_pull of it, and the partitions of that."""
+
+import threading
+from dataclasses import dataclass, field
+
+from otel_dltrace.model.queue_types import QueueType
+from otel_dltrace.pushpull.buffers import Buffers
+from otel_dltrace.pushpull.compression import Compressor, Packer
+from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.wire import Request, Values
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor by its name. What follows from its size is known once it was pushed."""
+
+    name: str
+    declared_key: int
+    priority: int = 0
+    compressor: Compressor | None = None
+    dtype: str = ""
+    nbytes: int = 0
+    mark: int = 0
+    stages: tuple[QueueType, ...] = ()
+    buffers: Buffers | None = None
+    packers: list[Packer] = field(default_factory=list)
+    rounds: int = 0
+    busy: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One push_pull: *values* are pushed, and become what comes back, divided by *divisor*."""
+
+    number: int
+    tensor: Tensor
+    values: Values
+    divisor: int
+    asynchronous: bool
+    round: int
+    tasks: "list[Task]" = field(default_factory=list)
+    remaining: int = 0
+    error: PushPullError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One partition on its way through its stages."""
+
+    operation: Operation
+    partition: int
+    key: int
+    offset: int
+    nbytes: int
+    server: int | None
+    at: int = 0
+    """Index of the stage that it is in, or in the queue of."""
+    through: bool = False
+    payload: bytes = b""
+    """What is packed for the wire, or came packed from it."""
+    enqueued_ns: int = 0
+    started_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.operation.tensor.name
+
+    @property
+    def mark(self) -> int:
+        """The tensor's fingerprint."""
+        return self.operation.tensor.mark
+
+    @property
+    def priority(self) -> int:
+        """The tensor's priority."""
+        return self.operation.tensor.priority
+
+    @property
+    def queue(self) -> QueueType:
+        """The stage that it is in, or in the queue of."""
+        return self.operation.tensor.stages[self.at]
+
+    @property
+    def extent(self) -> slice:
+        """Its bytes within the tensor."""
+        return slice(self.offset, self.offset + self.nbytes)
+
+    def request(self, worker: int, rank: int, packing: int) -> Request:
+        """Return what a server has to know about it."""
+        operation = self.operation
+        return Request(
+            self.key,
+            operation.round,
+            worker,
+            rank,
+            operation.tensor.name,
+            operation.tensor.dtype,
+            self.nbytes,
+            packing,
+            operation.asynchronous,
+        )

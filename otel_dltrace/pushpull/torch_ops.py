@@ -1,0 +1,241 @@
+"""Sums and means of torch tensors over all processes of the job."""
+
+import atexit
+import io
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from otel_dltrace.pushpull.compression import Compressor, Fp16, TopK
+from otel_dltrace.pushpull.engine import Engine
+from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.options import read_env
+from otel_dltrace.pushpull.tasks import Operation
+from otel_dltrace.pushpull.wire import Values
+
+_PREFIX = "byteps."
+_CARRIED_AS = {torch.bfloat16: torch.float32, torch.bool: torch.uint8, torch.int16: torch.int32}
+"""Types that the servers do not know, and what their values travel as."""
+
+
+class Compression:
+    """How gradients are packed on their way to the servers and back."""
+
+    none: Compressor | None = None
+    fp16: Compressor | None = Fp16()
+    topk = TopK
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A push_pull that nobody has waited for yet, and where its result goes if it is not in place."""
+
+    operation: Operation
+    tensor: Tensor
+    carrier: Tensor
+
+
+@dataclass(slots=True)
+class _Live:
+    """What `init` made and `shutdown` clears."""
+
+    engine: Engine | None = None
+    pending: dict[int, _Pending] = field(default_factory=dict)
+    handles: "itertools.count[int]" = field(default_factory=itertools.count)
+
+
+_live = _Live()
+
+
+def init(env: Mapping[str, str] | None = None) -> None:
+    """Meet the other processes of the job that the launcher's variables describe.
+
+    Args:
+        env: The variables; those of this process unless given.
+
+    Raises:
+        ConfigError: A variable that cannot be used.
+        PeerLostError: Another process did not come within the timeout, or refuses us.
+    """
+    if _live.engine is not None:
+        return
+    layout, options = read_env(os.environ if env is None else env)
+    made = Engine(layout, options)
+    made.start()
+    _live.engine = made
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Say goodbye to the other processes; they may go on with what does not need us."""
+    if _live.engine is not None:
+        _live.engine.stop()
+        _live.engine = None
+        _live.pending.clear()
+        atexit.unregister(shutdown)
+
+
+def rank() -> int:
+    """Return this process's rank in the job."""
+    return engine().layout.rank
+
+
+def size() -> int:
+    """Return how many training processes the job has."""
+    return engine().layout.size
+
+
+def local_rank() -> int:
+    """Return this process's rank within its worker."""
+    return engine().layout.local_rank
+
+
+def local_size() -> int:
+    """Return how many training processes the worker has."""
+    return engine().layout.local_size
+
+
+def declare(name: str, priority: int = 0, compression: Compressor | None = None) -> None:
+    """Give the tensor *name* its key, priority and compression; all processes declare in the same order.
+
+    Args:
+        name: The name that it is pushed by.
+        priority: Higher goes first, where BYTEPS_SCHEDULING_CREDIT is set.
+        compression: One of `Compression`; used from BYTEPS_MIN_COMPRESS_BYTES on.
+    """
+    engine().declare(_PREFIX + name, priority, compression)
+
+
+def push_pull_async_inplace(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> int:
+    """Begin to replace *tensor* by its mean or sum over all processes; return a handle for `synchronize`."""
+    return start(tensor, tensor, average, name, priority)
+
+
+def push_pull_async(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> int:
+    """Begin to compute the mean or sum of *tensor* over all processes; return a handle for `synchronize`."""
+    output = tensor.detach().clone()
+    return start(output, output, average, name, priority)
+
+
+def push_pull_inplace(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> Tensor:
+    """Replace *tensor* by its mean or sum over all processes."""
+    return synchronize(push_pull_async_inplace(tensor, average, name, priority))
+
+
+def push_pull(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> Tensor:
+    """Return the mean or sum of *tensor* over all processes.
+
+    Args:
+        tensor: Has the same shape and type everywhere.
+        average: Whether it is the mean.
+        name: The same everywhere; two tensors under way at a time have two names. Without one it is named by its
+            type and size.
+        priority: Higher goes first, where BYTEPS_SCHEDULING_CREDIT is set.
+
+    Raises:
+        PushPullError: Another process died or left, or means something else by this name.
+    """
+    return synchronize(push_pull_async(tensor, average, name, priority))
+
+
+def poll(handle: int) -> bool:
+    """Return whether `synchronize` would return at once."""
+    return _pending(handle).operation.done.is_set()
+
+
+def synchronize(handle: int) -> Tensor:
+    """Wait for the push_pull with *handle*; return its result.
+
+    Raises:
+        PushPullError: Another process died or left, or means something else by this name.
+    """
+    pending = _pending(handle)
+    del _live.pending[handle]
+    engine().wait(pending.operation)
+    if pending.carrier is not pending.tensor:
+        pending.tensor.copy_(pending.carrier)
+    return pending.tensor
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, prefix: str = "Parameter."
+) -> None:
+    """Give all processes the values that *params* have on *root_rank*.
+
+    Args:
+        params: A model's ``state_dict()`` or ``named_parameters()``; what is no tensor is left alone.
+        root_rank: Whose values they are.
+        prefix: Goes before each name.
+    """
+    items = params.items() if isinstance(params, Mapping) else params
+    handles = []
+    for name, value in sorted((name, value) for name, value in items if isinstance(value, Tensor)):
+        values = value.detach()
+        if rank() != root_rank:
+            values.zero_()
+        handles.append(push_pull_async_inplace(values, average=False, name=prefix + name))
+    for handle in handles:
+        synchronize(handle)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Give all processes the state that *optimizer* has on *root_rank*."""
+    written = io.BytesIO()
+    if rank() == root_rank:
+        torch.save(optimizer.state_dict(), written)
+    # A tensor has one size under one name, so the size goes ahead and into the name.
+    length = torch.tensor([written.getbuffer().nbytes])
+    broadcast_parameters({"OptimizerState": length}, root_rank, "Size.")
+    state = torch.zeros(int(length), dtype=torch.uint8)
+    if rank() == root_rank:
+        state = torch.frombuffer(written.getbuffer(), dtype=torch.uint8)
+    broadcast_parameters({f"OptimizerState.{int(length)}": state}, root_rank)
+    if rank() != root_rank:
+        optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
+
+
+def engine() -> Engine:
+    """Return what `init` made."""
+    if _live.engine is None:
+        raise PushPullError("pushpull is not running; call init() first")
+    return _live.engine
+
+
+def _pending(handle: int) -> _Pending:
+    if handle not in _live.pending:
+        raise PushPullError(f"handle {handle} is of no push_pull under way; was it synchronized already?")
+    return _live.pending[handle]
+
+
+def start(
+    tensor: Tensor, output: Tensor, average: bool, name: str | None, priority: int, initial: Tensor | None = None
+) -> int:
+    """Begin a push_pull of *tensor* whose result is *output*; with *initial* an asynchronous one."""
+    carrier = _carrier(tensor)
+    declared = engine().declare(_PREFIX + (name or f"noname.{_type(tensor)}.{tensor.numel()}"), priority)
+    first = None if initial is None else _flat(_carrier(initial))
+    operation = engine().push_pull(declared, _flat(carrier), average=average, initial=first)
+    handle = next(_live.handles)
+    _live.pending[handle] = _Pending(operation, output, tensor if carrier is tensor else carrier)
+    return handle
+
+
+def _carrier(tensor: Tensor) -> Tensor:
+    """Return *tensor* if its memory can be read and written as it is, else a copy that can."""
+    dtype = _CARRIED_AS.get(tensor.dtype, tensor.dtype)
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and dtype == tensor.dtype:
+        return tensor
+    return tensor.detach().to("cpu", dtype, copy=True).contiguous()
+
+
+def _flat(tensor: Tensor) -> Values:
+    return cast(Values, tensor.detach().view(-1).numpy())
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

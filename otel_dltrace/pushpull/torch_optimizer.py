@@ -1,0 +1,155 @@
+"""An optimizer that averages gradients over all processes, each as soon as the backward pass has it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from otel_dltrace.pushpull import torch_ops as bps
+from otel_dltrace.pushpull.compression import Compressor
+from otel_dltrace.pushpull.errors import PushPullError
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+
+@dataclass(slots=True)
+class _Gradients:
+    """The parameters of an optimizer, and which of their gradients are under way."""
+
+    names: dict[Tensor, str]
+    passes: int
+    asynchronous: bool
+    handles: dict[Tensor, int] = field(default_factory=dict)
+    left: dict[Tensor, int] = field(default_factory=dict)
+    """How many more backward passes add to a gradient before it is pushed."""
+    synchronizes: bool = True
+    synchronized: bool = False
+
+    def ready(self, parameter: Tensor) -> None:
+        """Push the gradient of *parameter*, if this was the last pass that adds to it."""
+        left = self.left.get(parameter, self.passes) - 1
+        if left < 0 or parameter in self.handles:
+            raise PushPullError(
+                f"the gradient of {self.names[parameter]!r} was computed more than backward_passes_per_step="
+                f"{self.passes} times before step()"
+            )
+        self.left[parameter] = left
+        if not left and not self.asynchronous:
+            self.push(parameter)
+
+    def push(self, parameter: Tensor) -> None:
+        """Begin to average the gradient of *parameter*; one that was not used counts as zero."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        self.handles[parameter] = bps.push_pull_async_inplace(parameter.grad, name=f"Gradient.{self.names[parameter]}")
+
+    def wait(self) -> None:
+        """Return when all gradients are averaged."""
+        # In one order everywhere: which ones the backward pass did not reach may differ between the ranks.
+        for parameter in self.names:
+            if parameter not in self.handles:
+                self.push(parameter)
+        handles, self.handles = self.handles, {}
+        self.left.clear()
+        for handle in handles.values():
+            bps.synchronize(handle)
+
+
+class _Distributed:
+    """What a `DistributedOptimizer` adds to the class of its optimizer."""
+
+    _pushpull: _Gradients
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are averaged, to clip them for example; `step` then does not wait again."""
+        self._pushpull.wait()
+        self._pushpull.synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Have `step` within this context take the gradients as they are, after `synchronize`."""
+        self._pushpull.synchronizes = False
+        try:
+            yield
+        finally:
+            self._pushpull.synchronizes = True
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Wait for the averaged gradients and make the step; asynchronously: make it, and exchange its effect."""
+        state = self._pushpull
+        if state.asynchronous:
+            return self._step_asynchronously(closure)
+        if state.synchronizes and not state.synchronized:
+            state.wait()
+        state.synchronized = False
+        return super().step(closure)  # type: ignore[misc]  # the optimizer's class comes next
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients, unless they are on their way."""
+        if self._pushpull.handles:
+            raise PushPullError("zero_grad() while gradients are on their way; call step() or synchronize() first")
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def _step_asynchronously(self, closure: Callable[[], float] | None) -> Any:
+        names = self._pushpull.names
+        before = {parameter: parameter.detach().clone() for parameter in names}
+        loss = super().step(closure)  # type: ignore[misc]
+        self._pushpull.left.clear()
+        handles = []
+        for parameter, old in before.items():
+            values = parameter.detach()
+            values.sub_(old)
+            handles.append(bps.start(values, values, False, f"AsyncParam.{names[parameter]}", 0, initial=old))
+        for handle in handles:
+            bps.synchronize(handle)
+        return loss
+
+
+def DistributedOptimizer(  # noqa: N802 - BytePS's name
+    optimizer: Kind,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: Compressor | None = None,
+    backward_passes_per_step: int = 1,
+) -> Kind:
+    """Have *optimizer* step on gradients that are averaged over all processes, and return it.
+
+    With BYTEPS_ENABLE_ASYNC each process steps on its own gradients, and the servers add up what that changes.
+
+    Args:
+        optimizer: Any optimizer of torch; a learning rate scheduler is made after this.
+        named_parameters: The model's; without them parameters are named by their place in *optimizer*.
+        compression: One of `Compression`.
+        backward_passes_per_step: How often ``backward`` adds to the gradients before a step.
+
+    Raises:
+        PushPullError: Names are doubled, or *optimizer* cannot be extended any more.
+    """
+    if "step" in vars(optimizer) or isinstance(optimizer, _Distributed):
+        raise PushPullError("the optimizer's step is wrapped already; make the scheduler after DistributedOptimizer")
+    engine = bps.engine()
+    alone = engine.layout.size == 1 and not engine.layout.distributed
+    names = {} if alone else _names(optimizer, named_parameters)
+    gradients = _Gradients(names, backward_passes_per_step, engine.options.asynchronous)
+    if not gradients.asynchronous:
+        # Those that the next forward pass needs first are declared first, and go first.
+        for index, name in enumerate(names.values()):
+            bps.declare(f"Gradient.{name}", -index, compression)
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"_pushpull": gradients})
+    for parameter in names:
+        parameter.register_post_accumulate_grad_hook(gradients.ready)  # type: ignore[no-untyped-call]  # torch's own
+    return optimizer
+
+
+def _names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
+    """Return the parameters of *optimizer* that have gradients, with their names."""
+    given = {parameter: name for name, parameter in named or ()}
+    doubled = [name for name, number in Counter(given.values()).items() if number > 1]
+    if doubled:
+        raise PushPullError(f"{', '.join(doubled)}: more than one parameter has this name")
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    return {one: given.get(one, f"push_pull.noname.{index}") for index, one in enumerate(parameters)}

@@ -1,0 +1,364 @@
+"""push_pull jobs as real processes: sums over every layout, what is observed, and what happens when one dies."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.stages import Q, stage_list
+from tests.certificates import make_certificates
+from tests.pushpull_jobs import ROOT, run_job
+from tests.servers import free_port
+
+SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BYTEPS_MIN_COMPRESS_BYTES": "0"}
+SWITCHES = {"BYTEPS_PCIE_SWITCH_SIZE": "2"}
+ALONE = {"BYTEPS_FORCE_DISTRIBUTED": "1"}
+
+SUMS = """
+def data(rank, round):
+    numbers = np.random.default_rng([rank, round])
+    kinds = {"float32": 9000, "float64": 1, "float16": 700, "int32": 4097, "uint8": 13, "int64": 512}
+    return {kind: numbers.integers(0, 20, size).astype(kind) for kind, size in kinds.items()}
+wrong = []
+for round in range(3):
+    mine = data(layout.rank, round)
+    operations = [engine.push_pull(engine.declare(kind), values, average=False) for kind, values in mine.items()]
+    for operation in operations:
+        engine.wait(operation)
+    for kind, values in mine.items():
+        if not np.array_equal(values, sum(data(rank, round)[kind] for rank in range(layout.size))):
+            wrong.append((kind, round))
+mean = push_pull("mean", np.full(3, layout.rank, np.float32), average=True)
+say(wrong=wrong, mean=mean.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("counts", "env"),
+    [
+        pytest.param((1, 1, 0), {}, id="alone"),
+        pytest.param((1, 1, 1), ALONE, id="one worker, one server"),
+        pytest.param((2, 1, 1), {"BYTEPS_SCHEDULING_CREDIT": "2"}, id="two workers, with credit"),
+        pytest.param((4, 1, 2), {}, id="four workers, two servers"),
+        pytest.param((1, 3, 0), {}, id="three local ranks"),
+        pytest.param((2, 3, 2), {"BYTEPS_KEY_HASH_FN": "naive"}, id="two workers of three local ranks"),
+        pytest.param((1, 4, 0), SWITCHES, id="two switches of one machine"),
+        pytest.param((2, 2, 1), {"BYTEPS_PCIE_SWITCH_SIZE": "1"}, id="a switch for each local rank"),
+    ],
+)
+def test_all_ranks_get_the_sum(counts, env, tmp_path):
+    """Over every layout, for every type, partitioned or not, round after round; nothing is left in shared memory."""
+    before = set(Path("/dev/shm").glob("dltrace-pushpull-*"))
+    done = run_job(tmp_path, SUMS, counts, {**SMALL, **env})
+    size = counts[0] * counts[1]
+    assert (done.code, done.stderr) == (0, "")
+    assert list(done.each("wrong").values()) == [[]] * size
+    assert list(done.each("mean").values()) == [[(size - 1) / 2] * 3] * size
+    assert set(Path("/dev/shm").glob("dltrace-pushpull-*")) <= before
+
+
+WATCHED = """
+events = []
+trace.observe(events.append)
+values = push_pull("w", np.ones(3000, np.float32), compressor=Fp16())
+trace.observe(None)
+kinds = {}
+for event in events:
+    kinds.setdefault(type(event).__name__, []).append(event)
+stages = {}
+for event in kinds["StageFinished"]:
+    assert event.enqueued_ns <= event.started_ns <= event.finished_ns
+    stages.setdefault(event.partition, []).append(event.queue.name)
+say(
+    stages=[stages[partition] for partition in sorted(stages)],
+    keys=sorted({event.key for event in kinds["StageStarted"]}),
+    sizes=sorted({event.nbytes for event in kinds["StageStarted"]}),
+    tensor=[(e.name, e.declared_key, e.round, e.partitions, e.nbytes, e.dtype) for e in kinds["TensorEnqueued"]],
+    ends=[(e.name, e.error) for e in kinds["TensorCompleted"]],
+    first=type(events[0]).__name__, last=type(events[-1]).__name__, sum=float(values[-1]),
+    started=len(kinds["StageStarted"]) == len(kinds["StageFinished"]),
+)
+"""
+
+
+def test_every_queue_type_is_observed_in_its_order(tmp_path):
+    """One worker with four local ranks on two switches, a server and a compressor: all twelve, per partition."""
+    done = run_job(tmp_path, WATCHED, (1, 4, 1), {**SMALL, **SWITCHES, **ALONE})
+    assert (done.code, done.stderr) == (0, "")
+    seen = set()
+    for rank in range(4):
+        said = done.said[f"worker{rank}"][0]
+        layout = Layout(0, 1, rank, 4, 1, 2, force_distributed=True)
+        expected = [queue.name for queue in stage_list(layout, compressed=True)]
+        assert said == {
+            "stages": [expected],
+            "keys": [0],
+            "sizes": [12000],
+            "tensor": [["w", 0, 0, 1, 12000, "float32"]],
+            "ends": [["w", None]],
+            "first": "TensorEnqueued",
+            "last": "TensorCompleted",
+            "sum": 4.0,
+            "started": True,
+        }
+        seen |= set(expected)
+    assert seen == {queue.name for queue in Q}
+
+
+REQUESTS = """
+import time
+def observe(event):
+    if type(event) is trace.RequestSending:
+        event.metadata["traceparent"] = f"{event.queue.name}-{event.key}-{layout.worker}"
+trace.observe(observe)
+while layout.worker and len([name for name in os.listdir(OUT) if name.startswith("pulling")]) < 2:
+    time.sleep(0.01)
+push_pull("w", np.ones(2000, np.float32))
+"""
+SERVED = """
+open_ones, pushed = {}, {}
+def observe(event):
+    if type(event) is trace.ServerRequestStarted:
+        open_ones[event.request] = event
+        if event.kind == "pull":
+            open(os.path.join(OUT, f"pulling-{event.key}"), "w").close()
+        else:
+            pushed[event.key] = event.time_ns
+    else:
+        begun = open_ones.pop(event.request)
+        say(
+            kind=event.kind, key=event.key, name=begun.name, rank=event.rank, worker=begun.worker,
+            nbytes=begun.nbytes, sent=event.sent_nbytes,
+            waited=begun.time_ns < pushed[event.key] <= begun.time_ns + event.waited_ns <= event.time_ns,
+            traceparent=begun.metadata["traceparent"], secret="authorization" in begun.metadata, error=event.error,
+        )
+trace.observe(observe)
+"""
+
+
+def test_a_server_observes_requests_with_what_the_worker_sent_along(tmp_path):
+    """A push and a pull for each worker and key; who came first waits for the one who came last."""
+    done = run_job(tmp_path, REQUESTS, (2, 1, 1), SMALL, server=SERVED)
+    assert (done.code, done.stderr) == (0, "")
+    said = sorted(done.said["server0"], key=lambda line: (line["kind"], line["key"], line["rank"]))
+    assert said == [
+        {
+            "kind": kind,
+            "key": key,
+            "name": "w",
+            "rank": rank,
+            "worker": rank,
+            "nbytes": size,
+            "sent": size + 1 if kind == "pull" else 0,
+            "waited": kind == "pull" and rank == 0,
+            "traceparent": f"{kind.upper()}-{key}-{rank}",
+            "secret": False,
+            "error": None,
+        }
+        for kind in ("pull", "push")
+        for key, size in ((0, 4096), (1, 3904))
+        for rank in (0, 1)
+    ]
+
+
+def test_compressed_sums_are_close_and_top_k_forgets_nothing(tmp_path):
+    """Half precision is near at once; of top-k the rounds add up to what was pushed, but for what is left over."""
+    program = """
+    half = push_pull("half", np.linspace(-1, 1, 3000, dtype=np.float32), compressor=Fp16())
+    say(half=float(np.abs(half - layout.size * np.linspace(-1, 1, 3000)).max()))
+    total = np.zeros(3000, np.float32)
+    for round in range(40):
+        total += push_pull("top", np.linspace(-1, 1, 3000, dtype=np.float32), compressor=TopK(0.1))
+    say(top=float(np.abs(total / 40 - layout.size * np.linspace(-1, 1, 3000)).max()))
+    """
+    done = run_job(tmp_path, program, (2, 1, 1), SMALL)
+    assert (done.code, done.stderr) == (0, "")
+    assert max(done.each("half").values()) < 4e-3
+    assert max(done.each("top").values()) < 0.7
+
+
+def test_an_asynchronous_value_collects_what_all_add(tmp_path):
+    """Nobody waits for the others; in the end every push has been added once."""
+    program = """
+    weights = np.full(2000, 10, np.float32)
+    for round in range(5):
+        old, delta = weights.copy(), np.ones(2000, np.float32)
+        operation = engine.push_pull(engine.declare("w"), delta, average=False, initial=old)
+        engine.wait(operation)
+        weights = delta
+    push_pull("all are here", np.zeros(1, np.float32))
+    delta = np.zeros(2000, np.float32)
+    engine.wait(engine.push_pull(engine.declare("w"), delta, average=False, initial=weights))
+    say(weights=sorted(set(delta.tolist())))
+    """
+    done = run_job(tmp_path, program, (2, 2, 2), SMALL)
+    assert (done.code, done.stderr) == (0, "")
+    assert list(done.each("weights").values()) == [[10.0 + 2 * 2 * 5]] * 4
+
+
+DYING = """
+push_pull("w", np.ones(2000, np.float32))
+if layout.rank == {dies}:
+    os.kill(os.getpid(), signal.SIGKILL)
+for round in range(1000000):
+    push_pull("w", np.ones(2000, np.float32))
+"""
+
+
+def test_a_killed_worker_is_named_by_the_others(tmp_path):
+    """Each other process ends with an error that says who died, its local ranks too."""
+    done = run_job(tmp_path, DYING.format(dies=2), (2, 2, 1), SMALL)
+    assert done.code == 128 + signal.SIGKILL
+    assert "local rank 0 of worker 1 was killed by SIGKILL; ending the others" in done.stderr
+    died = "local rank 0 of worker 1 died or was killed"
+    assert done.each("message") == {
+        "worker0": f"worker 1: {died}",
+        "worker1": f"worker 1: {died}",
+        "worker3": died,
+    }
+
+
+def test_a_killed_root_is_noticed_by_its_servers(tmp_path):
+    """The session with the server breaks, and the server tells the other workers."""
+    done = run_job(tmp_path, DYING.format(dies=1), (2, 1, 2), SMALL)
+    assert done.code == 128 + signal.SIGKILL
+    assert done.each("message") == {"worker0": "worker 1: its connection closed; it died or was killed"}
+
+
+def test_a_killed_server_is_named_by_the_workers(tmp_path):
+    """All workers end with an error that says which server is gone."""
+    server = """
+    import threading
+    if os.environ["DMLC_SERVER_ID"] == "1":
+        def observe(event):
+            if event.kind == "push" and event.round == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        trace.observe(lambda event: observe(event) if type(event) is trace.ServerRequestStarted else None)
+    """
+    program = """
+    for round in range(1000000):
+        for name in "abcdef":
+            push_pull(name, np.ones(2000, np.float32))
+    """
+    done = run_job(tmp_path, program, (2, 1, 2), SMALL, server=server)
+    assert done.code == 128 + signal.SIGKILL
+    assert "server 1 was killed by SIGKILL" in done.stderr
+    messages = done.each("message")
+    assert list(messages) == ["worker0", "worker1"]
+    assert any("server 1 at 127.0.0.1:" in message and "gone" in message for message in messages.values()), messages
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        pytest.param((2, 1, 1), "no push of 'late' (key 65536, round 0) from worker 1 within 1 s", id="worker"),
+        pytest.param(
+            (1, 2, 0),
+            "'late' is not done after 1 s: partition 0 is at REDUCE, waiting for local rank 1",
+            id="local rank",
+        ),
+    ],
+)
+def test_who_does_not_come_is_named_after_the_timeout(counts, says, tmp_path):
+    """A process that lives but does not push makes no hang."""
+    program = """
+    push_pull("w", np.ones(10, np.float32))
+    if layout.rank == 1:
+        signal.pause()
+    push_pull("late", np.ones(10, np.float32))
+    """
+    done = run_job(tmp_path, program, counts, {"PUSHPULL_TIMEOUT": "1"})
+    assert done.code == 3
+    assert done.each("message") == {"worker0": says}
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        pytest.param((2, 1, 1), "worker 1 has left and never pushed round 1 of 'w'", id="worker"),
+        pytest.param((1, 2, 0), "local rank 1 has shut down and never got to 'w'", id="local rank"),
+    ],
+)
+def test_who_ends_early_is_named(counts, says, tmp_path):
+    """A process that shut down in order is not waited for."""
+    program = """
+    for round in range(2 - layout.rank):
+        push_pull("w", np.ones(2000, np.float32))
+    """
+    done = run_job(tmp_path, program, counts, SMALL)
+    assert done.code == 3
+    assert done.each("message") == {"worker0": says}
+
+
+@pytest.mark.parametrize(("counts", "where"), [((2, 1, 1), "worker"), ((1, 2, 0), "local rank")])
+def test_processes_that_disagree_about_a_key_are_told_so(counts, where, tmp_path):
+    """The same key is two tensors: an error for all, no wrong sum."""
+    done = run_job(tmp_path, 'push_pull("ab"[layout.rank], np.ones(20, np.float32))', counts)
+    assert done.code == 3
+    assert set(done.each("message")) == {"worker0", "worker1"}
+    assert all("declare the same tensors" in message for message in done.each("message").values())
+    assert any(where in message for message in done.each("message").values())
+
+
+SERVE = [sys.executable, "-m", "otel_dltrace", "pushpull", "serve"]
+STRANGER = """
+import os
+from otel_dltrace.pushpull.engine import Engine
+from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.options import read_env
+try:
+    engine = Engine(*read_env(os.environ))
+    engine.start()
+    engine.stop()
+    print("in")
+except PushPullError as error:
+    print(error)
+"""
+
+
+def beside_a_server(server: dict[str, str], worker: dict[str, str]) -> str:
+    """Return what a worker says that meets one server; the server ends with it, or is ended."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "BYTEPS_FORCE_DISTRIBUTED": "1",
+        "PUSHPULL_TOKEN": "right",
+        "PUSHPULL_TIMEOUT": "20",
+    }
+    with subprocess.Popen(SERVE, env=env | server) as serving:
+        try:
+            asked = subprocess.run(
+                [sys.executable, "-c", STRANGER],
+                env=env | worker,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+        finally:
+            serving.terminate()
+    return asked.stdout.strip()
+
+
+def test_a_stranger_is_refused():
+    """Without the job's token nothing is answered."""
+    says = beside_a_server({}, {"PUSHPULL_TOKEN": "wrong"})
+    assert "refuses us: the token is not this job's; is PUSHPULL_TOKEN the same everywhere?" in says
+
+
+def test_a_job_can_talk_over_tls(tmp_path):
+    """With a certificate for each side a worker gets in; without one it does not."""
+    made = make_certificates(tmp_path)
+    ca = {"PUSHPULL_TLS_CA": made.authority}
+    server = {**ca, "PUSHPULL_TLS_CERT": made.server, "PUSHPULL_TLS_KEY": made.server_key}
+    worker = {**ca, "PUSHPULL_TLS_CERT": made.client, "PUSHPULL_TLS_KEY": made.client_key}
+    assert beside_a_server(server, worker) == "in"
+    plain = beside_a_server(server, {"PUSHPULL_TIMEOUT": "1"})
+    assert plain.startswith("the server at 127.0.0.1:")

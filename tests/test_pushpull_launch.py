@@ -1,0 +1,113 @@
+"""The launcher and its command: what a job's processes are given, and how they end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.cli.main import main
+from otel_dltrace.pushpull.launch import Plan, launch
+
+HOME = Path(__file__).parents[1]
+LAUNCH = [sys.executable, "-m", "otel_dltrace", "pushpull", "launch"]
+
+
+def launched(*arguments: str, program: str) -> "subprocess.CompletedProcess[str]":
+    """Run a Python *program* under the launcher."""
+    command = [*LAUNCH, *arguments, "--", sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_each_process_is_told_its_place():
+    """The variables that BytePS's programs read, and ours; nothing is left when the job has ended."""
+    program = """
+import os
+names = "DMLC_ROLE DMLC_WORKER_ID DMLC_NUM_WORKER BYTEPS_LOCAL_RANK BYTEPS_LOCAL_SIZE DMLC_NUM_SERVER DMLC_PS_ROOT_URI"
+said = [os.environ[name] for name in names.split()]
+said += [str(len(os.environ["PUSHPULL_TOKEN"])), os.environ["PUSHPULL_DIR"]]
+os.write(1, (" ".join(said) + os.linesep).encode())
+"""
+    done = launched("--workers", "2", "--local-ranks", "2", "--servers", "0", program=program)
+    lines = [line.rpartition(" ") for line in sorted(done.stdout.splitlines())]
+    assert [before for before, _, _ in lines] == [
+        f"worker {worker} 2 {local_rank} 2 0 127.0.0.1 32" for worker in (0, 1) for local_rank in (0, 1)
+    ]
+    folders = {Path(folder) for _, _, folder in lines}
+    assert (done.returncode, len(folders), any(folder.exists() for folder in folders)) == (0, 2, False)
+
+
+FAILING = """
+import os, pathlib, signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+ready = pathlib.Path({ready!r})
+if os.environ["DMLC_WORKER_ID"] == "0":
+    ready.with_suffix(".tmp").write_text(str(os.getpid()))
+    ready.with_suffix(".tmp").rename(ready)
+    signal.sigwait([signal.SIGTERM])
+else:
+    while not ready.exists():
+        time.sleep(0.01)
+    {fails}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "says"),
+    [
+        pytest.param("raise SystemExit(7)", 7, "worker 1 ended with exit code 7", id="exit code"),
+        pytest.param("os.kill(os.getpid(), 9)", 137, "worker 1 was killed by SIGKILL", id="signal"),
+    ],
+)
+def test_the_first_to_fail_gives_the_exit_code(fails, code, says, tmp_path, capfd):
+    """The others are ended: none stays behind."""
+    ready = tmp_path / "ready"
+    program = (sys.executable, "-c", FAILING.format(ready=str(ready), fails=fails))
+    assert launch(Plan(program, workers=2, servers=0, grace_s=0.2), os.environ) == code
+    assert says in capfd.readouterr().err
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(ready.read_text()), 0)
+
+
+def test_a_signal_reaches_the_program():
+    """Who ends the launcher ends the job, in order."""
+    program = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("ready", flush=True)
+print(signal.sigwait([signal.SIGTERM]).name, flush=True)
+"""
+    command = [*LAUNCH, "--servers", "0", "--", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "ready\n"
+        launcher.terminate()
+        said, _ = launcher.communicate(timeout=30)
+    assert (launcher.returncode, said) == (128 + signal.SIGTERM, "SIGTERM\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["launch"], "write it after --", id="no program"),
+        pytest.param(["launch", "--workers", "0", "--", "x"], "--workers 0: there must be 1 or more", id="no worker"),
+        pytest.param(["launch", "--only-worker", "1", "--", "x"], "--only-worker needs --root", id="no root"),
+        pytest.param(["launch", "--servers", "0", "--", "no-such"], "no-such cannot be started", id="no such program"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd):
+    """Exit code 2, and what to do."""
+    assert main(["pushpull", *arguments]) == 2
+    assert says in capfd.readouterr().err
+
+
+def test_the_example_trains(tmp_path):
+    """Over two workers of two local ranks and two servers; the loss goes down."""
+    pytest.importorskip("torch", reason="the example trains a model of torch")
+    program = [sys.executable, str(HOME / "examples" / "train_pushpull.py"), "--epochs", "2", "--steps", "10"]
+    command = [*LAUNCH, "--workers", "2", "--local-ranks", "2", "--servers", "2", "--", *program, "--width", "64"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert (len(losses), losses[0] > losses[-1]) == (2, True)

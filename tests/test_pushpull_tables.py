@@ -1,0 +1,346 @@
+"""pushpull's tables and values: stages, keys, layout, options, the wire, packing, and the store."""
+
+import re
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.compression import Fp16, TopK, pack_sum, unpack
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.keys import HASHES, key_of, partition_bound, partitions, server_of
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.options import Options, read_env
+from otel_dltrace.pushpull.queues import StageQueue
+from otel_dltrace.pushpull.stages import Q, stage_list, waits
+from otel_dltrace.pushpull.store import Store
+from otel_dltrace.pushpull.tasks import Operation, Task, Tensor
+from otel_dltrace.pushpull.wire import DTYPES, Request, decode, encode
+
+TWO = Layout(num_workers=2, num_servers=1)
+PAIR = Layout(num_workers=2, num_servers=1, local_size=2)
+SWITCHES = Layout(local_size=4, pcie_switch_size=2)
+
+
+def at(layout: Layout, local_rank: int) -> Layout:
+    """Return *layout* as another local rank sees it."""
+    return Layout(
+        layout.worker, layout.num_workers, local_rank, layout.local_size, layout.num_servers, layout.pcie_switch_size
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "compressed", "stages"),
+    [
+        pytest.param(Layout(), True, "REDUCE BROADCAST", id="alone"),
+        pytest.param(TWO, False, "REDUCE COPYD2H PUSH PULL COPYH2D BROADCAST", id="root"),
+        pytest.param(
+            TWO, True, "REDUCE COPYD2H COMPRESS PUSH PULL DECOMPRESS COPYH2D BROADCAST", id="root with compressor"
+        ),
+        pytest.param(at(PAIR, 1), False, "REDUCE COPYD2H PUSH PULL COPYH2D BROADCAST", id="root of two"),
+        pytest.param(
+            at(PAIR, 0),
+            True,
+            "COORDINATE_REDUCE REDUCE COPYD2H COORDINATE_PUSH COPYH2D COORDINATE_BROADCAST BROADCAST",
+            id="not root",
+        ),
+        pytest.param(Layout(local_size=2, local_rank=1), False, "REDUCE BROADCAST", id="one machine, root"),
+        pytest.param(
+            Layout(local_size=2), False, "COORDINATE_REDUCE REDUCE COORDINATE_BROADCAST BROADCAST", id="one machine"
+        ),
+        pytest.param(
+            at(SWITCHES, 3), False, "REDUCE COPYD2H PCIE_REDUCE PUSH COPYH2D BROADCAST", id="two switches, root"
+        ),
+        pytest.param(
+            at(SWITCHES, 1),
+            False,
+            "REDUCE COPYD2H PCIE_REDUCE COORDINATE_PUSH COPYH2D BROADCAST",
+            id="two switches, root of the other",
+        ),
+        pytest.param(
+            at(SWITCHES, 0),
+            False,
+            "COORDINATE_REDUCE REDUCE COPYD2H PCIE_REDUCE COORDINATE_PUSH COPYH2D COORDINATE_BROADCAST BROADCAST",
+            id="two switches, neither",
+        ),
+    ],
+)
+def test_the_stages_are_those_of_byteps(layout, compressed, stages):
+    """Each rank has the list that BytePS makes for its place."""
+    assert " ".join(queue.name for queue in stage_list(layout, compressed)) == stages
+
+
+def test_switches_that_would_be_uneven_are_one():
+    """As in BytePS, local ranks that do not divide into switches share one."""
+    assert [Layout(local_size=3, pcie_switch_size=size).num_switches for size in (1, 2, 3, 8)] == [3, 1, 1, 1]
+
+
+def test_every_stage_that_waits_is_answered():
+    """Whoever a stage waits for has a stage itself that sends the signal; nobody waits for himself."""
+    for layout in (
+        PAIR,
+        SWITCHES,
+        Layout(local_size=3),
+        Layout(num_workers=2, num_servers=1, local_size=6, pcie_switch_size=2),
+    ):
+        for rank in range(layout.local_size):
+            me = at(layout, rank)
+            assert waits(me).keys() <= set(stage_list(me, compressed=True))
+            assert all(rank not in wait.sources and wait.sources for wait in waits(me).values())
+
+
+@pytest.mark.parametrize(
+    ("local_size", "bound"),
+    [(1, 4096000), (2, 4096000), (3, 4104192), (5, 4096000), (6, 4104192), (7, 4100096), (8, 4096000)],
+)
+def test_the_partition_size_is_rounded_up_to_pages_of_all_local_ranks(local_size, bound):
+    """The same bounds as BytePS since 0.2."""
+    assert partition_bound(4_096_000, local_size) == bound
+
+
+def test_partitions_cover_a_tensor():
+    """The last partition holds the remainder; a tensor without elements has none."""
+    assert partitions(10_000, 4096) == [(0, 4096), (4096, 4096), (8192, 1808)]
+    assert partitions(0, 4096) == []
+
+
+def test_keys_are_those_of_byteps():
+    """The declared key is above the partition: the seed's 26148864 is tensor 399."""
+    assert (key_of(399, 0), key_of(412, 3)) == (26148864, 27000835)
+
+
+def test_the_hashes_are_those_of_byteps():
+    """djb2 and sdbm over the decimal digits, naive over the two halves."""
+    assert {name: hash_(65536) for name, hash_ in HASHES.items()} == {
+        "djb2": ((((5381 * 33 + 54) * 33 + 53) * 33 + 53) * 33 + 51) * 33 + 54,
+        "sdbm": ((((54 * 65599 + 53) * 65599 + 53) * 65599 + 51) * 65599 + 54) % 2**64,
+        "naive": 9973,
+    }
+    assert [server_of(key_of(tensor, 0), 3, "djb2") for tensor in range(8)] == [
+        HASHES["djb2"](tensor << 16) % 3 for tensor in range(8)
+    ]
+
+
+ENV = {
+    "DMLC_WORKER_ID": "1",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "3",
+    "BYTEPS_LOCAL_RANK": "2",
+    "BYTEPS_LOCAL_SIZE": "4",
+    "DMLC_PS_ROOT_URI": "10.0.0.1",
+    "DMLC_PS_ROOT_PORT": "1234",
+    "BYTEPS_SCHEDULING_CREDIT": "4",
+    "PUSHPULL_TOKEN": "secret",
+    "PUSHPULL_DIR": "/x",
+}
+
+
+def test_layout_and_options_come_from_the_environment():
+    """BytePS's variables mean what they do there."""
+    layout, options = read_env(ENV)
+    assert layout == Layout(1, 2, 2, 4, 3)
+    assert (layout.rank, layout.size, layout.root, layout.signal_root) == (6, 8, 3, 3)
+    assert options == Options(credit=4, root="10.0.0.1:1234", token="secret", folder=options.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER='two' is not a whole number from 1", id="no number"),
+        pytest.param({"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK=2 is one of 2: the highest is 1", id="rank"),
+        pytest.param({"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set", id="no server"),
+        pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),
+        pytest.param({"BYTEPS_KEY_HASH_FN": "md5"}, "BYTEPS_KEY_HASH_FN='md5' is none of djb2", id="hash"),
+        pytest.param({"PUSHPULL_TIMEOUT": "-1"}, "PUSHPULL_TIMEOUT='-1' is not a number of seconds", id="timeout"),
+        pytest.param({"PUSHPULL_TLS_CERT": "c"}, "PUSHPULL_TLS_CERT and PUSHPULL_TLS_KEY go together", id="tls"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(change, says):
+    """One sentence: which variable, its value, and what it should be."""
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read_env({**ENV, **change})
+
+
+def request(worker: int = 0, round_: int = 0, **change: object) -> Request:
+    """Return a request for a small tensor."""
+    fields = {"key": 65536, "rank": worker, "name": "w", "dtype": "float32", "nbytes": 16, **change}
+    return Request(round=round_, worker=worker, **fields)  # type: ignore[arg-type]
+
+
+@given(
+    key=st.integers(0, 2**48 - 1),
+    round_=st.integers(0, 2**63),
+    worker=st.integers(0, 65535),
+    name=st.text(max_size=40),
+    dtype=st.sampled_from(DTYPES),
+    asynchronous=st.booleans(),
+    payload=st.binary(max_size=50),
+)
+def test_a_message_is_read_as_it_was_written(key, round_, worker, name, dtype, asynchronous, payload):
+    """Reading a written request gives the request and its payload."""
+    sent = request(worker, round_, key=key, name=name, dtype=dtype, asynchronous=asynchronous)
+    received, values = decode(encode(sent, payload))
+    assert (received, bytes(values)) == (sent, payload)
+
+
+@given(message=st.binary(max_size=120))
+def test_no_bytes_crash_a_server(message):
+    """What is no request is refused in a sentence, whatever it is."""
+    with suppress(PushPullError):
+        unpack(*decode(message))
+
+
+VALUES = np.array([0.5, -3.0, 0.25, 2.0], np.float32)
+
+
+def test_half_precision_goes_and_comes_back():
+    """What half precision can hold is not changed."""
+    packed = Fp16().packer().pack(VALUES)
+    assert (len(packed), unpack(request(packing=1), packed).tolist()) == (8, VALUES.tolist())
+
+
+def test_top_k_sends_later_what_it_left_out():
+    """The largest elements go at once; the others are added to the next round's."""
+    packer = TopK(0.5).packer()
+    rounds = [unpack(request(packing=2), packer.pack(VALUES)) for _ in range(4)]
+    assert rounds[0].tolist() == [0, -3.0, 0, 2.0]
+    assert np.sum(rounds, axis=0).tolist() != (4 * VALUES).tolist()
+    rest = unpack(request(packing=2), TopK(1.0).packer().pack(packer._left_out))
+    assert (np.sum(rounds, axis=0) + rest).tolist() == (4 * VALUES).tolist()
+
+
+def test_a_sparse_sum_loses_nothing():
+    """The server answers with every element that any worker sent."""
+    total = np.array([0, 1.5, 0, -2], np.float32)
+    assert unpack(request(packing=2), pack_sum(2, total)).tolist() == total.tolist()
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\x01\0\0\0\xff\0\0\0\0\0\0\0", b"\xff\xff\xff\xff"], ids=["none", "outside", "short"]
+)
+def test_a_sparse_payload_that_lies_is_refused(payload):
+    """Neither too few bytes nor an index outside the partition gets into a sum."""
+    with pytest.raises(MismatchError):
+        unpack(request(packing=2), payload)
+
+
+def filled(value: float) -> np.ndarray:
+    """Return the values of the small tensor."""
+    return np.full(4, value, np.float32)
+
+
+def joined(num_workers: int = 2) -> Store:
+    """Return a store whose workers are all there."""
+    store = Store(num_workers)
+    for worker in range(num_workers):
+        store.join(worker, num_workers)
+    return store
+
+
+def test_a_pull_waits_for_all_pushes():
+    """The sum is there when the last worker has pushed, and for each worker."""
+    store = joined()
+    assert not store.push(request(0), filled(1))
+    assert store.pull(request(0)) is None
+    assert store.push(request(1), filled(2))
+    assert [store.pull(request(worker))[1].tolist() for worker in (0, 1)] == [[3.0] * 4] * 2
+
+
+def test_a_fast_worker_may_be_a_round_ahead():
+    """The next round does not mix with one that a slow worker has yet to pull."""
+    store = joined()
+    for worker in (0, 1):
+        store.push(request(worker), filled(1))
+    store.pull(request(0))
+    store.push(request(0, 1), filled(10))
+    assert store.pull(request(1))[1].tolist() == [2.0] * 4
+    store.push(request(1, 1), filled(10))
+    assert store.pull(request(0, 1))[1].tolist() == [20.0] * 4
+
+
+def test_an_asynchronous_key_is_pulled_at_once():
+    """Pushes add to the value that the first worker gave it."""
+    store = joined()
+    store.initialize(request(0, asynchronous=True), filled(5))
+    store.initialize(request(1, asynchronous=True), filled(7))
+    store.push(request(1, asynchronous=True), filled(1))
+    assert store.pull(request(1, asynchronous=True))[1].tolist() == [6.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param({"name": "v"}, "('v', 16 bytes of float32) of worker 1 is key 65536 ('w',", id="name"),
+        pytest.param({"dtype": "int32"}, "16 bytes of int32) of worker 1 is key 65536", id="dtype"),
+        pytest.param({"packing": 1}, "worker 1 compresses it in another way", id="packing"),
+        pytest.param({"worker": 0}, "worker 0 pushes round 0 again", id="again"),
+    ],
+)
+def test_workers_that_disagree_are_told_so(change, says):
+    """A push that does not fit names both sides."""
+    store = joined()
+    store.push(request(0), filled(1))
+    fields = {"worker": 1, **change}
+    with pytest.raises(MismatchError, match=re.escape(says)):
+        store.push(request(**fields), filled(1))
+
+
+def test_a_worker_that_left_is_not_waited_for():
+    """Who has pushed may leave; who has not takes the round with it."""
+    store = joined(3)
+    for worker in (0, 1, 2):
+        store.push(request(worker), filled(1))
+    store.leave(2)
+    assert store.pull(request(0)) is not None
+    store.push(request(0, 1), filled(1))
+    with pytest.raises(PeerLostError, match="worker 2 has left and never pushed round 1 of 'w'"):
+        store.pull(request(0, 1))
+
+
+def test_a_death_is_told_to_everybody():
+    """After a worker died no push is taken, and no pull waits."""
+    store = joined()
+    store.leave(1, "it died")
+    store.leave(1)
+    for call in (lambda: store.push(request(0), filled(1)), lambda: store.pull(request(0))):
+        with pytest.raises(PeerLostError, match="worker 1: it died"):
+            call()
+
+
+def test_a_server_stays_until_all_have_come_and_left():
+    """Also when one died before another came: that one is to be told."""
+    store = Store(2)
+    seen = [store.deserted]
+    for step in (lambda: store.join(0, 2), lambda: store.leave(0, "it died"), lambda: store.join(1, 2)):
+        step()
+        seen.append(store.deserted)
+    store.leave(1)
+    assert (seen, store.deserted) == ([False] * 4, True)
+
+
+def test_a_stranger_worker_is_refused():
+    """A worker of another world, or one that is here already, does not join."""
+    store = joined()
+    for worker, num_workers, says in ((0, 2, "is here already"), (0, 3, "worker 0 of 3"), (2, 2, "worker 2 of 2")):
+        with pytest.raises(MismatchError, match=says):
+            store.join(worker, num_workers)
+
+
+def test_with_credit_the_highest_priority_goes_first_within_the_credit():
+    """Sorted by priority, then key; what is out counts until it is finished."""
+
+    def task(key: int, priority: int) -> Task:
+        tensor = Tensor("t", 0, priority, stages=(Q.REDUCE,))
+        return Task(Operation(0, tensor, VALUES, 1, False, 0), 0, key, 0, 10, None)
+
+    queue = StageQueue(Q.REDUCE, credit=20)
+    for one in (task(1, 0), task(3, 5), task(2, 5), task(4, 9)):
+        queue.put(one)
+    out = [queue.take(), queue.take()]
+    assert [one.key for one in out] == [4, 2]
+    assert queue.credit == 0
+    queue.finished(out[0])
+    assert queue.take().key == 3

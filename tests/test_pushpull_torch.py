@@ -1,0 +1,169 @@
+"""push_pull under torch: equal to DistributedDataParallel, and what BytePS's plugin offers besides."""
+
+import pytest
+
+from tests.pushpull_jobs import run_job
+
+pytest.importorskip("torch", reason="these are torch's own means and gradients")
+
+START = """
+import sys
+import torch
+from torch import nn
+import otel_dltrace.pushpull.torch as bps
+
+def model_of(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.BatchNorm1d(60), nn.Linear(60, 3))
+
+def batches(number):
+    for step in range(number):
+        generator = torch.Generator().manual_seed(100 * step + layout.rank)
+        yield torch.randn(8, 20, generator=generator), torch.randint(3, (8,), generator=generator)
+
+def train(model, optimizer, number=4):
+    for points, labels in batches(number):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+def distance(model, other):
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return max(float((one - two).abs().max()) for one, two in pairs)
+
+bps.init()
+"""
+
+LIKE_DDP = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", f"file://{OUT}/store", rank=layout.rank, world_size=layout.size)
+ours, theirs = model_of(layout.rank), DistributedDataParallel(model_of(0))
+bps.broadcast_parameters(ours.state_dict())
+optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
+optimizer = bps.DistributedOptimizer(optimizer, ours.named_parameters())
+train(ours, optimizer)
+train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9))
+gradients = [(one.grad, two.grad) for one, two in zip(ours.parameters(), theirs.module.parameters(), strict=True)]
+say(
+    parameters=distance(ours, theirs.module),
+    gradients=max(float((one - two).abs().max()) for one, two in gradients),
+    is_sgd=isinstance(optimizer, torch.optim.SGD),
+)
+mean = bps.push_pull(torch.arange(5.0) * layout.rank, name="mean")
+dist.all_reduce(reduced := torch.arange(5.0) * layout.rank)
+say(mean=float((mean - reduced / layout.size).abs().max()))
+dist.destroy_process_group()
+"""
+
+SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BYTEPS_MIN_COMPRESS_BYTES": "0", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 2), (1, 3, 0)], ids=["two workers of two", "one of three"])
+def test_training_is_that_of_ddp(counts, tmp_path):
+    """The same parameters and gradients as DistributedDataParallel after some steps, and the same means."""
+    done = run_job(tmp_path, START + LIKE_DDP, counts, SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    size = counts[0] * counts[1]
+    for field in ("parameters", "gradients", "mean"):
+        assert len(done.each(field)) == size
+        assert max(done.each(field).values()) < 1e-5
+    assert all(done.each("is_sgd").values())
+
+
+OFFERED = """
+tensors = {
+    "half": torch.full((3,), layout.rank + 1.0, dtype=torch.bfloat16),
+    "turned": torch.arange(6.0).view(2, 3).t(),
+    "flags": torch.tensor([layout.rank == 0, False]),
+    "empty": torch.zeros(0),
+}
+handles = {name: bps.push_pull_async_inplace(tensor, average=False, name=name) for name, tensor in tensors.items()}
+results = {name: bps.synchronize(handle) for name, handle in handles.items()}
+say(results={name: result.float().flatten().tolist() for name, result in results.items()})
+say(in_place=all(results[name] is tensor for name, tensor in tensors.items()))
+own = torch.ones(2)
+say(unnamed=bps.push_pull(own, average=False).tolist(), untouched=own.tolist())
+handle = bps.push_pull_async(torch.ones(2), name="polled")
+bps.synchronize(handle)
+try:
+    bps.poll(handle)
+except bps.PushPullError as error:
+    say(twice=str(error))
+
+model = model_of(layout.rank)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * (layout.rank + 1))
+if layout.rank == 0:
+    train(model, optimizer)
+bps.broadcast_parameters(model.named_parameters())
+bps.broadcast_optimizer_state(optimizer)
+state = optimizer.state_dict()
+say(rate=state["param_groups"][0]["lr"], steps=float(state["state"][0]["step"]))
+say(moments=float(sum(one["exp_avg"].abs().sum() for one in state["state"].values())))
+
+late = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.optim.lr_scheduler.StepLR(late, 1)
+try:
+    bps.DistributedOptimizer(late, model.named_parameters())
+except bps.PushPullError as error:
+    say(late=str(error))
+optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), bps.Compression.fp16, 2)
+for points, labels in batches(2):
+    nn.functional.cross_entropy(model(points), labels).backward()
+optimizer.synchronize()
+norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+with optimizer.skip_synchronize():
+    optimizer.step()
+say(norm=float(norm), weights=float(sum(one.abs().sum() for one in model.parameters())))
+try:
+    for points, labels in batches(3):
+        nn.functional.cross_entropy(model(points), labels).backward()
+except bps.PushPullError as error:
+    say(too_often=str(error))
+optimizer.synchronize()
+"""
+
+
+def test_what_the_plugin_of_byteps_offers(tmp_path):
+    """Odd tensors, handles, the optimizer's state, clipping, and gradients that are added up."""
+    done = run_job(tmp_path, START + OFFERED, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    turned = [0.0, 6.0, 2.0, 8.0, 4.0, 10.0]
+    results = {"half": [3.0] * 3, "turned": turned, "flags": [1.0, 0.0], "empty": []}
+    for field, value in {
+        "results": results,
+        "in_place": True,
+        "unnamed": [2.0, 2.0],
+        "untouched": [1.0, 1.0],
+        "rate": 0.01,
+        "steps": 4.0,
+    }.items():
+        assert list(done.each(field).values()) == [value] * 2, field
+    assert "make the scheduler after DistributedOptimizer" in done.each("late")["worker0"]
+    assert "was it synchronized already?" in done.each("twice")["worker0"]
+    assert "more than backward_passes_per_step=2 times" in done.each("too_often")["worker0"]
+    for field in ("moments", "norm", "weights"):
+        assert len(set(done.each(field).values())) == 1, field
+
+
+ASYNCHRONOUS = """
+ours = model_of(0)
+first = [one.detach().clone() for one in ours.parameters()]
+optimizer = bps.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.1), ours.named_parameters())
+train(ours, optimizer, 3)
+bps.push_pull(torch.zeros(1), name="all have stepped")
+for one in ours.parameters():
+    one.grad = torch.zeros_like(one)
+optimizer.step()
+say(moved=max(float((one - old).abs().max()) for one, old in zip(ours.parameters(), first, strict=True)) > 0)
+say(weights=[round(float(one.detach().abs().sum()), 3) for one in ours.parameters()])
+"""
+
+
+def test_asynchronous_training_meets_in_one_model(tmp_path):
+    """When all have stepped, each finds the same weights at the servers."""
+    done = run_job(tmp_path, START + ASYNCHRONOUS, (2, 1, 1), {**SMALL, "BYTEPS_ENABLE_ASYNC": "1"}, torch=True)
+    assert done.code == 0, done.stderr
+    assert all(done.each("moved").values())
+    weights = list(done.each("weights").values())
+    assert weights[0] == weights[1]
