@@ -8,7 +8,16 @@ import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
 
-from benchmarks import bench_chrome, bench_import, bench_memory, bench_record, bench_start, bench_training, bench_wire
+from benchmarks import (
+    bench_chrome,
+    bench_import,
+    bench_memory,
+    bench_pushpull,
+    bench_record,
+    bench_start,
+    bench_training,
+    bench_wire,
+)
 
 BENCHMARKS = {
     "record": (bench_record.run, 200, 20),
@@ -16,6 +25,7 @@ BENCHMARKS = {
     "chrome": (bench_chrome.run, 40, 8),
     "import": (bench_import.run, 20, 5),
     "training": (bench_training.run, 100, 6),
+    "pushpull": (bench_pushpull.run, 60, 4),
     "memory": (bench_memory.run, 5, 1),
     "start": (bench_start.run, 30, 4),
 }

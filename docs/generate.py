@@ -8,7 +8,7 @@ import shtab
 import otel_dltrace.cli
 from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import make_parser
-from otel_dltrace.instrument import _torch_calls
+from otel_dltrace.instrument import _mpi_calls, _torch_calls
 from otel_dltrace.model import semconv
 
 HERE = Path(__file__).parent
@@ -45,7 +45,8 @@ MEANING = {
     semconv.DL_COMM_SIZE: "bytes",
     semconv.DL_COMM_DTYPE: "",
     semconv.DL_COMM_ASYNC: "",
-    semconv.DL_COMM_PEER_RANK: "the other side of a message, by its rank in the world; absent where it stayed unknown",
+    semconv.DL_COMM_PEER_RANK: "the other side of a message, by its rank in the world; absent where it stayed unknown; "
+    "of a ready tick of Horovod, who was ready, by its rank in the process set; on a server, whose request it answers",
     semconv.DL_COMM_ROOT: "by its rank in the world",
     semconv.DL_COMM_TAG: "of a message",
     semconv.DL_TENSOR_NAME: "",
@@ -116,6 +117,42 @@ from any rank learns its peer, its number and its id when it is done.
 
 | span | calls | bytes |
 |---|---|---|
+{table}
+
+{_mpi_section()}"""
+
+
+def _mpi_section() -> str:
+    """Return the section on the calls of mpi4py, from their table."""
+    rows: dict[tuple[str, str], list[_mpi_calls.Call]] = {}
+    for family in _mpi_calls.FAMILIES:
+        rows.setdefault((family.holder, family.role.value), []).extend(family.methods())
+    table = "\n".join(
+        f"| `{holder}` | {role} | {', '.join(f'`{call.name}`' for call in calls)} |"
+        for (holder, role), calls in rows.items()
+    )
+    return f"""# The calls of mpi4py
+
+From `otel_dltrace/instrument/_mpi_calls.py`. Every row is checked against the installed mpi4py.
+
+A span has the method's name in small letters; that of a persistent request has it without `_init`, and there is one
+for each `Start`. A message each way (`Sendrecv`) is two spans, `send` and `recv`, or `isend` and `irecv`. A call that
+returns a request lasts until the `Wait` or `Test` that completes it, which writes a child span `wait`; `bound` says
+that it may have been done earlier. A request that nobody waits for ends where it was launched, and says `host_issue`.
+`Iprobe` and its like are spans when they find something. MPI begins while `mpi4py.MPI` is imported: the span `init`
+is that import. It ends by itself after the interpreter has: `finalize` is a span where the program calls `Finalize`.
+
+Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in. A
+Python object has no size before it is pickled; its receive says how many bytes came. `dl.comm.group.id` is `world`,
+`self.<rank>`, or a hash that the ranks of a communicator, window or file compute alike from how it was made, without
+a message. What other processes than those of `COMM_WORLD` share (`Spawn`, `Accept`, `Connect`) has no id, and so has
+a communicator that was made by other means than a method below. Persistent collectives are counted by their place
+among those made, `<group>.<n>`. A receive from any rank or with any tag learns its message when it is done; programs
+that let such receives compete with others for the same messages may get numbers that the sender does not.
+
+| class | what it is | methods |
+|---|---|---|
+| | beginning and end | `Init`, `Init_thread`, `Finalize` |
 {table}
 """
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import otel_dltrace.instrument  # noqa: F401  -- the room, now: a first import later on would hide our function
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, h64, run_directory_name
@@ -42,6 +43,8 @@ EXIT_S = 2.0
 def start(config: Config | None = None) -> None:
     """Begin to record in this process; the ring is made at the first record.
 
+    Where recording is on already it goes on as it is; if *config* says something else, one sentence tells so.
+
     Args:
         config: What to record; by default what the environment says.
 
@@ -49,6 +52,10 @@ def start(config: Config | None = None) -> None:
         ConfigError: A value cannot be used.
     """
     if live.tracer is not None:
+        if config is not None and config.home != live.tracer.recorder.home["drain"]:
+            guard.say(
+                "tracing is on already and stays as it is; stop() it to start with another configuration"
+            )
         return
     config = config or Config.from_env()
     if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
@@ -61,6 +68,7 @@ def start(config: Config | None = None) -> None:
     home = {
         "drain": config.home,
         "directory": config.directory,
+        "at_end": {"worker": config.comm_directory, "server": config.server_profile},
         "host": os.uname().nodename,
         "resource": resource_of(os.environ),
         "bind": asdict(environment_bind(config, world, job_name)),
@@ -68,9 +76,14 @@ def start(config: Config | None = None) -> None:
     in_thread = _drain_in_thread(config)
     starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), in_thread, prints)
     recorder = Recorder(
-        config.rings, config.ring_size, parse_level(config.level), home, lambda: starter.start(recorder.ring)
+        config.rings,
+        config.ring_size,
+        parse_level(config.of_role(world.role).level),
+        home,
+        lambda: starter.start(recorder.ring),
     )
-    tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget)
+    key = int(config.server_key or -1)
+    tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget, key)
     _follow_steps(tracer)
     live.tracer = tracer
     _register_once()
@@ -165,7 +178,7 @@ def stop() -> None:
         return
     deadline = time.monotonic() + EXIT_S
     drained = tracer.starter.finish(ring.path, EXIT_S)
-    if bind is not None and bind.local_rank == 0 and not os.environ.get(UNDER_RUN):
+    if bind is not None and (bind.role, bind.local_rank) == ("worker", 0) and not os.environ.get(UNDER_RUN):
         run = Path(directory) / run_directory_name(bind)
         whole = drained and _host_is_drained(run, bind.local_world_size, deadline)
         _say_where(run, drained, tracer.starter, "" if whole else "so far ")
@@ -264,6 +277,7 @@ def uninstrument() -> None:
     registry.uninstrument()
 
 
+@guard.guarded
 def autostart() -> None:
     """Do what ``OTEL_DLTRACE`` asks for; a bad value is one sentence, and the program goes on untraced."""
     try:
@@ -276,6 +290,7 @@ def autostart() -> None:
         guard.say(f"{error}; tracing is off")
 
 
+@guard.guarded
 def instrument_source(source: str, **fields: Any) -> None:
     """Trace *source*, as its instrumentor asks for it; a bad value is one sentence, as in `autostart`.
 

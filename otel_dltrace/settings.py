@@ -1,9 +1,10 @@
 """What the environment says: the configuration, the names, and who this process is, each read here alone."""
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,6 +19,8 @@ from otel_dltrace.record.ring import DEFAULT_SIZE
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 _PREFIX = "OTEL_DLTRACE"
+JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
+"""Set by a launcher of ours for processes that run other programs than the job's own."""
 INSTRUMENTOR_PREFIX = "dltrace_"
 """Before the name of a source it is the name of the instrumentor that traces it."""
 
@@ -40,10 +43,15 @@ class Config:
         span_budget: Spans per trace over OTLP, 0 for no limit.
         quota: Bytes of spans that one host may keep in a run directory.
         drain: ``auto``, ``thread`` (no process may be started) or ``off`` (a sidecar drains).
-        metrics: Whether host metrics are sampled.
+        metrics: Whether host metrics are to be sampled; read, and without effect so far.
         job: The job's id; "" to agree on one.
         run: The id of this run, where ranks share no store; "" for none.
         world: The world's name, in jobs with several.
+        launch: Which of several jobs of one run this is; "" where there is but one.
+        comm_directory: Where the workers' ``comm.json``, as BytePS writes it, goes at the end; "" for nowhere.
+        server_profile: The file for the servers' profile, as BytePS writes it, at the end; "" for none.
+        server_spans: Whether parameter servers record pushes and pulls: ``on``, ``off``, ``auto`` (at level partition).
+        server_key: The one key of which they do; "" for all.
 
     Raises:
         ConfigError: A value cannot be used.
@@ -61,6 +69,12 @@ class Config:
     job: str = ""
     run: str = ""
     world: str = "default"
+    # These do not make a drain another one: a run has one for all its jobs, for workers and servers.
+    launch: str = field(default="", repr=False)
+    comm_directory: str = field(default="", repr=False)
+    server_profile: str = field(default="", repr=False)
+    server_spans: str = field(default="auto", repr=False)
+    server_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -68,24 +82,33 @@ class Config:
         Window.parse(self.steps)
         if self.drain not in ("auto", "thread", "off"):
             raise ConfigError(f"{_PREFIX}_DRAIN={self.drain!r} is none of auto, thread, off")
+        if self.server_spans not in ("auto", "on", "off"):
+            raise ConfigError(f"{_PREFIX}_SERVER_SPANS={self.server_spans!r} is none of auto, on, off")
+        if self.server_key and not self.server_key.isdecimal():
+            raise ConfigError(f"{_PREFIX}_SERVER_KEY={self.server_key!r} is no key: declared key << 16 | partition")
         for name, least in (("ring_size", 1 << 17), ("span_budget", 0), ("quota", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{_PREFIX}_{name.upper()}={value!r} is too small; it must be at least {least}")
-        object.__setattr__(self, "directory", str(Path(self.directory).expanduser().absolute()))
+        object.__setattr__(self, "directory", _absolute("directory", self.directory))
         _check_writable(Path(self.directory))
         rings = self.ring_directory or default_ring_directory()
-        object.__setattr__(self, "ring_directory", str(Path(rings).expanduser().absolute()))
+        object.__setattr__(self, "ring_directory", _absolute("ring_directory", rings))
+        for name in ("comm_directory", "server_profile"):
+            if getattr(self, name):
+                object.__setattr__(self, name, _absolute(name, getattr(self, name)))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":
         """Return what the ``OTEL_DLTRACE_*`` variables in *env* (the process's own by default) say.
 
+        BytePS's own variables say what these leave open.
+
         Raises:
             ConfigError: A variable has a value that cannot be used.
         """
         env = os.environ if env is None else env
-        values: dict[str, object] = {}
+        values: dict[str, object] = {**_byteps_worker(env), **_byteps_server(env)}
         for name, variable in VARIABLES.items():
             text = env.get(variable, "").strip()
             if text:
@@ -96,6 +119,12 @@ class Config:
         """Return the variables that say the same as this configuration."""
         values = {variable: getattr(self, name) for name, variable in VARIABLES.items()}
         return {k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in values.items()}
+
+    def of_role(self, role: str) -> "Config":
+        """Return this configuration with the level at which a process of *role* records."""
+        if role != "server" or self.server_spans == "auto":
+            return self
+        return replace(self, level="partition" if self.server_spans == "on" else "collective")
 
     @property
     def home(self) -> str:
@@ -108,19 +137,65 @@ class Config:
         return Path(self.ring_directory)
 
 
+def _absolute(name: str, path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except RuntimeError:
+        raise ConfigError(f"{VARIABLES[name]}={path!r} names a user who has no home directory") from None
+
+
 def _check_writable(directory: Path) -> None:
     """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
-    there = next(path for path in (directory, *directory.parents) if path.exists())
-    probe = there / f".otel_dltrace-{os.getpid()}"
     try:
+        there = next(path for path in (directory, *directory.parents) if path.exists())
+        probe = there / f".otel_dltrace-{os.getpid()}"
         os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         probe.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{_PREFIX}_DIR={str(directory)!r} cannot be written: {error.strerror}") from None
 
 
-_SHORT = {"directory": "DIR", "ring_directory": "RING_DIR"}
+_SHORT = {"directory": "DIR", "ring_directory": "RING_DIR", "comm_directory": "COMM_DIR"}
 VARIABLES = {f.name: f"{_PREFIX}_{_SHORT.get(f.name, f.name.upper())}" for f in fields(Config)}
+
+
+def _byteps_worker(env: Mapping[str, str]) -> dict[str, object]:
+    """Return what ``BYTEPS_TRACE_*`` say: steps are counted from 1 there, and the last one is traced, too.
+
+    Raises:
+        ConfigError: The steps are none; BytePS would end the process.
+    """
+    if _atoi(env, "BYTEPS_TRACE_ON") != 1:
+        return {}
+    start, end = _atoi(env, "BYTEPS_TRACE_START_STEP", 10), _atoi(env, "BYTEPS_TRACE_END_STEP", 20)
+    if start < 1:
+        said = env["BYTEPS_TRACE_START_STEP"]
+        raise ConfigError(f"BYTEPS_TRACE_START_STEP={said!r} is no step; BytePS counts them from 1")
+    if end <= start:
+        raise ConfigError(f"BYTEPS_TRACE_END_STEP={end} must be greater than BYTEPS_TRACE_START_STEP={start}")
+    folder = env.get("BYTEPS_TRACE_DIR", "").strip() or "./trace"
+    return {"level": "partition", "steps": f"{start - 1}-{end - 1}", "comm_directory": folder}
+
+
+def _byteps_server(env: Mapping[str, str]) -> dict[str, object]:
+    """Return what ``BYTEPS_SERVER_*`` say of the server profile."""
+    if not env.get("BYTEPS_SERVER_ENABLE_PROFILE", "").strip():
+        return {}
+    if _atoi(env, "BYTEPS_SERVER_ENABLE_PROFILE") != 1:
+        return {"server_spans": "off"}
+    path = env.get("BYTEPS_SERVER_PROFILE_OUTPUT_PATH", "").strip() or "server_profile.json"
+    asked = env.get("BYTEPS_SERVER_KEY_TO_PROFILE", "").strip()
+    key = str(max(0, _atoi(env, "BYTEPS_SERVER_KEY_TO_PROFILE"))) if asked else ""
+    return {"server_spans": "on", "server_profile": path, "server_key": key}
+
+
+def _atoi(env: Mapping[str, str], name: str, default: int = 0) -> int:
+    """Return the whole number that the variable *name* begins with, as C reads it: 0 where it begins with none."""
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    found = re.match(r"[+-]?[0-9]+", text)
+    return int(found[0]) if found else 0
 
 
 def _parse(variable: str, text: str, kind: object) -> object:
@@ -129,7 +204,7 @@ def _parse(variable: str, text: str, kind: object) -> object:
     if kind not in (int, "int"):
         return text
     number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
-    if not number.isdigit() or unit not in _UNITS:
+    if not number.isdecimal() or unit not in _UNITS:
         raise ConfigError(f"{variable}={text!r} is not a whole number (with K, M or G after it, if you like)")
     return int(number) * _UNITS[unit]
 
@@ -143,13 +218,19 @@ def _truth(variable: str, text: str) -> bool:
 
 
 def is_switched_on(env: Mapping[str, str]) -> bool:
-    """Return whether *env* asks for tracing.
+    """Return whether *env* asks for tracing; where it says nothing, whether BytePS's own variables do.
 
     Raises:
         ConfigError: ``OTEL_DLTRACE`` or ``OTEL_SDK_DISABLED`` is neither true nor false.
     """
     disabled = _truth("OTEL_SDK_DISABLED", env.get("OTEL_SDK_DISABLED", "").strip())
-    return _truth(_PREFIX, env.get(_PREFIX, "").strip()) and not disabled
+    said = env.get(_PREFIX, "").strip()
+    return (_truth(_PREFIX, said) if said else _byteps_asks(env)) and not disabled
+
+
+def _byteps_asks(env: Mapping[str, str]) -> bool:
+    is_server = env.get("DMLC_ROLE") == "server"
+    return _atoi(env, "BYTEPS_TRACE_ON") == 1 or (is_server and _atoi(env, "BYTEPS_SERVER_ENABLE_PROFILE") == 1)
 
 
 def is_switched_off(env: Mapping[str, str]) -> bool:
@@ -173,8 +254,9 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
     run = config.run or world.run
     generation = ""
     if run:
-        is_id = len(run) == 16 and all(c in "0123456789abcdef" for c in run)
-        generation = f"1.{run if is_id else format(h64(run), '016x')}"
+        start = f"{run}.{config.launch}" if config.launch else run
+        is_id = len(start) == 16 and all(c in "0123456789abcdef" for c in start)
+        generation = f"1.{start if is_id else format(h64(start), '016x')}"
     return Bind(
         job=config.job or world.job or run,
         generation=generation,
@@ -193,7 +275,7 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
 
 def job_name_of(env: Mapping[str, str]) -> str:
     """Return the job's name for people: the service's, or the program's."""
-    name = env.get("OTEL_SERVICE_NAME") or env.get(f"{_PREFIX}_JOB")
+    name = env.get("OTEL_SERVICE_NAME") or env.get(f"{_PREFIX}_JOB") or env.get(JOB_NAME)
     if name:
         return name
     main = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""

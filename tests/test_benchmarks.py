@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import bench_training
+from benchmarks import bench_pushpull, bench_training
 from benchmarks._processes import Drain, environment, memory_of, scratch
 from benchmarks.bench_training import Workload
 
@@ -45,6 +45,36 @@ def test_a_table_says_what_each_mode_adds_and_beside_what_phase_adds():
         "",
         "A step takes 10.0 ms and 20.0 ms of CPU on 2 ranks. "
         "The profiler's `stop` takes another 5.0 ms for each, which is not counted.",
+    ]
+
+
+def test_push_pull_says_what_partitions_add_and_how_many_there_were():
+    """All ranks' CPU, rank 0's time."""
+    ranks = [
+        {
+            "off": block(10, cpu),
+            "off again": block(10, cpu),
+            "operations": block(10.1, cpu),
+            "partitions": block(10.2, cpu + 0.05, drain=drain),
+        }
+        for cpu, drain in ((12.0, 0.1), (8.0, 0.0))
+    ]
+    measured = bench_pushpull.Measured([bench_pushpull._merge(ranks)] * 2, 102)
+
+    report = bench_pushpull._report(bench_pushpull.Layout(2, 1, 1), measured)
+
+    assert report.splitlines() == [
+        "| 2 workers, 1 local rank, 1 server, 2 rounds | time (95 %) | + us a step (95 %) "
+        "| CPU, trainers + servers + drain (95 %) | of it drain | goal |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| off again / off | +0.00 % (+0.00 - +0.00) | +0.0 (+0.0 - +0.0) | +0.00 % (+0.00 - +0.00) | 0.00 % |  |",
+        "| operations / off | +1.00 % (+1.00 - +1.00) | +100.0 (+100.0 - +100.0) | +0.00 % (+0.00 - +0.00) | 0.00 % "
+        "|  |",
+        "| partitions / off | +2.00 % (+2.00 - +2.00) | +200.0 (+200.0 - +200.0) | +1.00 % (+1.00 - +1.00) | 0.50 % "
+        "| <= 3.0 %, aim 2.0 % |",
+        "",
+        "A step takes 10.0 ms and has 102 stages of partitions on all ranks: *partitions* records 10,000 a second "
+        "(the goal is for 10,000 and more).",
     ]
 
 

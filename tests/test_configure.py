@@ -33,12 +33,18 @@ def test_every_setting_has_a_variable_and_reads_back():
         job="j",
         run="r",
         world="w",
+        launch="l",
+        comm_directory="/comm",
+        server_profile="/profile.json",
+        server_spans="on",
+        server_key="196608",
     )
 
     assert Config.from_env(config.to_env()) == config
     assert sorted(VARIABLES.values()) == sorted(
         f"OTEL_DLTRACE_{name}"
-        for name in "LEVEL STEPS DIR RING_DIR RING_SIZE SPAN_BUDGET QUOTA DRAIN METRICS JOB RUN WORLD".split()
+        for name in "LEVEL STEPS DIR RING_DIR RING_SIZE SPAN_BUDGET QUOTA DRAIN METRICS JOB RUN WORLD LAUNCH "
+        "COMM_DIR SERVER_PROFILE SERVER_SPANS SERVER_KEY".split()
     )
 
 
@@ -60,12 +66,15 @@ BAD = [
     pytest.param("OTEL_DLTRACE_DRAIN", "maybe", "none of auto, thread, off", id="drain"),
     pytest.param("OTEL_DLTRACE_METRICS", "perhaps", "neither 1 nor 0", id="metrics"),
     pytest.param("OTEL_DLTRACE_DIR", "/proc/nowhere", "cannot be written", id="directory"),
+    pytest.param("OTEL_DLTRACE_RING_SIZE", "\u00b2", "whole number", id="a digit that is no number"),
+    pytest.param("OTEL_DLTRACE_DIR", "~nobody-of-this-name/x", "no home directory", id="no such user"),
+    pytest.param("OTEL_DLTRACE_DIR", "x" * 300, "cannot be written", id="a name too long"),
     pytest.param("OTEL_DLTRACE", "yup", "neither 1 nor 0", id="the switch"),
     pytest.param("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon", "OTEL_EXPORTER_OTLP_PROTOCOL", id="protocol"),
 ]
 
 
-@pytest.mark.parametrize(("variable", "value", "cure"), BAD[:10])
+@pytest.mark.parametrize(("variable", "value", "cure"), BAD[:13])
 def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
     """`Config.from_env` says what, which value, and what to do."""
     with pytest.raises(ConfigError, match=cure) as caught:
@@ -86,6 +95,15 @@ def test_a_bad_value_in_the_environment_leaves_the_program_alone(place, variable
     assert cure in sentences[0]
     assert sentences[0].startswith("otel_dltrace: ")
     assert place.runs() == []
+
+
+def test_what_nobody_thought_of_leaves_the_program_alone(place):
+    """A value on which Python's own functions stumble is one sentence as well."""
+    result = place.run("print('trained')", OTEL_DLTRACE="1", OTEL_DLTRACE_DIR="~nobody-of-this-name/runs")
+
+    assert (result.returncode, result.stdout) == (0, "trained\n")
+    assert result.stderr.startswith("otel_dltrace: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("variable", "value", "cure"), [bad for bad in BAD if bad.values[0] != "OTEL_DLTRACE"])

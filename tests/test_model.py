@@ -31,7 +31,7 @@ from otel_dltrace.model.identity import (
     trace_id,
 )
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
-from otel_dltrace.model.plan import STEP_SHARE, SlowSteps, Window, parse_level, share_of
+from otel_dltrace.model.plan import STEP_SHARE, SlowSteps, Window, for_servers, parse_level, share_of
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.model.spans import SPAN_DTYPE, Process, SpanBatch, concatenate, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor, HostClock, tightest_anchor
@@ -200,14 +200,15 @@ worlds = st.tuples(st.integers(1, 300), st.integers(0, 8), st.integers(80, 40_00
 @example((625, 0, 10_000, 3))
 @example((626, 0, 10_000, 3))
 def test_the_budget_of_a_trace_is_kept(world):
-    """In every shard what the ranks in full may send and all ranks' stages stay within it."""
+    """In every shard what the ranks in full may send, servers for them, and all ranks' stages stay within it."""
     world_size, servers, budget, step = world
     shares = [share_of(rank, world_size, servers, budget, step) for rank in range(world_size + servers)]
     for shard in {share.shard for share in shares}:
         members = [share for share in shares if share.shard == shard]
         in_full = [share.limit for share in members if share.full]
         assert len(in_full) >= 1
-        assert sum(in_full) + len(members) * STEP_SHARE <= budget
+        of_servers = servers * sum(for_servers(share, servers) for share in members if share.full)
+        assert sum(in_full) + of_servers + len(members) * STEP_SHARE <= budget
 
 
 @given(worlds)

@@ -24,6 +24,7 @@ def place(tmp_path):
     with a_place(tmp_path) as it:
         shutil.copy(HOME / "examples" / "train_ddp.py", tmp_path / "train.py")
         shutil.copy(HOME / "tests" / "programs" / "sdk_spans.py", tmp_path / "anything_with_sdk_spans.py")
+        shutil.copy(HOME / "tests" / "programs" / "solver.py", tmp_path)
         yield it
 
 
@@ -38,7 +39,9 @@ def test_the_commands_run(place):
     script = "\n".join(["set -e", *shell_lines()])
     script = re.sub(r"\bRUN\b", '"$(ls -dt dltrace-train-* | tail -1)"', script).replace("--rank 3", "--rank 1")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = place.finish(place.popen(["bash", "-c", script], PATH=path, OMP_NUM_THREADS="1"), timeout=240)
+    env = {f"{prefix}_ALLOW_RUN_AS_ROOT{what}": "1" for prefix in ("OMPI", "PRTE") for what in ("", "_CONFIRM")}
+    env |= {"PATH": path, "OMP_NUM_THREADS": "1"}
+    done = place.finish(place.popen(["bash", "-c", script], **env), timeout=280)
 
     assert done.returncode == 0, done.stderr
     assert (place.folder / "trace.json.gz").stat().st_size > 1000

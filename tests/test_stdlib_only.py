@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from ring_files import environment
 
-import otel_dltrace.instrument
-import otel_dltrace.record
+import otel_dltrace
 
+PACKAGE = Path(otel_dltrace.__path__[0])
 IMPORTED = [
     *(f"otel_dltrace.model.{name}" for name in ("semconv", "operation", "topology", "identity", "errors", "time")),
     *(
-        f"{package.__name__}.{path.stem}"
-        for package in (otel_dltrace.record, otel_dltrace.instrument)
-        for path in sorted(Path(package.__path__[0]).glob("*.py"))
+        f"otel_dltrace.{room}.{path.stem}"
+        for room in ("record", "instrument")
+        for path in sorted((PACKAGE / room).glob("*.py"))
         if path.stem != "__init__"
     ),
 ]

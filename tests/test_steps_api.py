@@ -106,6 +106,22 @@ def test_a_phase_belongs_to_the_step_it_began_in(tracer: Tracer) -> None:
     ]
 
 
+def test_a_phase_that_is_entered_again_is_another_span(tracer: Tracer) -> None:
+    """A program may make its phase once, before the loop; children know which of the two they are in."""
+    outer = phase("outer")
+    with step():
+        for _ in range(2):
+            with outer, phase("inner"):
+                pass
+
+    read = read_own(tracer.recorder)
+    closed = [record for record in read.records if record["kind"] == SPAN][:4]
+    assert [read.names.descriptors[record["descriptor"]].name for record in closed] == ["inner", "outer"] * 2
+    inner, first, again, second = closed
+    assert (inner["parent"], again["parent"]) == (first["number"], second["number"])
+    assert first["number"] != second["number"]
+
+
 def test_a_stage_s_name_counts_as_the_stage_and_is_no_parent(tracer: Tracer) -> None:
     """Two pieces are one span, written again longer; the operation inside belongs to the phase around it."""
     with step(), phase("outer"):

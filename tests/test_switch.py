@@ -4,6 +4,7 @@ import os
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -115,3 +116,22 @@ def test_children_of_every_kind_start_and_end_in_peace(tmp_path, method):
 
     assert (result.returncode, result.stdout) == (0, "True\n0\n"), result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("switch", ["0", "1"], ids=["by the program alone", "by the environment as well"])
+def test_the_public_names_stay_what_they_are(tmp_path, switch):
+    """A room of the package has the name of a function: loading it takes nothing away, however often one switches."""
+    program = """
+        import otel_dltrace
+        for _ in range(2):
+            otel_dltrace.start()
+            otel_dltrace.instrument()
+            otel_dltrace.uninstrument()
+            otel_dltrace.stop()
+        print([name for name in otel_dltrace.__all__ if name[0] != "_" and not callable(getattr(otel_dltrace, name))])
+    """
+    settings = {"OTEL_DLTRACE_RING_DIR": str(tmp_path), "OTEL_DLTRACE_DIR": str(tmp_path), "OTEL_DLTRACE_DRAIN": "off"}
+    text = f"exec({LINE!r})\n{textwrap.dedent(program)}"
+    result = python("-c", text, OTEL_DLTRACE=switch, **settings)
+
+    assert (result.stdout, result.stderr) == ("[]\n", "")

@@ -158,6 +158,33 @@ def test_waits_are_children_of_what_they_wait_for(ended: list[Recorded]) -> None
         assert all(spans[w.parent].flags & 1 and spans[w.parent].start <= w.start for w in waits)
 
 
+ISSUED = """
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+dist.all_reduce(tensor, async_op=True).wait()
+work = dist.all_gather([torch.ones(4), torch.ones(4)], tensor, async_op=True)
+functional.wait_tensor(functional.all_reduce(tensor, "sum", dist.group.WORLD))
+dist.send(tensor, 1)
+dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 1)])[0].wait()
+"""
+
+
+def test_where_done_means_enqueued_no_end_is_claimed(tmp_path: Path) -> None:
+    """As on NCCL, whose `wait` and futures return once the work is enqueued; torch's fake backend stands for it."""
+    (recorded,) = run(tmp_path, ISSUED)
+    spans = sorted(recorded.spans("collective") + recorded.spans("p2p"), key=lambda span: span.start)
+
+    assert [(span.name, span.source) for span in spans] == [
+        (name, HOST_ISSUE) for name in ("all_reduce", "all_reduce", "all_gather", "all_reduce", "send", "isend")
+    ]
+
+
 ERRORS = """
 import functools
 import torch

@@ -8,6 +8,8 @@ pytest.importorskip("torch")
 
 GRAPHS = """
 import logging
+import warnings
+warnings.filterwarnings("ignore", ".*torch.jit.script.* is deprecated")
 torch._logging.set_logs(dynamo=logging.ERROR)  # says that it leaves out the profiler's marks, ours or not
 
 class Wrapped(nn.Module):
@@ -204,6 +206,16 @@ LOOPS: Loops = {
         for x, y in held_out:
             learn(x, y)
             torch.export.export(model, (x,))
+        """,
+        [PLAIN] * 3,
+    ),
+    "scripted in between, a copy too": (
+        """
+        import copy
+        for x, y in held_out:
+            learn(x, y)
+            scripted = [torch.jit.script(one) for one in (model, nn.Sequential(model), copy.deepcopy(model))]
+            assert torch.equal(scripted[0](x), scripted[1](x)) and torch.equal(scripted[0](x), scripted[2](x))
         """,
         [PLAIN] * 3,
     ),

@@ -367,6 +367,19 @@ DATA: Loops = {
         """,
         [PLAIN] * 12,
     ),
+    "a batch whose shape is not to be had": (
+        """
+        class Ragged:
+            def __init__(self, samples):
+                self.samples = samples
+            @property
+            def shape(self):
+                raise RuntimeError("no shape")
+        for batch in DataLoader(data, batch_size=4, collate_fn=Ragged):
+            learn(*torch.utils.data.default_collate(batch.samples))
+        """,
+        [PLAIN] * 6,
+    ),
     "no automatic batches": (
         """
         for x, y in DataLoader(data, batch_size=None, sampler=range(0, 24, 8)):

@@ -20,6 +20,7 @@ from otel_dltrace.configure import short_path
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.byteps_out import write_byteps, write_byteps_server
 from otel_dltrace.export.chrome.writer import write_chrome
+from otel_dltrace.export.horovod_out import write_horovod
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.spans import SpanBatch
@@ -65,6 +66,12 @@ FORMATS = {
         _read_whole,
         write_byteps_server,
         "pushes and pulls",
+    ),
+    "horovod": Format(
+        "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\nwith names escaped",
+        _read_whole,
+        write_horovod,
+        "events",
     ),
 }
 

@@ -2,6 +2,7 @@
 
     otel-dltrace import byteps traces/ -o RUN
     otel-dltrace import byteps worker0/0/comm.json server_profile.json -o RUN --start-step 10
+    otel-dltrace import horovod timeline.json -o RUN
 
 Whatever state a file is in, what can be read of it is read, and what is missing is said. The same files
 give the same ids again.
@@ -17,6 +18,7 @@ from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure import short_path
 from otel_dltrace.export.byteps_in import Options, import_byteps
 from otel_dltrace.export.bytescheduler_in import import_bytescheduler
+from otel_dltrace.export.horovod_in import import_horovod
 from otel_dltrace.export.imported import Imported
 from otel_dltrace.model.errors import DltraceError
 
@@ -37,6 +39,10 @@ def _bytescheduler(args: argparse.Namespace, count: Callable[[int], None]) -> Im
     return import_bytescheduler(args.paths, args.output, args.name or "bytescheduler", count)
 
 
+def _horovod(args: argparse.Namespace, count: Callable[[int], None]) -> Imported:
+    return import_horovod(args.paths, args.output, args.name or "horovod", count)
+
+
 FORMATS = {
     "byteps": Format(
         "BytePS: comm.json of its workers (the folder is the local rank, the one around it a\n"
@@ -47,6 +53,11 @@ FORMATS = {
     "bytescheduler": Format(
         "ByteScheduler: BYTESCHEDULER_TIMELINE of rank 0; its times are since it began, not of\nthe day",
         _bytescheduler,
+    ),
+    "horovod": Format(
+        "Horovod: HOROVOD_TIMELINE of rank 0, of any version. A step begins when a tensor is\n"
+        "negotiated that the step has already",
+        _horovod,
     ),
 }
 

@@ -9,10 +9,16 @@ need the same PUSHPULL_TOKEN. The exit code is that of the process that failed f
 
 import argparse
 import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 
+from otel_dltrace.configure import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.pushpull.options import read_env
+from otel_dltrace.settings import JOB_NAME, VARIABLES, is_switched_on
 
 _ONE_OR_MORE = {"workers": 1, "local_ranks": 1, "servers": 0}
 
@@ -33,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start what is asked for; return its exit code."""
     if args.action == "serve":
+        autostart()
         from otel_dltrace.pushpull.server import serve
 
         serve(*read_env(os.environ))
@@ -46,4 +53,34 @@ def run(args: argparse.Namespace) -> int:
     if args.only_worker is not None and not args.root:
         raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
     plan = Plan(program, args.workers, args.local_ranks, args.servers, args.root, args.only_worker)
-    return launch(plan, os.environ)
+    return launch(plan, traced_environment(program, os.environ, alone=args.only_worker is None))
+
+
+def traced_environment(program: Sequence[str], env: Mapping[str, str], *, alone: bool) -> Mapping[str, str]:
+    """Return *env*, and where it asks for tracing what servers and workers have to know in common: run and name.
+
+    Several jobs of one run are told apart: their steps are not the same.
+
+    Args:
+        program: What the workers run.
+        env: Our environment.
+        alone: Whether the whole job is started here.
+    """
+    try:
+        is_on = is_switched_on(env)
+    except ConfigError:
+        return env  # each process says so, and goes on untraced
+    if not is_on:
+        return env
+    run, launch = VARIABLES["run"], VARIABLES["launch"]
+    if not alone and not env.get(run):
+        sys.stderr.write(f"otel-dltrace: give all hosts of the job the same {run}, or each is traced apart\n")
+    own = {launch: os.urandom(8).hex()} if alone and env.get(run) else {}
+    return {JOB_NAME: _job_name(program), run: os.urandom(8).hex(), **own, **env}
+
+
+def _job_name(program: Sequence[str]) -> str:
+    """Return what the job is called where nobody has named it: as its script or module is."""
+    scripts = (word for word in program if word.endswith(".py"))
+    modules = (word for flag, word in pairwise(program) if flag == "-m")
+    return Path(next(scripts, "") or next(modules, "") or program[0]).stem

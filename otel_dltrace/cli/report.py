@@ -1,7 +1,8 @@
 """Say where the time of a step went, on which rank, and who made the others wait.
 
 otel-dltrace report RUN
-otel-dltrace report RUN --by key      which key, which partition, which worker is slow (push_pull)
+otel-dltrace report RUN --by key          which key, which partition, which worker is slow (push_pull)
+otel-dltrace report RUN --by negotiation  how long Horovod negotiates, who was ready last
 """
 
 import argparse
@@ -10,15 +11,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from otel_dltrace.analysis.compose import analyse
+from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.keys import Keys, keys
+from otel_dltrace.analysis.negotiation import Negotiations, negotiations
 from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
 from otel_dltrace.configure import short_path
 from otel_dltrace.export.run_reader import read_summaries
 from otel_dltrace.model.plan import Window
+from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.keys import write_keys
+from otel_dltrace.report.negotiation import write_negotiations
 from otel_dltrace.report.text import write
 
 WIDTH = 120
@@ -30,14 +34,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory; each gets its own report")
     add_selection(parser)
     parser.add_argument(
-        "--by", choices=["key"], help="another report: by key of a parameter server, seen from workers and servers"
+        "--by",
+        choices=["key", "negotiation"],
+        help="another report: by key of a parameter server, seen from workers and servers; "
+        "by negotiation of Horovod's operations",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text, one line per run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a report per run."""
-    print_reports(args.runs, steps_of(args), args.rank, as_json=args.json, by_key=args.by == "key")
+    print_reports(args.runs, steps_of(args), args.rank, as_json=args.json, by=args.by)
     return 0
 
 
@@ -46,14 +53,14 @@ def print_reports(
     steps: Window | None = None,
     ranks: list[int] | None = None,
     as_json: bool = False,
-    by_key: bool = False,
+    by: str | None = None,
 ) -> None:
-    """Print the report of each of *runs*, cut to *steps* and *ranks*."""
+    """Print the report of each of *runs*, cut to *steps* and *ranks*; *by* names another report."""
     # A narrow terminal folds lines; a table squeezed into it would lose its columns.
     console = Console(width=max(WIDTH, Console().width))
     for path in runs:
         batches = select(read_spans([path]), steps, ranks)
-        report = keys(batches) if by_key else analyse(batches, read_summaries(path))
+        report = _report(path, batches, by)
         if as_json:
             console.out(to_json(report), highlight=False)
             continue
@@ -61,5 +68,15 @@ def print_reports(
             console.rule(short_path(path))
         if isinstance(report, Keys):
             write_keys(report, console)
+        elif isinstance(report, Negotiations):
+            write_negotiations(report, console)
         else:
             write(report, console)
+
+
+def _report(path: Path, batches: Sequence[SpanBatch], by: str | None) -> RunReport | Keys | Negotiations:
+    if by == "key":
+        return keys(batches)
+    if by == "negotiation":
+        return negotiations(batches)
+    return analyse(batches, read_summaries(path))

@@ -19,7 +19,7 @@ Progress = Callable[[int], None]
 def write_byteps(batches: Iterable[SpanBatch], path: Path, progress: Progress) -> int:
     """Write a ``comm.json`` for each worker below the directory *path*; return the number of events.
 
-    It is ``<local rank>/comm.json``, and ``worker<node>/<local rank>/comm.json`` where there are several
+    It is ``<local rank>/comm.json``, and ``worker<node>/<local rank>/comm.json`` where the job has several
     machines: BytePS lets them overwrite each other.
 
     Raises:
@@ -61,7 +61,10 @@ def _role(batch: SpanBatch) -> str:
 
 def _folders(binds: Sequence[Bind | None]) -> list[str]:
     """Return a folder for each process, all different: a forked child has its parent's rank."""
-    several = len({bind.node_rank for bind in binds if bind}) > 1
+    known = [bind for bind in binds if bind]
+    several = len({bind.node_rank for bind in known}) > 1 or any(
+        bind.world_size > bind.local_world_size for bind in known
+    )
     taken: list[str] = []
     for bind in binds:
         local = str(bind.local_rank if bind else 0)

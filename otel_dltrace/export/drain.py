@@ -99,6 +99,7 @@ class Drain:
         self.clock = HostClock(self._read_clocks())
         self._boot = boot_id().hex()
         self._served = guard.guarded(self._read_and_send)
+        self._at_end: dict[Path, dict[str, str]] = {}
         self._locks: dict[str, int] = {}
         self._heard = 0
 
@@ -235,6 +236,9 @@ class Drain:
             writer.open()
         writer.name_run(bind)
         writer.know(process)
+        at_end = source.names.home.get("at_end") or {}
+        if path := at_end.get(bind.role):
+            self._at_end.setdefault(root, {})[bind.role] = path
         member = Member(source, bind, process, writer, self.serving.window, self.serving.budget)
         self.roots.setdefault(member.run, Roots(bind))
         return member
@@ -334,7 +338,8 @@ class Drain:
         for writer in self.writers.values():
             guard.guarded(self._close_writer)(writer)
         guard.guarded(self._write_summaries)(True, delivery)
-        for writer in self.writers.values():
+        for root, writer in self.writers.items():
+            guard.guarded(self._write_at_end)(root, writer)
             guard.guarded(writer.close)()
         for home, fd in self._locks.items():
             (self.serving.rings / f"{home}.lock").unlink(missing_ok=True)
@@ -344,6 +349,16 @@ class Drain:
         writer.close_segment()
         self._write_summaries(ended=False)
         self._compact(writer)
+
+    def _write_at_end(self, root: Path, writer: RunWriter) -> None:
+        """Write the files that this host's processes want to have when all is over."""
+        if root in self._at_end:
+            from otel_dltrace.export.byteps_end import write_at_end
+
+            try:
+                write_at_end(writer.folder, self._at_end[root], self.serving.window)
+            except OSError as error:
+                guard.say(f"{error.filename} cannot be written ({error.strerror}); `otel-dltrace export` does it again")
 
     def _compact(self, writer: RunWriter) -> None:
         """Turn closed segments into Parquet and keep the host within its quota."""

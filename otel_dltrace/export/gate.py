@@ -1,14 +1,14 @@
 """What goes out over OTLP: each step once, in full or as its stages, within the budget (contract 5)."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.plan import Share, SlowSteps, Window, share_of
+from otel_dltrace.model.plan import Share, SlowSteps, Window, for_servers, share_of
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column, stack_rows
+from otel_dltrace.model.spans import Column, distinct, stack_rows
 
 SETTLE_S = 2.0
 """How long a step is waited for after its end, unless the next one ends before."""
@@ -45,7 +45,7 @@ class Outgoing:
 
 
 class StepGate:
-    """Holds the spans of one rank until their step is decided.
+    """Holds the spans of one rank until their step is decided; those of a server, which has no steps, for a while.
 
     Args:
         bind: Who the rank is.
@@ -66,6 +66,7 @@ class StepGate:
         self._decided: dict[int, tuple[bool, int]] = {}
         self._ready: list[Outgoing] = []
         self._loose: list[tuple[float, Column]] = []
+        self._served: dict[tuple[int, int], int] = {}
         self.late = 0
 
     def add(self, rows: Column, is_step: Column, now: float) -> None:
@@ -76,7 +77,7 @@ class StepGate:
             self._ended[step] = _Ended((start, end), seq, now)
         forgotten_below = next(iter(self._decided), 0)
         for step, part in by_step(rows):
-            if step == NO_STEP:
+            if step == NO_STEP or self._bind.role != "worker":
                 self._loose.append((now, part))
             elif step in self._decided or step < forgotten_below:
                 self._add_late(step, part)
@@ -123,7 +124,28 @@ class StepGate:
                 out.append(self._decide(step))
         loose = [rows for at, rows in self._loose if final or now - at >= SETTLE_S]
         self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < SETTLE_S]
-        out += [Outgoing(NO_STEP, rows) for rows in loose if len(rows)]
+        for rows in loose:
+            step = int(rows["step"][0])
+            out += [Outgoing(NO_STEP, rows)] if step == NO_STEP else self._for_others(step, rows)
+        return out
+
+    def _for_others(self, step: int, rows: Column) -> list[Outgoing]:
+        """Return what goes out of *rows*, which a server did in *step* for the ranks in `b`.
+
+        They go where the rank's own spans go, and only where these do: nothing would be there to hang under.
+        """
+        parts: dict[int, list[Column]] = {}
+        for rank in distinct(rows["b"])[0].tolist():
+            share = self._share(step, max(rank, 0))
+            limit = for_servers(share, self._bind.servers) if share.full and step in self._window else 0
+            sent = self._served.get((step, rank), 0)
+            chosen = rows.compress(rows["b"] == rank)[: limit - sent]
+            self._served[step, rank] = sent + len(chosen)
+            parts.setdefault(share.shard, []).append(chosen)
+        while len(self._served) > _REMEMBERED:
+            del self._served[next(iter(self._served))]
+        out = [Outgoing(step, stack_rows(part), shard=shard, stepless=True) for shard, part in parts.items()]
+        out[0] = replace(out[0], left_out=len(rows) - sum(len(one.rows) for one in out))
         return out
 
     def _decide(self, step: int) -> Outgoing:
@@ -145,20 +167,20 @@ class StepGate:
             return Outgoing(step, chosen, left_out, share.shard, stepless=True)
         return Outgoing(step, chosen, left_out, share.shard, ended.extent, ended.seq)
 
-    def _share(self, step: int) -> Share:
+    def _share(self, step: int, place: int | None = None) -> Share:
         b = self._bind
-        # Servers come after the workers in the budget's count of ranks.
-        place = b.rank if b.role == "worker" else b.world_size + b.rank
+        if place is None:  # servers come after the workers in the budget's count of ranks
+            place = b.rank if b.role == "worker" else b.world_size + b.rank
         return share_of(place, b.world_size, b.servers, self._budget, step)
 
     def undecided_from(self) -> int:
         """Return the first step that is still held, NO_STEP if none is."""
-        return min((*self._held, *self._ended), default=NO_STEP)
+        return min((*self._held, *self._ended, *(int(rows["step"][0]) for _, rows in self._loose)), default=NO_STEP)
 
     @property
     def has_loose(self) -> bool:
         """Whether rows made outside any step are still held."""
-        return bool(self._loose)
+        return any(rows["step"][0] == NO_STEP for _, rows in self._loose)
 
 
 def within(rows: Column, limit: int) -> Column:

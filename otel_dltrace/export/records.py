@@ -1,12 +1,11 @@
 """From the ring's 64-byte records to rows, in bulk."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from otel_dltrace.model.spans import SPAN_DTYPE, Column
-from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, RECORD, SPAN
+from otel_dltrace.record.ring import AMEND, AMEND_ERROR, AMEND_PARENT, BEGIN, RECORD, SPAN
 
 RECORD_DTYPE = np.dtype(
     [
@@ -28,6 +27,16 @@ RECORD_DTYPE = np.dtype(
         ("commit", "<u4"),
     ]
 )
+PARENT_DTYPE = np.dtype(
+    {
+        "names": ["span_no", "span", "step", "rank"],
+        "formats": ["<u4", ">u8", "<u4", "<u4"],
+        "offsets": [0, 32, 40, 44],
+        "itemsize": RECORD,
+    }
+)
+"""What an AMEND says of a span whose parent is in another process; the trace (bytes 16 to 31) is that of the step."""
+_AMEND_TYPE_AT = RECORD - 8
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,12 @@ class ErrorAmend:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Records by kind; *begun* and *spans* are rows of ``SPAN_DTYPE`` without ids."""
+    """Records by kind; *begun* and *spans* are rows of ``SPAN_DTYPE`` without ids, *parents* of `PARENT_DTYPE`."""
 
     spans: Column
     begun: Column
     errors: list[ErrorAmend]
+    parents: Column
 
 
 def decode(records: Column) -> Decoded:
@@ -53,15 +63,13 @@ def decode(records: Column) -> Decoded:
     kind = records["kind"]
     rows = _rows(records)
     amends = records.compress(kind == AMEND)
+    types = amends.view(np.uint8).reshape(-1, RECORD)[:, _AMEND_TYPE_AT]
     return Decoded(
         rows.compress(kind == SPAN),
         rows.compress(kind == BEGIN),
-        [_error(record.tobytes()) for record in amends if _amend_type(record) == AMEND_ERROR],
+        [_error(record.tobytes()) for record in amends.compress(types == AMEND_ERROR)],
+        amends.compress(types == AMEND_PARENT).view(PARENT_DTYPE),
     )
-
-
-def _amend_type(record: Any) -> int:
-    return int(record.tobytes()[RECORD - 8])
 
 
 def _error(record: bytes) -> ErrorAmend:

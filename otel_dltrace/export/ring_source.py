@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from otel_dltrace.export.records import RECORD_DTYPE, ErrorAmend, decode
+from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
 from otel_dltrace.model.errors import RingError
@@ -74,6 +75,7 @@ class RingSource:
         self._ended_before = np.zeros(0, np.uint32)
         self._closing = np.zeros(0, np.uint32)
         self._closed = np.zeros(0, np.uint32)
+        self._remote = RemoteParents()
         self._error_numbers: dict[tuple[str, str], int] = {}
         self._pending_errors: dict[int, ErrorAmend] = {}
         self.errors: list[tuple[str, str]] = [("", "")]
@@ -117,7 +119,7 @@ class RingSource:
         """
         self.read_names()  # after the scan: a descriptor is in the file before it is used
         is_last = self._is_over and not self.ended
-        if not (self._records or len(self._closing) or is_last):
+        if not (self._records or len(self._closing) or len(self._remote.held) or is_last):
             return empty_rows()
         decoded = decode(np.frombuffer(b"".join(self._records), RECORD_DTYPE))
         self._records, self.waiting = [], 0
@@ -128,7 +130,8 @@ class RingSource:
         is_own = decoded.spans["level"] == Level.STEP
         self._hold_begun(decoded.begun, decoded.spans)
         final = self._release(decoded.spans.compress(is_own))
-        rows = stack_rows([decoded.spans.compress(~is_own), final])
+        others = self._remote.place(decoded.spans.compress(~is_own), decoded.parents, is_last)
+        rows = stack_rows([others, final])
         if is_last:
             self.ended = True
             rows = stack_rows([rows, self._truncate()])
@@ -170,8 +173,8 @@ class RingSource:
         return rows["step"].compress(self.descriptors.is_kind(rows, semconv.STEP))
 
     def unfinished(self) -> Column:
-        """Return what was read but may still change: open spans, and stages of steps that are not over."""
-        return stack_rows([self._begun, self._stages])
+        """Return what was read but may still change: open spans, stages of steps that are not over, lost children."""
+        return stack_rows([self._begun, self._stages, self._remote.held])
 
     def _apply_errors(self, rows: Column) -> None:
         if not self._pending_errors:
@@ -206,6 +209,8 @@ class RingSource:
         return rows
 
     def _hold_again(self, rows: Column) -> None:
+        is_lost = rows["flags"] & np.uint16(Flag.REMOTE) != 0
+        self._remote.held, rows = rows.compress(is_lost), rows.compress(~is_lost)
         is_open = rows["end"] == 0
         self._begun, self._stages = rows.compress(is_open), rows.compress(~is_open)
         self._closing = self._steps_of(self._stages)

@@ -77,17 +77,22 @@ def read_table(path: Path) -> pa.Table | None:
 def read_batches(run: Path) -> Iterator[SpanBatch]:
     """Yield *run*'s spans file by file, one batch per process and file."""
     for folder in host_folders(run):
-        processes = read_processes(folder)
-        names = read_descriptors(folder)
-        for path in span_files(folder):
-            table = read_table(path)
-            if table is None:
-                continue
-            for nonce in table.column("process").unique().to_pylist():
-                part = table.filter(columns.of_process(table, nonce))
-                rows, errors = columns.from_arrow(part)
-                process = processes.get(nonce) or Process(nonce, None)
-                yield SpanBatch(rows, names.get(nonce, [OTHER]), process, tuple(errors))
+        yield from read_host(folder)
+
+
+def read_host(folder: Path) -> Iterator[SpanBatch]:
+    """Yield the spans in a host's *folder* file by file, one batch per process and file."""
+    processes = read_processes(folder)
+    names = read_descriptors(folder)
+    for path in span_files(folder):
+        table = read_table(path)
+        if table is None:
+            continue
+        for nonce in table.column("process").unique().to_pylist():
+            part = table.filter(columns.of_process(table, nonce))
+            rows, errors = columns.from_arrow(part)
+            process = processes.get(nonce) or Process(nonce, None)
+            yield SpanBatch(rows, names.get(nonce, [OTHER]), process, tuple(errors))
 
 
 def read_run(run: Path) -> list[SpanBatch]:

@@ -18,6 +18,8 @@ log = logging.getLogger("otel_dltrace")
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Undo = Callable[[], None]
+began: dict[str, int] = {}
+"""When the import of a watched module began (monotonic ns): some do their work in it."""
 
 
 def _leave(_span: Any, _result: Any) -> None:
@@ -76,7 +78,8 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
     wrappers: dict[int, tuple[Any, Any]] = {}
     for row in rows:
         if isinstance(row, Attachment):
-            undos.append(row.attach(module))
+            undo = guarded(row.attach)(module)  # the rest is traced where one of these finds another version
+            undos += [undo] if undo is not None else []
             continue
         if not applies(row):
             continue

@@ -57,7 +57,8 @@ class Comm:
     def begin(self, call: Call, args: Args, kwargs: Kwargs) -> Span | None:
         """Return the span of a *call*; None where it is none of its own."""
         outer = self.local.running
-        if outer is not None:
+        # A Ctrl-C between the call and our note of its end leaves one that is not running: its step passes.
+        if outer is not None and outer.operation.step == self.tracer.recorder.step:
             # Inside another call (a deprecated name, a method) it is the same operation.
             return outer.part(call, args, kwargs) if outer.call.parts and outer.group is not None else None
         named = call.argument(call.group, args, kwargs)

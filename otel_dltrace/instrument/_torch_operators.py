@@ -21,12 +21,12 @@ _NAMESPACE = "_c10d_functional"
 class Traced:
     """Stands for the *original* in an operator, whose hash is that of its ``_op``."""
 
-    def __init__(self, original: Any, traced: Callable[..., Any]) -> None:
-        self.original, self._traced = original, traced
+    def __init__(self, original: Any, traced: Callable[..., Any], tracing: Callable[[], bool]) -> None:
+        self.original, self._traced, self._tracing = original, traced, tracing
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator; untraced where a graph is being made."""
-        if _is_tracing(args):
+        if self._tracing() or _is_stand_in(args):
             return self.original(*args, **kwargs)
         return self._traced(*args, **kwargs)
 
@@ -43,10 +43,8 @@ class Traced:
         return getattr(self.original, name)
 
 
-def _is_tracing(args: Args) -> bool:
-    """Return whether the arguments are no real tensors, or a graph is being made of them."""
-    if sys.modules[FUNCTIONAL]._are_we_tracing():
-        return True
+def _is_stand_in(args: Args) -> bool:
+    """Return whether the arguments are no real tensors, since a graph is being made of them."""
     tensor = next(tensors_in(list(args)), None)
     return tensor is None or tensor.device.type == "meta" or isinstance(tensor, _stand_ins())
 
@@ -72,7 +70,7 @@ def operators(sites: Iterable[Site]) -> Attachment:
             for holder in _holders(packet):
                 original = vars(holder)["_op"]
                 traced = wrap(site, wrap(COUNT_NAMED, original) if name in _MESSAGES else original)
-                undos.append(replace(holder, "_op", original, Traced(original, traced)))
+                undos.append(replace(holder, "_op", original, Traced(original, traced, module._are_we_tracing)))
 
         def detach() -> None:
             for undo in reversed(undos):

@@ -33,6 +33,11 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
+def is_hook(hook: Any) -> bool:
+    """Return whether *hook*, of some module, is ours or what a copy of the module has in its place."""
+    return isinstance(hook, _Hook) or isinstance(getattr(hook, "__self__", None), nullcontext)
+
+
 class _Search(_Hook):
     """Looks for roots: called before every module's forward."""
 
@@ -92,7 +97,7 @@ class Roots:
         self._begins, self._ended = begins, ended
         self._module: Any = None
         self._search: Any = None
-        self._restores: list[Undo] = []
+        self._restores: weakref.WeakKeyDictionary[Any, list[Undo]] = weakref.WeakKeyDictionary()
         self._forget()
 
     def _forget(self) -> None:
@@ -145,12 +150,15 @@ class Roots:
             finally:
                 guarded(self.leave)(module)
 
+        weak = weakref.ref(module)
+
         def restore() -> None:
-            if module._compiled_call_impl is call:
-                module._compiled_call_impl = compiled
+            there = weak()
+            if there is not None and there._compiled_call_impl is call:
+                there._compiled_call_impl = compiled
 
         module._compiled_call_impl = call
-        self._restores.append(restore)
+        self._restores.setdefault(module, []).append(restore)
 
     @guarded
     def _enter_compiled(self, module: Any) -> None:
@@ -216,11 +224,12 @@ class Roots:
         self._missing -= parameters
         if not self._missing:
             self._stop_looking()
-        if hooks:
-            compiling = sys.modules["torch"].compiler.is_compiling
+        torch = sys.modules["torch"]
+        if hooks and not isinstance(module, torch.jit.ScriptModule):  # that takes none
+            compiling = torch.compiler.is_compiling
             before = module.register_forward_pre_hook(_Before(self, compiling))
             after = module.register_forward_hook(_After(self, compiling), always_call=True)
-            self._restores += [before.remove, after.remove]
+            self._restores.setdefault(module, []).extend((before.remove, after.remove))
         return True
 
     def enter(self, module: Any) -> None:
@@ -241,7 +250,9 @@ class Roots:
 
     def _detach(self) -> None:
         self._stop_looking()
-        while self._restores:
-            self._restores.pop()()
+        for undos in list(self._restores.values()):
+            for undo in reversed(undos):
+                undo()
+        self._restores.clear()
         self._module = None
         self._forget()

@@ -5,11 +5,21 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument import opentelemetry, torch_ddp, torch_distributed, torch_fsdp, torch_training
-from otel_dltrace.instrument._sites import Row, Undo, install
+from otel_dltrace.instrument import (
+    byteps,
+    mpi4py,
+    opentelemetry,
+    pushpull,
+    torch_ddp,
+    torch_distributed,
+    torch_fsdp,
+    torch_training,
+)
+from otel_dltrace.instrument._sites import Row, Undo, began, install
 from otel_dltrace.record.guard import guarded
 
 TABLES: dict[str, tuple[Row, ...]] = {
@@ -18,7 +28,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "torch_distributed": torch_distributed.ROWS,
     "torch_fsdp": torch_fsdp.ROWS,
     "torch_world": torch_distributed.WORLD,
+    "byteps": byteps.ROWS,
+    "pushpull": pushpull.ROWS,
     "opentelemetry": opentelemetry.ROWS,
+    "mpi4py": mpi4py.ROWS,
 }
 """The sources by name; each can be traced without the others."""
 COMMON = "torch_world"
@@ -125,6 +138,7 @@ def _when_loaded(loader: Any, loaded: Callable[[ModuleType], None]) -> None:
 
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module
+        began[module.__name__] = monotonic_ns()
         run(module)
         loaded(module)
 

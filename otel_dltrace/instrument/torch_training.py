@@ -9,7 +9,8 @@ from typing import Any
 from otel_dltrace.instrument._loop import Loop, loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.instrument._torch_roots import Roots
-from otel_dltrace.record.guard import failed
+from otel_dltrace.instrument._torch_script import SCRIPT
+from otel_dltrace.record.guard import failed, tried
 from otel_dltrace.record.steps import live
 
 
@@ -33,7 +34,9 @@ def _fetched(span: tuple[Any, int], batch: Any) -> None:
     # A loader has one sampler for all its iterators; evaluation is often in another mode of the model.
     source = (id(getattr(iterator, "_index_sampler", iterator)), roots.training)
     training = sys.modules["torch"].is_grad_enabled()
-    _loop().fetched(iterator, start, end, batch_size(batch), source, training=training)
+    size = tried(batch_size, batch)
+    # A batch of a class of the program's own may say of its shape what it likes, or raise.
+    _loop().fetched(iterator, start, end, size if isinstance(size, int) else 0, source, training=training)
 
 
 def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
@@ -246,4 +249,5 @@ ROWS: tuple[Row, ...] = (
         finish=_scheduler_made,
         fail=_scheduler_made,
     ),
+    *SCRIPT,
 )

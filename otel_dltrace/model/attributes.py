@@ -60,7 +60,8 @@ def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tup
     a, b, seq = (rows[name].astype(np.int64) for name in ("a", "b", "seq"))
     partition = rows["partition"].astype(np.int64)
     key = batch.keys
-    comm = collective | p2p
+    comm, request = collective | p2p, batch.is_request
+    to_rank = p2p | batch.is_kind(s.TICK)  # a ready tick says whose it is
     columns = [
         (s.DL_STEP, rows["step"].astype(np.int64), rows["step"] != NO_STEP),
         (s.DL_STEP_USER, size, step & (rows["size"] != NO_USER_STEP)),
@@ -71,8 +72,8 @@ def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tup
         (s.DL_COMM_SEQ, seq, comm & (seq > 0)),
         (s.DL_COMM_SIZE, size, comm | (phase & (size > 0))),
         (s.DL_COMM_ROOT, b, collective & (b >= 0)),
-        (s.DL_COMM_PEER_RANK, a, p2p & (a >= 0)),
-        (s.DL_COMM_TAG, b, p2p),
+        (s.DL_COMM_PEER_RANK, np.where(request, b, a), (to_rank & (a >= 0)) | (request & (b >= 0))),
+        (s.DL_COMM_TAG, b, p2p & (b >= 0)),
         (s.DL_QUEUE_WAIT, a, (collective | phase) & (a > 0)),
         (s.DL_KEY, key << 16 | partition, (collective | phase) & (key >= 0)),
         (s.DL_PARTITION, partition, rows["level"] == s.Level.PARTITION),
@@ -119,7 +120,7 @@ def _series_name(d: Descriptor) -> str:
 
 
 def _p2p_id(bind: Bind, d: Descriptor, peer: int, tag: int, nth: int) -> int:
-    sends = d.name.lstrip("i").startswith("send")
+    sends = "send" in d.name
     source, destination = (bind.rank, peer) if sends else (peer, bind.rank)
     return identity.p2p_id(bind, d.group, source, destination, tag, nth)
 

@@ -13,6 +13,8 @@ STEP_SHARE = 16
 """Spans that a rank sends in every step, whatever the budget: itself and its stages."""
 FULL_RANK = 2000
 """Spans of one rank at full detail that the budget reckons with."""
+SERVERS_PART = 5
+"""Where there are parameter servers, the fifth part of what ranks in full may send is for what servers did for them."""
 SLOW = 1.5
 SLOW_WINDOW = 50
 
@@ -126,4 +128,11 @@ def share_of(rank: int, world_size: int, servers: int, budget: int, step: int) -
     left = budget - width * STEP_SHARE
     in_full = min(max(left // FULL_RANK, 1), width)
     full = (rank + h64("turn", step)) % width < in_full
+    if servers:
+        left = left * (SERVERS_PART - 1) // SERVERS_PART
     return Share(shard, full, max(0, left // in_full))
+
+
+def for_servers(share: Share, servers: int) -> int:
+    """Return how many spans each of *servers* may send for a rank with *share*, in a step that it sends in full."""
+    return share.limit // (SERVERS_PART - 1) // max(1, servers)

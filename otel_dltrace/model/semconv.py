@@ -36,6 +36,7 @@ class Flag(IntFlag):
     ASYNC = 1
     ERROR = 2
     TRUNCATED = 4
+    REMOTE = 8  # an AMEND says in which process's step and below which span of it
 
 
 # Kinds of descriptors: they say how a record's fields are read (contract 2).
@@ -56,6 +57,8 @@ PUSH: Final = "push"  # a request, as the server sees it; a worker's stage is th
 PULL: Final = "pull"
 OTHER: Final = "other"
 
+OPERATIONS_PER_TRACE: Final = 1000
+"""Where there are no steps, so many operations of a group share a trace (contract 4)."""
 TORCH_BACKENDS: Final = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
 
 STAGES: Final = (

@@ -89,6 +89,13 @@ class Descriptors(Sequence[Descriptor]):
         return self.column(lambda d: d.key, np.int64)
 
     @cached_property
+    def requests(self) -> Column:
+        """Which are pushes and pulls that a parameter server answers, shape (len + 1,)."""
+        return self.column(
+            lambda d: d.kind == semconv.PHASE and d.name in (semconv.PUSH, semconv.PULL) and not d.queue_type, bool
+        )
+
+    @cached_property
     def rank_steps(self) -> Column:
         """Which are a rank's own steps, shape (len + 1,)."""
         return self.column(lambda d: (d.kind, d.name) == (semconv.STEP, semconv.RANK_STEP), bool)
@@ -183,6 +190,12 @@ class SpanBatch:
         mask: Column = self._table.rank_steps[self._numbers]
         return mask
 
+    @property
+    def is_request(self) -> Column:
+        """A mask, shape (n,), of the rows that are pushes and pulls, as a parameter server answers them."""
+        mask: Column = self._table.requests[self._numbers]
+        return mask
+
     def is_kind(self, *kinds: str) -> Column:
         """Return a mask, shape (n,), of the rows whose descriptor is of one of *kinds*."""
         mask: Column = self._kinds == KIND_NUMBERS[kinds[0]]
@@ -243,13 +256,16 @@ def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) 
     """Compute ``span_id`` and ``parent_id`` of *rows* in place, from their ordinals (contract 1).
 
     A step's id is the hash that all ranks can compute; a row without a parent of its own hangs
-    under its step, and under nothing outside any step.
+    under its step, and under nothing outside any step. A parent in another process stays as it is.
     """
+    is_remote = rows["flags"] & np.uint16(semconv.Flag.REMOTE) != 0
+    remote = rows["parent_id"][is_remote]
     numbers = np.empty((2, len(rows)), np.uint64)
     numbers[0], numbers[1] = rows["span_no"], rows["parent_no"]
     ids = span_id(np.uint64(process.nonce), rows["step"].astype(np.uint64), numbers)
-    under_step = rows["parent_no"] == 0
+    under_step = (rows["parent_no"] == 0) & ~is_remote
     ids[1][under_step] = 0
+    ids[1][is_remote] = remote
     rows["span_id"], rows["parent_id"] = ids
     if process.bind is None:
         return

@@ -56,6 +56,27 @@ class TorchFsdpInstrumentor(SourceInstrumentor):
     source = "torch_fsdp"
 
 
+class BytepsInstrumentor(SourceInstrumentor):
+    """The push_pulls of BytePS's PyTorch plugin."""
+
+    source = "byteps"
+    needs = ("byteps >= 0.2",)
+
+
+class PushpullInstrumentor(SourceInstrumentor):
+    """The push_pulls of our own parameter server, on workers and servers."""
+
+    source = "pushpull"
+    needs = ()
+
+
+class Mpi4pyInstrumentor(SourceInstrumentor):
+    """The MPI calls of a program that uses mpi4py."""
+
+    source = "mpi4py"
+    needs = ("mpi4py >= 4",)
+
+
 class OpenTelemetryInstrumentor(SourceInstrumentor):
     """The user's own spans, joined to the step."""
 

@@ -60,7 +60,6 @@ class phase:  # noqa: N801
     def __init__(self, name: str, *, size: int = 0) -> None:
         self._name = name
         self._size = size
-        self.number = 0
 
     # Both inline what `guarded` does: its extra frame would cost a part of a phase that can be seen.
 
@@ -71,6 +70,7 @@ class phase:  # noqa: N801
             self._recorder = None
             return self
         self._recorder = recorder = tracer.recorder
+        self.number = 0  # one that is entered again is another span
         try:
             name = self._name
             if recorder.level < _PHASE and name not in STAGES:

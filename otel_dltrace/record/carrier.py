@@ -1,20 +1,27 @@
 """W3C trace context as text: what comes from another process, and what goes to one (contract 3)."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 TRACESTATE_KEY = "dltrace"
 # Versions above 00 may say more after the flags; ff is none.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+_ENTRY = re.compile(rf"(?:^|,)\s*{TRACESTATE_KEY}=([0-9]{{1,10}})\.([^,]*)\.([0-9]{{1,10}})\s*(?:,|$)")
+_MOST = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A span of another process: its trace's id and its own, in hexadecimal."""
+    """A span of another process: its trace's id and its own, in hexadecimal; of ours also its step, world and rank."""
 
     trace_id: str
     span_id: str
+    step: int = -1
+    world: str = ""
+    rank: int = -1
 
 
 def read_traceparent(text: str) -> Remote | None:
@@ -31,3 +38,25 @@ def read_traceparent(text: str) -> Remote | None:
 def tracestate_value(step: int, world: str, rank: int) -> str:
     """Return what ``tracestate`` says under our key: which step, of which world and rank."""
     return f"{step}.{quote(world, safe='')}.{rank}"
+
+
+def traceparent(trace_id: int, span_id: int) -> str:
+    """Return the ``traceparent`` of a span of ours; all of them are sampled."""
+    return f"00-{trace_id:032x}-{span_id:016x}-01"
+
+
+def tracestate_entry(step: int, world: str, rank: int) -> str:
+    """Return a ``tracestate`` of our own entry alone."""
+    return f"{TRACESTATE_KEY}={tracestate_value(step, world, rank)}"
+
+
+def read_remote(metadata: Mapping[str, str]) -> Remote | None:
+    """Return the span of ours that *metadata* of a request names, None where it names none."""
+    parent = read_traceparent(metadata.get(TRACEPARENT, ""))
+    entry = _ENTRY.search(metadata.get(TRACESTATE, ""))
+    if parent is None or entry is None:
+        return None
+    step, rank = int(entry[1]), int(entry[3])
+    if max(step, rank) > _MOST:
+        return None
+    return Remote(parent.trace_id, parent.span_id, step, unquote(entry[2]), rank)

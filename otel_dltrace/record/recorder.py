@@ -13,10 +13,12 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.time import tightest_anchor
 from otel_dltrace.record import guard
+from otel_dltrace.record.carrier import Remote
 from otel_dltrace.record.names import NamesWriter
 from otel_dltrace.record.ring import (
     AMEND,
     AMEND_ERROR,
+    AMEND_PARENT,
     BEGIN,
     COUNTER,
     RECORD,
@@ -32,6 +34,7 @@ _pack_begin = struct.Struct("<IIIBBHQ8xQIIii4xI").pack_into
 _pack_phase = struct.Struct("<IIIIQQQI16xI").pack_into
 _PHASE_SPAN = SPAN | Level.PHASE << 12
 _pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
+_pack_amend_parent = struct.Struct("<IIIBBH16s8sII8xII").pack_into
 _error = struct.error
 _HOLE = bytes(RECORD)
 _M16, _M32, _M64, _SIGN = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000
@@ -261,13 +264,28 @@ class Recorder:
 
     def error(self, number: int, level: int, error: BaseException, step: int = -1) -> None:
         """Record that the span *number* failed with *error*: its type, and 36 bytes of its message."""
+        if level <= self.level:
+            kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+            self.failure(number, level, kind, guard.text_of(error), step)
+
+    def failure(self, number: int, level: int, kind: str, message: str, step: int = -1) -> None:
+        """Record that the span *number* failed with an error of which only type and *message* are known."""
         if level > self.level:
             return
-        kind = self.names.string(f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."))
-        message = guard.text_of(error).encode("utf-8", "replace")[:36]
         step = (self.step if step < 0 else step) & _M32
         head = (number & _M32, step, 0, AMEND, level << 4, int(Flag.ERROR))
-        self._write(self._lane(), _pack_amend_error, (*head, kind, message, AMEND_ERROR))
+        text = message.encode("utf-8", "replace")[:36]
+        self._write(self._lane(), _pack_amend_error, (*head, self.names.string(kind), text, AMEND_ERROR))
+
+    def remote_parent(self, number: int, level: int, remote: Remote) -> None:
+        """Record that the span *number*, which says so by ``Flag.REMOTE``, is in another process's step and trace."""
+        if level > self.level:
+            return
+        head = (number & _M32, remote.step & _M32, 0, AMEND, level << 4, int(Flag.REMOTE))
+        ids = (bytes.fromhex(remote.trace_id), bytes.fromhex(remote.span_id))
+        self._write(
+            self._lane(), _pack_amend_parent, (*head, *ids, remote.step & _M32, remote.rank & _M32, AMEND_PARENT)
+        )
 
     def _write(self, lane: _Lane, pack: Callable[..., None], fields: tuple[int | bytes, ...]) -> None:
         """Pack *fields* into the next slot, of a newly leased chunk if need be."""

@@ -131,10 +131,6 @@ class Steps:
             self._descriptor(name), _STEP, seen[1], end, size=seen[3], a=seen[4], number=seen[0], step=step
         )
 
-    def touch(self, end: int) -> None:
-        """Know that the current step lasts at least until *end*."""
-        self._last_end = max(self._last_end, end)
-
     def _descriptor(self, name: str) -> int:
         number = self._descriptors.get(name)
         if number is None:
@@ -202,6 +198,7 @@ class Tracer:
         world_name: The world's name, in jobs with several.
         starter: What started the drain, and waits for it at the end.
         span_budget: Spans per trace over OTLP, by which all compute in which trace a rank's step is.
+        server_key: The one key of which a parameter server records pushes and pulls; -1: of all.
     """
 
     def __init__(
@@ -212,10 +209,11 @@ class Tracer:
         world_name: str = "default",
         starter: DrainStarter | None = None,
         span_budget: int = 0,
+        server_key: int = -1,
     ) -> None:
         self.recorder = recorder
         self.job_name, self.environment, self.world_name = job_name, environment, world_name
-        self.starter, self.span_budget = starter, span_budget
+        self.starter, self.span_budget, self.server_key = starter, span_budget, server_key
         self.steps = Steps(recorder)
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
         self.occurrences: dict[tuple[str, str], Iterator[int]] = {}

@@ -5,10 +5,11 @@ from dataclasses import asdict
 
 from otel_dltrace.analysis.compose import RunReport
 from otel_dltrace.analysis.keys import Keys
+from otel_dltrace.analysis.negotiation import Negotiations
 
 SCHEMA_VERSION = 1
 
 
-def to_json(report: RunReport | Keys) -> str:
+def to_json(report: RunReport | Keys | Negotiations) -> str:
     """Return *report* as one JSON object; what cannot be told is null."""
     return json.dumps({"schema": SCHEMA_VERSION, **asdict(report)}, indent=2, allow_nan=False)

@@ -7,17 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_dltrace.export.chrome.flows import FLOW_DTYPE
-from otel_dltrace.export.chrome.layout import Layout
+from otel_dltrace.export.chrome.layout import Layout, is_stage
 from otel_dltrace.export.chrome.marks import CLAMPED, SPAN_ID, colour_of, microseconds, quote
 from otel_dltrace.export.chrome.text import Piece, choice, digits, hexadecimal, join, literal, zero_padded
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value, collective_ids, constant_attributes, number_columns
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
 CHUNK = 1 << 12
 _WIDEST = 1 << 25
 """Bytes that a matrix of text may take: rows with very long names come a few at a time."""
+_STEP_MARK = ',\n{"ph":"i","s":"p","tid":%d,"ts":%d.%04d,"pid":%d,"name":"step %d","cat":"step","args":{"%s":%d}}'
 _COUNTER = b',\n{"ph":"C","tid":0,'
 
 
@@ -119,6 +121,15 @@ def counter_chunks(batch: SpanBatch, base: int, pid: int) -> Iterator[Chunk]:
         yield Chunk(join(len(part), pieces), len(part), np.zeros(0, FLOW_DTYPE))
 
 
+def step_marks(batch: SpanBatch, layout: Layout, pid: int) -> Chunk:
+    """Return a moment at the begin of each step, which viewers draw across all lanes of the process."""
+    rows = np.flatnonzero(batch.is_rank_step & (batch["step"] != NO_STEP))
+    columns = (layout.tid[rows], *microseconds(layout.start[rows]), batch["step"][rows])
+    every = zip(*(column.tolist() for column in columns), strict=True)
+    lines = [_STEP_MARK % (tid, whole, part, pid, step, s.DL_STEP, step) for tid, whole, part, step in every]
+    return Chunk("".join(lines).encode(), len(lines), np.zeros(0, FLOW_DTYPE))
+
+
 def _counter_text(d: Descriptor, pid: int) -> str:
     return f'"pid":{pid},"name":{quote(d.name)},"cat":{quote(d.kind)}'
 
@@ -140,7 +151,8 @@ def _constants(batch: SpanBatch, pid: int) -> tuple[list[bytes], Column]:
 
 def constant_text(d: Descriptor, source: int, flags: int, error_type: str, pid: int) -> str:
     """Return process, name, category, colour and the constant attributes, as the middle of an event."""
-    colour = colour_of(d.kind, d.name, bool(flags & s.Flag.TRUNCATED), bool(flags & s.Flag.ERROR))
+    queue_type = d.queue_type if is_stage(d) else ""
+    colour = colour_of(d.kind, d.name, bool(flags & s.Flag.TRUNCATED), bool(flags & s.Flag.ERROR), queue_type)
     attributes = constant_attributes(d, source, flags, error_type).items()
     args = "".join(f"{quote(name)}:{_value(value)}," for name, value in attributes)
     return f'"pid":{pid},"name":{quote(d.name)},"cat":{quote(d.kind)},"cname":"{colour}","args":{{{args}'

@@ -7,6 +7,7 @@ import numpy as np
 
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value
+from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.spans import Column
 
 SPAN_ID = "span_id"
@@ -21,6 +22,22 @@ COLOURS = {
     s.P2P: "rail_animation",
     s.PHASE: "thread_state_iowait",
 }
+# One for each of BytePS's queue types, none of which means anything else in a push_pull's lanes.
+QUEUE_COLOURS = {
+    QueueType.COORDINATE_REDUCE: "thread_state_uninterruptible",
+    QueueType.REDUCE: "thread_state_running",
+    QueueType.COPYD2H: "background_memory_dump",
+    QueueType.PCIE_REDUCE: "good",
+    QueueType.COORDINATE_PUSH: "thread_state_unknown",
+    QueueType.COMPRESS: "detailed_memory_dump",
+    QueueType.PUSH: "rail_animation",
+    QueueType.PULL: "rail_idle",
+    QueueType.DECOMPRESS: "light_memory_dump",
+    QueueType.COPYH2D: "vsync_highlight_color",
+    QueueType.COORDINATE_BROADCAST: "olive",
+    QueueType.BROADCAST: "yellow",
+}
+_BY_QUEUE = {queue.name: colour for queue, colour in QUEUE_COLOURS.items()}
 WAIT_COLOUR, ERROR_COLOUR, TRUNCATED_COLOUR = "thread_state_runnable", "terrible", "black"
 
 FIRST_FREE_PID = 1_000_001
@@ -45,13 +62,13 @@ def microseconds(ns: Column) -> tuple[Column, Column]:
     return np.sign(ns) * (size // 1000), size % 1000 * 10 + lost
 
 
-def colour_of(kind: str, name: str, truncated: bool, error: bool) -> str:
-    """Return the colour of a slice; what went wrong wins over what it is."""
+def colour_of(kind: str, name: str, truncated: bool, error: bool, queue_type: str = "") -> str:
+    """Return the colour of a slice (of a push_pull's stage by its queue); what went wrong wins over what it is."""
     if error:
         return ERROR_COLOUR
     if truncated:
         return TRUNCATED_COLOUR
-    return WAIT_COLOUR if name == s.WAIT else COLOURS.get(kind, COLOURS[s.PHASE])
+    return _BY_QUEUE.get(queue_type) or (WAIT_COLOUR if name == s.WAIT else COLOURS.get(kind, COLOURS[s.PHASE]))
 
 
 def process_names(rank: Mapping[str, Value], host: str) -> tuple[str, int]:

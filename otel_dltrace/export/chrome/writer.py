@@ -1,16 +1,14 @@
 """Write spans as a Chrome trace, which Perfetto and chrome://tracing show: a process per rank, lanes below."""
 
-import gzip
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.chrome.events import Chunk, counter_chunks, span_chunks
+from otel_dltrace.export.chrome.events import Chunk, counter_chunks, span_chunks, step_marks
 from otel_dltrace.export.chrome.flows import Flows
 from otel_dltrace.export.chrome.layout import Lanes, lay_out
 from otel_dltrace.export.chrome.marks import (
@@ -20,13 +18,13 @@ from otel_dltrace.export.chrome.marks import (
     process_names,
     rank_pid,
 )
+from otel_dltrace.export.files import open_whole
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value, resource_attributes
 from otel_dltrace.model.spans import Process, SpanBatch
 
 MARGIN = 86_400_000_000_000
 """The first batch begins a day after the trace's zero: another rank may be earlier, and Perfetto drops what is < 0."""
-_COMPRESSION = 4
 
 
 def write_chrome(batches: Iterable[SpanBatch], path: Path, progress: Callable[[int], None] | None = None) -> int:
@@ -43,7 +41,7 @@ def write_chrome(batches: Iterable[SpanBatch], path: Path, progress: Callable[[i
         path: The file; its folder exists.
         progress: Called with the number of rows done since its last call.
     """
-    with _whole_file(path) as out, ExitStack() as files:
+    with open_whole(path) as out, ExitStack() as files:
         trace = _Trace(out, Flows(files))
         for batch in batches:
             trace.add(batch, progress or _ignore)
@@ -53,23 +51,6 @@ def write_chrome(batches: Iterable[SpanBatch], path: Path, progress: Callable[[i
 
 def _ignore(_: int) -> None:
     """Show no progress."""
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[BufferedIOBase]:
-    """Open *path* under another name, and give it its own once the block is done; no trace is left of a failure."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as raw:
-            if path.suffix == ".gz":
-                # Without name and time the same spans give the same file.
-                with gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed:
-                    yield packed
-            else:
-                yield raw
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @dataclass
@@ -127,6 +108,9 @@ class _Trace:
         for chunk in span_chunks(batch, layout, drawn.pid):
             self._write_chunk(chunk, progress)
             drawn.spans += chunk.events
+        if drawn.lanes.further:
+            marks = step_marks(batch, layout, drawn.pid)
+            self._write(marks.text, marks.events)
         for chunk in counter_chunks(batch, drawn.base, drawn.pid):
             self._write_chunk(chunk, progress)
 

@@ -27,7 +27,7 @@ _END = "]}]}]}\n"
 def write_otlp_json(batches: Iterable[SpanBatch], path: Path, progress: Callable[[int], None]) -> int:
     """Write *batches* to *path*, gzipped if it ends in ``.gz``; return the number of spans.
 
-    Batches are drawn as they come, each forgotten before the next is asked for. The file appears
+    Batches are written as they come, each forgotten before the next is asked for. The file appears
     when it is complete, or not at all.
 
     Args:

@@ -17,8 +17,6 @@ from otel_dltrace.model.spans import Column, SpanBatch
 
 LIMIT = 3_500_000
 """Bytes of a request: a collector's gRPC receiver takes 4 MiB by default."""
-OPERATIONS_PER_TRACE = 1000
-"""Where there are no steps, so many operations of a group share a trace (contract 4)."""
 _DOUBLINGS = 5  # each doubles the depth in which an operation is looked for: 32 phases below phases
 _SCOPE = nested(1, nested(1, b"otel_dltrace") + nested(2, text(__version__)))
 
@@ -169,7 +167,7 @@ def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
     cut = batch["step"].astype(np.int64)
     outside = np.flatnonzero(cut == NO_STEP)
     if len(outside):
-        cut[outside] += _operation_numbers(batch.take(outside)) // OPERATIONS_PER_TRACE
+        cut[outside] += _operation_numbers(batch.take(outside)) // s.OPERATIONS_PER_TRACE
     if not len(cut):
         return np.zeros((0, 16), np.uint8)
     first = int(cut.min())
@@ -181,8 +179,11 @@ def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
 
 
 def _operation_numbers(batch: SpanBatch) -> Column:
-    """Return the number in its group of each row's operation, shape (n,), int64; 0 where there is none."""
-    is_operation = batch.is_kind(s.COLLECTIVE, s.P2P)
+    """Return the number in its group of each row's operation, shape (n,), int64; 0 where there is none.
+
+    What a server did for an operation of another process is numbered as that is.
+    """
+    is_operation = batch.is_kind(s.COLLECTIVE, s.P2P) | (batch["flags"] & np.uint16(s.Flag.REMOTE) != 0)
     seq = np.where(is_operation, batch["seq"], 0).astype(np.int64)
     if is_operation.all() or not is_operation.any():
         return seq

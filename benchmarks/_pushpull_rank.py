@@ -1,0 +1,183 @@
+"""One rank of `bench_pushpull`'s job: works in blocks, some traced and some not, and writes down what each cost.
+
+Each round holds a block of every mode in an order that all ranks draw alike.
+"""
+
+import argparse
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+import otel_dltrace.pushpull.torch as bps
+from benchmarks._jobs import Batches
+from benchmarks._processes import RINGS, Drain
+from benchmarks._pushpull_job import OFF, ON
+from otel_dltrace import configure
+from otel_dltrace.instrument import registry
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.pushpull import trace
+from otel_dltrace.record.steps import Tracer, live
+
+WARM_UP = 3
+"""Steps after switching that are not measured."""
+WIDTH, DEPTH, SAMPLES = 64, 12, 256
+SOURCES = [source for source in registry.TABLES if source.startswith(("torch", "pushpull"))]
+MODES = {"off": 0, "off again": 0, "operations": int(Level.COLLECTIVE), "partitions": int(Level.PARTITION)}
+"""By name the level at which a block is recorded, 0 for one that is not traced."""
+
+
+class Training:
+    """A multilayer perceptron and its training loop."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+        bps.broadcast_parameters(self.model.state_dict())
+        sgd = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+        self.optimizer = bps.DistributedOptimizer(sgd, self.model.named_parameters())
+        self.batches = iter(torch.utils.data.DataLoader(Batches(SAMPLES, WIDTH), batch_size=None))
+
+    def run(self, steps: int) -> None:
+        """Train for *steps* steps."""
+        for _ in range(steps):
+            batch = next(self.batches)
+            self.optimizer.zero_grad()
+            self.model(batch).square().mean().backward()
+            self.optimizer.step()
+
+
+def meet() -> None:
+    """Wait for the other ranks."""
+    bps.push_pull(torch.zeros(1), name="meet")
+
+
+class Servers:
+    """The servers of the job, seen from rank 0; the other ranks see none."""
+
+    def __init__(self, rings: str) -> None:
+        self._processes = [process for process in psutil.process_iter() if _serves(process, rings)]
+
+    def switch(self, number: int) -> None:
+        """Send them a signal."""
+        for process in self._processes:
+            process.send_signal(number)
+
+    def cpu(self) -> float:
+        """Return their CPU seconds so far."""
+        return sum(time.clock_gettime(~process.pid << 3 | 2) for process in self._processes)  # clock_getcpuclockid(3)
+
+
+def _serves(process: psutil.Process, rings: str) -> bool:
+    try:
+        env = process.environ()
+        return env.get(RINGS) == rings and env.get("DMLC_ROLE") == "server" and "drain" not in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def switch(tracer: Tracer, servers: Servers, level: int) -> None:
+    """Record at *level* from now on, here and on the servers."""
+    servers.switch(ON if level else OFF)
+    if level:
+        tracer.recorder.level = level
+        live.tracer = tracer
+        registry.instrument(SOURCES)
+    else:
+        registry.uninstrument()
+        live.tracer = None
+
+
+class Block:
+    """Runs blocks."""
+
+    def __init__(self, job: Training, tracer: Tracer, servers: Servers, drain: Drain, steps: int) -> None:
+        self.job, self.tracer, self.servers, self.drain, self.steps = job, tracer, servers, drain, steps
+
+    def run(self, level: int) -> dict[str, float]:
+        """Run a block at *level*; return seconds per step: of time, of CPU here and on servers, of the drain's."""
+        switch(self.tracer, self.servers, level)
+        if level:
+            self.drain.go_on()
+        self.job.run(WARM_UP)
+        meet()
+        drained, worked, begun = self.drain.cpu(), time.process_time() + self.servers.cpu(), time.perf_counter()
+        self.job.run(self.steps)
+        seconds = time.perf_counter() - begun
+        cpu = time.process_time() + self.servers.cpu() - worked
+        drained = self.drain.cpu() - drained
+        self.drain.stop()
+        switch(self.tracer, self.servers, 0)
+        return {"s": seconds / self.steps, "cpu": cpu / self.steps, "drain": drained / self.steps}
+
+
+def rounds(block: Block, number: int) -> list[dict[str, dict[str, float]]]:
+    """Return what each block of *number* rounds cost."""
+    chance = random.Random(0)
+    seen = []
+    for _ in range(number):
+        blocks = {mode: block.run(MODES[mode]) for mode in chance.sample([*MODES], len(MODES))}
+        seen.append({mode: blocks[mode] for mode in MODES})
+    return seen
+
+
+def stages_in(job: Training) -> int:
+    """Return how many stages of partitions a step has on this rank."""
+    stages: list[trace.StageFinished] = []
+    before = trace.observe(lambda event: stages.append(event) if isinstance(event, trace.StageFinished) else None)
+    job.run(1)
+    trace.observe(before)
+    return len(stages)
+
+
+def steps_in(job: Training, seconds: float) -> int:
+    """Return how many steps take about *seconds*, the same on all ranks."""
+    job.run(WARM_UP)
+    meet()
+    begun = time.perf_counter()
+    job.run(WARM_UP)
+    steps = torch.tensor(seconds * WARM_UP / (time.perf_counter() - begun))
+    return max(1, round(bps.push_pull(steps, name="steps").item()))
+
+
+def main() -> None:
+    """Work, and write what this rank saw to the folder."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("seconds", type=float, help="that a block takes")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    bps.init()
+    job = Training()
+    configure.start()
+    tracer = live.tracer
+    assert tracer is not None
+    is_first = bps.rank() == 0
+    servers = Servers(os.environ[RINGS] if is_first else "")
+    switch(tracer, servers, int(Level.PARTITION))
+    job.run(WARM_UP)
+    configure.flush(60)
+    switch(tracer, servers, 0)
+    meet()
+    stages, steps = stages_in(job), steps_in(job, options.seconds)
+    drain = Drain(Path(os.environ[RINGS]) if is_first else options.folder)
+    drain.stop()
+    block = Block(job, tracer, servers, drain, steps)
+    try:
+        rounds(block, min(2, options.rounds))
+        seen = rounds(block, options.rounds)
+    finally:
+        drain.go_on()
+        live.tracer = tracer  # for its end
+    (options.folder / f"rank{bps.rank()}.json").write_text(json.dumps({"rounds": seen, "stages": stages}))
+    bps.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""What Horovod's coordinator tells of a run: the share of negotiation, who was ready last, what each activity takes.
+
+Bars of tensors that Horovod fused are there once for each tensor, so durations are never added up over tensors: what is
+shared is the time in which anything at all was negotiated, or communicated (the union of the bars). A rank is late by
+how much it is ready after the one before it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_dltrace.analysis.spread import Spread, median, spread
+from otel_dltrace.analysis.table import worker_batches
+from otel_dltrace.model import activities as h
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.spans import Column, SpanBatch
+
+COMPUTATION = ("forward", "backward", "optimizer")
+_ROW = np.dtype([(name, "i8") for name in ("start", "end", "step", "descriptor", "level")] + [("id", "u8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of *steps* steps, ns, summed over them: *extent* is begin to end of each.
+
+    In *negotiation* something was negotiated, in *operation* an operation ran, in *communication* either.
+    """
+
+    steps: int
+    extent: int
+    negotiation: int
+    operation: int
+    communication: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """ns: in *communication* an operation ran, in *overlapped* of it forward, backward or optimizer did as well."""
+
+    communication: int
+    computation: int
+    overlapped: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRank:
+    """A rank (of its process set): in *times* of *negotiations* ready last, *late* after the one before it, ns."""
+
+    rank: int
+    negotiations: int
+    times: int
+    late: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNegotiation:
+    """A tensor's negotiations and bars of operations, ns; *last* is who was ready last most often, -1 for not known."""
+
+    tensor: str
+    operation: str
+    negotiation: Spread
+    bar: Spread
+    ticked: int
+    last: int
+    last_times: int
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """An activity, ns: *time* of its bars, *covered* by any of them."""
+
+    name: str
+    time: Spread
+    covered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Negotiations:
+    """The first step apart, since it is unlike the others; *overlap* is None where no computation is recorded.
+
+    *ticked* negotiations say who was ready when; *silent* ones do not, as Horovod's cache answered them.
+    """
+
+    whole: Share | None
+    first: Share | None
+    others: Share | None
+    per_step: Spread
+    overlap: Overlap | None
+    ticked: int
+    silent: int
+    ranks: tuple[ReadyRank, ...]
+    tensors: tuple[TensorNegotiation, ...]
+    activities: tuple[Activity, ...]
+
+
+def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
+    """Return what *batches*, one per process, say of Horovod's operations; times are of the host that coordinates."""
+    workers = worker_batches(batches)
+    told = [batch for batch in workers if any(map(_is_told, batch.descriptors))]
+    rows, table = _rows(told, _is_told)
+    kinds = np.array([_kind(d) for d in table], np.int8)[rows["descriptor"]]
+    negotiated, bars = rows[kinds == _NEGOTIATION], rows[kinds == _BAR]
+    ready, whose = _ready(told, negotiated, table)
+    shares = list(_shares(negotiated, bars, _steps(told)))
+    return Negotiations(
+        _total(shares),
+        _total(shares[:1]),
+        _total(shares[1:]),
+        spread(np.array([share.negotiation for share in shares], np.int64)),
+        _overlap(workers, told, bars),
+        len(np.unique(ready["group"])),
+        len(negotiated) - len(np.unique(ready["group"])),
+        _ranks(ready),
+        _tensors(negotiated, bars, table, ready, whose),
+        _activities(rows[kinds == _ACTIVITY], table),
+    )
+
+
+# -- rows ---------------------------------------------------------------------------------------
+
+_NEGOTIATION, _BAR, _ACTIVITY = range(3)
+
+
+def _is_told(d: Descriptor) -> bool:
+    return d.backend == h.BACKEND and d.kind == s.PHASE and bool(d.activity)
+
+
+def _kind(d: Descriptor) -> int:
+    if d.activity.startswith(h.NEGOTIATE):
+        return _NEGOTIATION
+    return _BAR if d.activity in h.OPERATIONS else _ACTIVITY
+
+
+def _rows(batches: Iterable[SpanBatch], which: Callable[[Descriptor], bool]) -> tuple[Column, list[Descriptor]]:
+    """Return the complete rows that *which* picks, in Unix ns, and one descriptor table for all."""
+    table: list[Descriptor] = []
+    parts = [np.zeros(0, _ROW)]
+    for batch in batches:
+        held = batch.take((batch["flags"] & s.Flag.TRUNCATED == 0) & batch.lookup(which, bool))
+        part = np.zeros(len(held), _ROW)
+        for name in ("start", "end", "step", "descriptor", "level"):
+            part[name] = held[name]
+        part["id"] = held["span_id"]
+        part["start"] += batch.wall
+        part["end"] += batch.wall
+        part["descriptor"] += len(table)
+        table += batch.descriptors
+        parts.append(part)
+    return np.concatenate(parts), table
+
+
+def union(start: Column, end: Column) -> int:
+    """Return how much time the extents from *start* to *end*, shape (n,), cover together."""
+    if not len(start):
+        return 0
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    reached = np.maximum.accumulate(end)
+    before = np.append(start[0], reached[:-1])
+    return int(np.maximum(reached - np.maximum(start, before), 0).sum())
+
+
+def _covered(*parts: Column) -> int:
+    return union(np.concatenate([part["start"] for part in parts]), np.concatenate([part["end"] for part in parts]))
+
+
+def _by(values: Column, rows: Column) -> Iterator[tuple[int, Column]]:
+    """Yield each of *values*, ascending, with the *rows* that have it."""
+    order = np.argsort(values, kind="stable")
+    distinct, begins = np.unique(values[order], return_index=True)
+    yield from zip(distinct.tolist(), np.split(rows[order], begins[1:]), strict=False)
+
+
+# -- shares -------------------------------------------------------------------------------------
+
+
+def _steps(batches: Sequence[SpanBatch]) -> dict[int, int]:
+    """Return how long each step took."""
+    rows, _ = _rows(batches, lambda d: (d.kind, d.name) == (s.STEP, s.RANK_STEP))
+    return dict(zip(rows["step"].tolist(), (rows["end"] - rows["start"]).tolist(), strict=True))
+
+
+def _shares(negotiated: Column, bars: Column, extents: dict[int, int]) -> Iterator[Share]:
+    """Yield the share of each step; without steps, that of all."""
+    of_negotiation = dict(_by(negotiated["step"], negotiated))
+    of_bars = dict(_by(bars["step"], bars))
+    for step in sorted({*of_negotiation, *of_bars} - {NO_STEP}):
+        before, during = of_negotiation.get(step, negotiated[:0]), of_bars.get(step, bars[:0])
+        both = _covered(before, during)
+        yield Share(1, extents.get(step, both), _covered(before), _covered(during), both)
+
+
+def _total(shares: Sequence[Share]) -> Share | None:
+    if not shares:
+        return None
+    sums = [
+        sum(getattr(share, name) for share in shares)
+        for name in ("steps", "extent", "negotiation", "operation", "communication")
+    ]
+    return Share(*sums)
+
+
+def _overlap(workers: Sequence[SpanBatch], told: Sequence[SpanBatch], bars: Column) -> Overlap | None:
+    """Return how much of the operations' time computation covers, on the ranks whose operations are told."""
+    ranks = {batch.rank for batch in told}
+    computing, _ = _rows(
+        [batch for batch in workers if batch.rank in ranks], lambda d: d.kind == s.STAGE and d.name in COMPUTATION
+    )
+    if not len(computing):
+        return None
+    communication, computation = _covered(bars), _covered(computing)
+    return Overlap(communication, computation, communication + computation - _covered(bars, computing))
+
+
+# -- who is ready last --------------------------------------------------------------------------
+
+_READY = np.dtype([(name, "i8") for name in ("group", "rank", "at", "late")])
+
+
+def _ready(batches: Sequence[SpanBatch], negotiated: Column, table: Sequence[Descriptor]) -> tuple[Column, list[str]]:
+    """Return the ready ticks of whole negotiations of several ranks, and the tensor of each negotiation."""
+    order = np.argsort(negotiated["id"], kind="stable")
+    ids = negotiated["id"][order]
+    parts = [np.zeros(0, _READY)]
+    for batch in batches:
+        ticks = batch.take(batch.lookup(lambda d: d.kind == s.TICK and d.name == h.READY, bool))
+        at = np.minimum(np.searchsorted(ids, ticks["parent_id"]), max(len(ids) - 1, 0))
+        known = ids[at] == ticks["parent_id"] if len(ids) else np.zeros(len(ticks), bool)
+        part = np.zeros(int(known.sum()), _READY)
+        part["group"] = order[at[known]] if len(ids) else 0
+        part["rank"], part["at"] = ticks["a"][known], ticks["start"][known] + np.int64(batch.wall)
+        parts.append(part)
+    ready = np.concatenate(parts)
+    ready = ready[np.lexsort((ready["at"], ready["group"]))]
+    _, first, sizes = np.unique(ready["group"], return_index=True, return_counts=True)
+    ends = (first + sizes - 1)[sizes > 1]
+    ready["late"][ends] = ready["at"][ends] - ready["at"][ends - 1]
+    ready = ready[np.repeat(sizes > 1, sizes)]
+    return ready, [table[number].tensor for number in negotiated["descriptor"].tolist()]
+
+
+def _ranks(ready: Column) -> tuple[ReadyRank, ...]:
+    return tuple(
+        ReadyRank(rank, len(mine), int((mine["late"] > 0).sum()), spread(mine["late"][mine["late"] > 0]))
+        for rank, mine in _by(ready["rank"], ready)
+    )
+
+
+# -- tensors and activities ---------------------------------------------------------------------
+
+
+def _tensors(
+    negotiated: Column, bars: Column, table: Sequence[Descriptor], ready: Column, whose: Sequence[str]
+) -> tuple[TensorNegotiation, ...]:
+    names = {name: i for i, name in enumerate(dict.fromkeys(d.tensor for d in table))}
+    number = np.array([names[d.tensor] for d in table], np.int64)
+    of_bars = dict(_by(number[bars["descriptor"]], bars))
+    of_negotiation = dict(_by(number[negotiated["descriptor"]], negotiated))
+    of_ready = dict(_by(np.array([names[whose[group]] for group in ready["group"].tolist()], np.int64), ready))
+    out = []
+    for name, i in names.items():
+        before, during = of_negotiation.get(i, negotiated[:0]), of_bars.get(i, bars[:0])
+        if not (len(before) or len(during)):
+            continue
+        ticks = of_ready.get(i, ready[:0])
+        last = max(_ranks(ticks), key=lambda one: (one.times, -one.rank), default=None)
+        activity = table[int((before if len(before) else during)["descriptor"][0])].activity
+        out.append(
+            TensorNegotiation(
+                name,
+                activity.removeprefix(h.NEGOTIATE).lower(),
+                spread(before["end"] - before["start"]),
+                spread(during["end"] - during["start"]),
+                len(np.unique(ticks["group"])),
+                last.rank if last else -1,
+                last.times if last else 0,
+                median(ticks["late"][(ticks["rank"] == last.rank) & (ticks["late"] > 0)]) if last else 0,
+            )
+        )
+    return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
+
+
+def _activities(rows: Column, table: Sequence[Descriptor]) -> tuple[Activity, ...]:
+    names = list(dict.fromkeys(table[number].activity for number in np.unique(rows["descriptor"]).tolist()))
+    places = np.array([names.index(d.activity) if d.activity in names else -1 for d in table], np.int64)
+    out = [
+        Activity(names[i], spread(mine["end"] - mine["start"]), _covered(mine))
+        for i, mine in _by(places[rows["descriptor"]] if len(rows) else np.zeros(0, np.int64), rows)
+    ]
+    return tuple(sorted(out, key=lambda one: (-one.covered, one.name)))

@@ -1,0 +1,93 @@
+"""Horovod's timelines into a run directory: all are of rank 0, one after the other where there are several."""
+
+import hashlib
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from otel_dltrace.export.imported import Imported, ImportedRun, Place
+from otel_dltrace.formats.horovod_json import Buffer, Reader, count_ranks
+from otel_dltrace.formats.horovod_spans import Builder
+from otel_dltrace.model.errors import TraceFormatError
+from otel_dltrace.model.identity import Bind
+
+_AT_ONCE = 1 << 16
+_HEAD = 512
+_ONE_SIDED = "Horovod writes it on rank 0 only: of other ranks there is when they were ready, and that not always"
+
+
+def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callable[[int], None]) -> Imported:
+    """Read the timelines at *paths* (files, or directories that hold some) into the new run directory *run*.
+
+    Raises:
+        TraceFormatError: There are none, or none holds an event.
+        DltraceError: *run* is there already.
+        OSError: A file cannot be read, or the directory not be written.
+    """
+    files = _find(paths)
+    digest, ranks = hashlib.sha256(), 1
+    for path in files:
+        with _mapped(path) as data:
+            digest.update(hashlib.sha256(data).digest())
+            ranks = max(ranks, count_ranks(data))
+    job = digest.hexdigest()
+    bind = Bind(f"horovod-{job[:16]}", f"1.{job[16:32]}", name, world_size=ranks)
+    with ImportedRun(run, bind) as imported:
+        step = 0
+        for number, path in enumerate(files):
+            with _mapped(path) as data:
+                step = _read(path, data, imported, f"timeline {number}", step, progress)
+        if not imported.spans:
+            raise TraceFormatError("; ".join([*imported.notes, "there is nothing to import"]))
+        imported.notes.append(_ONE_SIDED)
+    return Imported(imported.spans, len(files), tuple(imported.notes))
+
+
+def _read(
+    path: Path, data: Buffer, imported: ImportedRun, part: str, step: int, progress: Callable[[int], None]
+) -> int:
+    """Write the spans of one timeline; return the step that the next one begins with."""
+    place = Place("worker", 0, "rank-0", part=part)
+    reader, builder = Reader(data), Builder(step)
+    for count, event in enumerate(reader):
+        builder.add(event)
+        if count % _AT_ONCE == _AT_ONCE - 1:
+            imported.add(place, builder.rows(), builder.descriptors)
+            progress(imported.spans)
+    rows = builder.finish()
+    if not builder.is_empty:
+        imported.add(place, rows, builder.descriptors)
+    imported.notes += [f"{path}: {note}" for note in (*reader.notes, *builder.notes())]
+    progress(imported.spans)
+    return builder.step + (not builder.is_empty)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[Buffer]:
+    """Give a file's bytes without reading them all; a file of none cannot be mapped."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+def _find(paths: Sequence[Path]) -> list[Path]:
+    found: dict[Path, None] = {}
+    for path in paths:
+        inside = sorted(one for one in path.rglob("*.json") if _is_timeline(one)) if path.is_dir() else [path]
+        if not inside:
+            raise TraceFormatError(f"{path} holds no timeline of Horovod")
+        found.update(dict.fromkeys(one.resolve() for one in inside))
+    return list(found)
+
+
+def _is_timeline(path: Path) -> bool:
+    """Return whether *path* begins as a timeline does, or holds nothing yet."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(_HEAD).strip()
+    return not head or head == b"[" or (head.startswith(b"[") and b'"ph"' in head)

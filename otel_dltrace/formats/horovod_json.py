@@ -1,0 +1,310 @@
+"""Horovod's timeline as JSON: read whatever state it is in, event by event, and written byte for byte as Horovod does.
+
+Only rank 0 writes one. Every era of it is an array: a record for hvd.init's time (since 0.20.1), a pid with a name for
+each tensor, begins and ends (B, E), a tick for each rank that is ready (X), marks (i). Horovod escapes no name.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from otel_dltrace.formats.json_events import EMPTY
+
+Buffer: TypeAlias = Any
+"""``bytes``, or a file mapped into memory: it is read once, front to back, so memory does not grow with it."""
+
+START, BEGIN, OVER, TICK, MARK = "M", "B", "E", "X", "i"
+LATEST = 4_000_000_000_000_000
+_MOST_NAME = 1 << 12
+_AT_ONCE = 1 << 12
+_WINDOWS = (1 << 9, 1 << 16)
+
+_BETWEEN = re.compile(rb"[\s,\[\]]*")
+_ARRAY = re.compile(rb"\s*\[")
+_WRAPPER = re.compile(rb'\s*\{\s*"traceEvents"\s*:\s*(?=\[)')
+_RECORD = re.compile(
+    rb'\{"ph": "([BEX])"(?:, "name": "([^"\\\x00-\x1f]*)")?, "ts": (\d{1,15}), "pid": (\d{1,18})(?:, "dur": 0)?'
+    rb'(?:, "args": \{"dtype": "([^"\\\x00-\x1f]*)", "shape": "([^"\\\x00-\x1f]*)"\})?\}[\s,]*'
+)
+_NAME = re.compile(
+    rb'\{"name": "process_name", "ph": "M", "pid": (\d{1,18}), "args": \{"name": "(.{0,%d}?)"\}\},?'
+    rb'(?=\s*\{"name": "process_sort_index"|\s*\]?\s*\Z)' % _MOST_NAME,
+    re.DOTALL,
+)
+_SORT = re.compile(rb'\{"name": "process_sort_index", "ph": "M", "pid": \d{1,18}, "args": \{"sort_index": \d{1,18}\}\}')
+_NEXT = re.compile(rb'\{\s*"(?:ph|name)"')
+_RANK = re.compile(rb'"name": ?"(\d{1,6})"')
+_DECODER = json.JSONDecoder(strict=False)
+
+
+class Event(NamedTuple):
+    """One event, and in `START` when hvd.init was (Unix us).
+
+    *args* is what an operation's end says of its result: data type and shape, ``float32[64, 3]``.
+    """
+
+    phase: str
+    ts: int
+    tensor: str = ""
+    name: str = ""
+    args: str = ""
+
+
+def count_ranks(data: Buffer) -> int:
+    """Return how many ranks the ready ticks of a timeline name, at least 1."""
+    # A tensor's name comes first in its "args"; that of a tick does not.
+    ranks = (int(match[1]) for match in _RANK.finditer(data) if data[match.start() - 1 : match.start()] != b"{")
+    return 1 + max(ranks, default=0)
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Iterates over the events of a timeline; *notes* then says what is missing, a sentence each; it never raises."""
+
+    def __init__(self, data: Buffer) -> None:
+        self.data = data
+        self.notes: list[str] = []
+        self._is_raw = any(_unquoted(match[2]) is None for match in _NAME.finditer(data))
+        self._names: dict[Any, str] = {}
+        self._texts: dict[bytes, str] = {}
+        self._nameless: set[Any] = set()
+        self._count = self._strange = 0
+        self._damaged: list[int] = []
+        self._has_origin = False
+        self._named_at = -1
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events in the file's order."""
+        opening = _WRAPPER.match(self.data)
+        at = opening.end() if opening else 0
+        is_array, is_inside, is_closed = _ARRAY.match(self.data, at) is not None, False, _is_closed(self.data)
+        while True:
+            between = _BETWEEN.match(self.data, at)
+            assert between is not None
+            at = between.end()
+            while (match := _RECORD.match(self.data, at)) is not None:
+                yield self._record(match)
+                at = match.end()
+            here = self.data[at : at + 1]
+            if here in (b"[", b"]"):
+                continue
+            if not here or (opening and here != b"{" and self.data[between.start() : at].rstrip(b", \n")[-1:] == b"]"):
+                is_closed = is_closed or bool(here)
+                break
+            read = self._other(at)
+            if read is None:
+                following = _NEXT.search(self.data, at + 1)
+                if following is None:
+                    is_inside = True
+                    break
+                self._damaged.append(at)
+                at = following.start()
+                continue
+            event, at = read
+            if event is not None:
+                yield event
+        self._tell(is_array, is_inside, is_closed)
+
+    def _record(self, match: "re.Match[bytes]") -> Event:
+        phase, name, ts, pid, dtype, shape = match.groups()
+        self._count += 1
+        args = "" if dtype is None else self._text(dtype + shape)
+        return Event(self._text(phase), int(ts), self._tensor(int(pid)), self._text(name or b""), args)
+
+    def _text(self, data: bytes) -> str:
+        text = self._texts.get(data)
+        if text is None:
+            text = self._texts[data] = data.decode("utf-8", "replace")
+        return text
+
+    def _tensor(self, pid: Any) -> str:
+        name = self._names.get(pid)
+        if name is None:
+            self._nameless.add(pid)
+            name = self._names[pid] = _clean(str(pid))
+        return name
+
+    def _other(self, at: int) -> tuple[Event | None, int] | None:
+        """Read what is no plain event at *at*: a tensor's name, a mark, or JSON that is laid out otherwise."""
+        match = _SORT.match(self.data, at)
+        if match is not None:
+            return None, match.end()
+        match = _NAME.match(self.data, at)
+        if match is not None:
+            name = None if self._is_raw else _unquoted(match[2])
+            self._name(int(match[1]), match[2].decode("utf-8", "replace") if name is None else name)
+            return None, match.end()
+        for window in _WINDOWS:
+            # Of Latin-1 each byte is a character, so the end in characters is the end in bytes.
+            text = bytes(self.data[at : at + window]).decode("latin-1")
+            try:
+                end = _DECODER.raw_decode(text)[1]
+                value = json.loads(text[:end].encode("latin-1").decode("utf-8", "replace"), strict=False)
+            except (ValueError, RecursionError):
+                continue
+            return self._event(value), at + end
+        return None
+
+    def _event(self, value: Any) -> Event | None:
+        try:
+            return self._known(value)
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
+            self._strange += 1
+            return None
+
+    def _known(self, value: Any) -> Event | None:
+        phase = value["ph"]
+        if phase == "M":
+            return self._metadata(value)
+        ts = _us(value["ts"])
+        if phase == MARK:
+            event = Event(MARK, ts, name=_clean(str(value["name"])))
+        elif phase in (BEGIN, OVER, TICK) and not value.get("dur"):
+            args = value.get("args") or {}
+            told = f"{args['dtype']}{args['shape']}" if "dtype" in args else ""
+            name = str(value["name"]) if phase != OVER else ""
+            event = Event(phase, ts, self._tensor(value["pid"]), _clean(name), _clean(told))
+        else:
+            raise ValueError(phase)
+        self._count += 1
+        return event
+
+    def _metadata(self, value: Any) -> Event | None:
+        args = value["args"]
+        if "start_time_since_epoch_in_micros" in args:
+            self._has_origin = True
+            return Event(START, _us(args["start_time_since_epoch_in_micros"]))
+        if "name" in args:
+            self._name(value["pid"], _clean(str(args["name"])))
+        return None
+
+    def _name(self, pid: Any, name: str) -> None:
+        self._names[pid] = name
+        if pid not in self._nameless:
+            self._named_at = self._count
+
+    def _tell(self, is_array: bool, is_inside: bool, is_closed: bool) -> None:
+        """Say what is missing."""
+        if self._damaged:
+            self.notes.append(
+                f"{len(self._damaged):,} events could not be read and are missing, "
+                f"the first at byte {self._damaged[0]:,}"
+            )
+        if self._strange:
+            self.notes.append(f"{self._strange:,} records are none of Horovod and were left out")
+        if self._nameless:
+            self.notes.append(f"{len(self._nameless):,} tensors have no name in the file; they go by their number")
+        if self._is_raw:
+            self.notes.append("names in it are not escaped, so it is no JSON; they were taken as they stand")
+        end = self._ending(is_array, is_inside, is_closed)
+        if end:
+            self.notes.append(end)
+        if self._count and not self._has_origin:
+            self.notes.append(_NO_ORIGIN)
+
+    def _ending(self, is_array: bool, is_inside: bool, is_closed: bool) -> str:
+        behind = f"behind event {self._count:,}"
+        after = "whatever came after it is missing"
+        endings = {
+            EMPTY: not bytes(self.data[:64]).strip(),
+            f"the file ends inside a record, {behind}; {after}": is_inside,
+            f"the file ends before the first event of its last tensor, {behind}; {after}": self._named_at
+            == self._count,
+            "the file ends before its first event; whatever it was to hold is missing": not self._count,
+            f"the file is a fragment: {self._count:,} events without what is around them": not is_array,
+            f"the file is not closed {behind}, as before Horovod 0.20.1 or after a kill; {after}": not is_closed,
+        }
+        return next((sentence for sentence, is_so in endings.items() if is_so), "")
+
+
+_NO_ORIGIN = (
+    "no record says from when its times count (Horovod before 0.20.1: from the machine's boot, or from hvd.init); "
+    "spans are placed after 1970-01-01 00:00"
+)
+
+
+def _is_closed(data: Buffer) -> bool:
+    return bytes(data[-64:]).rstrip().endswith((b"]", b"]}"))
+
+
+def _unquoted(text: bytes) -> str | None:
+    """Return the text between quotes; None if it is no JSON, for then none of the file's was escaped."""
+    try:
+        return _clean(str(json.loads(b'"' + text + b'"', strict=False)))
+    except ValueError:
+        return None
+
+
+def _us(value: Any) -> int:
+    us = round(value)
+    if abs(us) > LATEST:
+        raise ValueError(value)
+    return int(us)
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+# -- writing ------------------------------------------------------------------------------------
+
+
+def write_events(events: Iterable[Event]) -> Iterator[bytes]:
+    """Yield the text of a timeline, in pieces, in the order of *events*.
+
+    Names are escaped, which Horovod does not do, and the array is closed: the file is always JSON.
+    """
+    pids: dict[str, int] = {}
+    parts, behind = ["[\n"], ""
+    for event in events:
+        if event.phase == START:
+            parts.append(f"{behind}{_started(event.ts)}{_sorted(0)}")
+            behind = ""
+            continue
+        pid = 0
+        if event.phase != MARK:
+            pid = pids.get(event.tensor, 0)
+            if not pid:
+                pid = pids[event.tensor] = len(pids) + 1
+                parts.append(f"{behind}{_named(pid, event.tensor)}{_sorted(pid)}")
+                behind = ""
+        parts.append(behind + _text(event, pid))
+        behind = ","
+        if len(parts) > _AT_ONCE:
+            yield "".join(parts).encode()
+            parts.clear()
+    if not behind:
+        parts[-1] = parts[-1].rstrip(",\n")
+    parts.append("]")
+    yield "".join(parts).encode()
+
+
+def _started(at: int) -> str:
+    return f'{{"name": "process_name", "ph": "M", "pid": 0, "args": {{"start_time_since_epoch_in_micros":{at}}}}},\n'
+
+
+def _named(pid: int, tensor: str) -> str:
+    return f'{{"name": "process_name", "ph": "M", "pid": {pid}, "args": {{"name": {_quote(tensor)}}}}},\n'
+
+
+def _sorted(pid: int) -> str:
+    return f'{{"name": "process_sort_index", "ph": "M", "pid": {pid}, "args": {{"sort_index": {pid}}}}},\n'
+
+
+def _text(event: Event, pid: int) -> str:
+    phase, ts, _, name, args = event
+    if phase == MARK:
+        return f'{{"ph": "i", "name": {_quote(name)}, "ts": {ts}, "s": "g"}}'
+    named = "" if phase == OVER else f', "name": {_quote(name)}'
+    rest = ', "dur": 0' if phase == TICK else ""
+    if args:
+        dtype, bracket, shape = args.partition("[")
+        rest += f', "args": {{"dtype": {_quote(dtype)}, "shape": {_quote(bracket + shape)}}}'
+    return f'{{"ph": "{phase}"{named}, "ts": {ts}, "pid": {pid}{rest}}}'
+
+
+def _quote(text: str) -> str:
+    return json.dumps(_clean(text), ensure_ascii=False)

@@ -1,0 +1,166 @@
+"""Which communicator, window or file a call is made on: an id that all its ranks compute alike (contract 1)."""
+
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from otel_dltrace.model.identity import h64
+
+UNKNOWN = ""
+"""The id of a group that nobody saw being made: its operations have no number."""
+NOBODY = -1
+"""The peer of a call that has none, or one that is not known (yet)."""
+
+
+class Group:
+    """A communicator, a window or a file, as its ranks know it.
+
+    Attributes:
+        id: The same on all its ranks, "" if not known.
+        size: How many ranks; of both sides, if it has two.
+        last: The number of its last collective; they count from 1.
+        persistent: How many persistent collectives have been made.
+        made: How many groups have been made from it.
+        is_given: MPI gives it, and it cannot be freed.
+        described: Descriptors by operation and type.
+    """
+
+    __slots__ = ("_ranks", "_sent", "described", "id", "is_given", "last", "made", "members", "persistent", "size")
+
+    def __init__(
+        self, group_id: str, size: int, ranks: dict[int, int] | None = None, *, is_given: bool = False
+    ) -> None:
+        self.id, self.size, self.is_given = group_id, size, is_given
+        self.last = self.persistent = self.made = 0
+        self.members: Counter[tuple[Any, ...]] = Counter()
+        self.described: dict[tuple[Any, ...], int] = {}
+        self._ranks = ranks
+        self._sent: dict[tuple[str, int, int, bool], int] = {}
+
+    def number(self) -> int:
+        """Return the number of the next collective; 0 where its ranks may count differently."""
+        if not self.id:
+            return 0
+        self.last += 1  # no two threads may call collectives of one group at a time
+        return self.last
+
+    def number_message(self, series: str, peer: int, tag: int, *, sends: bool) -> int:
+        """Return the number of the next message to or from *peer* with *tag*, from 1; 0 if not known.
+
+        Both sides count alike: messages between two ranks with one tag do not overtake each other.
+        """
+        if not self.id or peer < 0:
+            return 0
+        key = (series, peer, tag, sends)
+        number = self._sent[key] = self._sent.get(key, 0) + 1
+        return number
+
+    def rank_in_world(self, handle: Any, rank: int) -> int:
+        """Return the rank in the world of *rank* in the communicator, window or file *handle*."""
+        if self._ranks is None or rank < 0:
+            return rank if 0 <= rank < self.size else NOBODY
+        known = self._ranks.get(rank)
+        if known is None:
+            known = self._ranks[rank] = _translate(handle, [rank])[0]
+        return known
+
+
+def _translate(handle: Any, ranks: list[int] | None, *, remote: bool = True) -> list[int]:
+    """Return the ranks in the world of *ranks* (default: all) in *handle*; NOBODY for those of another world."""
+    from mpi4py import MPI
+
+    has_two_sides = remote and isinstance(handle, MPI.Intercomm)
+    group = handle.Get_remote_group() if has_two_sides else handle.Get_group()
+    world = MPI.COMM_WORLD.Get_group()
+    try:
+        if ranks is not None and not 0 <= min(ranks) <= max(ranks) < group.Get_size():
+            return [NOBODY] * len(ranks)  # Open MPI does not look before it reads; the call will refuse it
+        return [max(rank, NOBODY) for rank in group.Translate_ranks(ranks, world)]
+    finally:
+        group.Free()
+        world.Free()
+
+
+def _sides(comm: Any) -> list[list[int]]:
+    """Return who is in *comm*, by rank in the world: two sorted lists if it has two sides."""
+    sides = [_translate(comm, None, remote=False)]
+    if comm.Is_inter():
+        sides.append(_translate(comm, None))
+    return sorted(sides)
+
+
+class Groups:
+    """The communicators, windows and files of one process, by handle."""
+
+    def __init__(self, module: Any) -> None:
+        self._error = module.Exception
+        world, alone = module.COMM_WORLD, module.COMM_SELF
+        self.rank, self.size = world.Get_rank(), world.Get_size()
+        self.world = Group("world", self.size, is_given=True)
+        # Each rank has its own: the id must not be another rank's.
+        mine = Group(f"self.{self.rank}", 1, {0: self.rank}, is_given=True)
+        self._known = {world.handle: self.world, alone.handle: mine}
+
+    def of(self, handle: Any) -> Group | None:
+        """Return the group of *handle*; None where it is none, which is for the call to refuse."""
+        try:
+            return self._known[handle.handle]
+        except KeyError:
+            pass
+        except AttributeError:
+            return None
+        if not handle:
+            return None
+        with suppress(self._error, AttributeError):
+            size = handle.Get_size() if hasattr(handle, "Get_rank") else 0
+            group = self._known[handle.handle] = Group(UNKNOWN, size, {})
+            return group
+        return None
+
+    def made(self, parent: Group, part: str, value: Any, new: Any) -> None:
+        """Know that *new* was made from *parent*, which all its ranks do in the same order.
+
+        Args:
+            parent: The group that made it.
+            part: What tells it from others that one call makes: see `Call`.
+            value: The argument that *part* names.
+            new: A communicator, window or file; a null one where this rank is outside.
+        """
+        if part != "members":
+            parent.made += 1  # on every rank, also on one that is outside of the new one
+        if not new:
+            return
+        self._known[new.handle] = Group(self._id_of(parent, part, value, new), _size_of(new), {})
+
+    def _id_of(self, parent: Group, part: str, value: Any, new: Any) -> str:
+        if not parent.id or part == "unknown":
+            return UNKNOWN
+        if part == "members":
+            # Only its members call it, and those of a second side have another parent.
+            sides = _sides(new)
+            if any(NOBODY in side for side in sides):
+                return UNKNOWN
+            who = repr(sides)
+            key = (who, value)
+            self.world.members[key] += 1
+            return f"{h64('mpi', 'members', who, str(value), self.world.members[key]):016x}"
+        what = repr(_sides(new)) if part == "ranks" else f"{part} {value}"
+        return f"{h64('mpi', parent.id, parent.made, what):016x}"
+
+    def forget(self, handle: int) -> None:
+        """Know that the group of *handle* is gone: the number may come again for another."""
+        known = self._known.get(handle)
+        if known is not None and not known.is_given:
+            del self._known[handle]
+
+
+def _size_of(new: Any) -> int:
+    if hasattr(new, "Get_remote_size"):
+        return int(new.Get_size() + new.Get_remote_size())
+    if hasattr(new, "Get_rank"):
+        return int(new.Get_size())
+    group = new.Get_group()
+    try:
+        return int(group.Get_size())
+    finally:
+        group.Free()

@@ -1,0 +1,109 @@
+"""Probes for messages, and the receives of what a probe has matched."""
+
+import weakref
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Any
+
+from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
+from otel_dltrace.instrument._mpi_calls import Call, Form
+from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status
+from otel_dltrace.instrument._mpi_groups import NOBODY, Group
+from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
+from otel_dltrace.instrument._sites import Args, Kwargs
+from otel_dltrace.model.semconv import P2P
+from otel_dltrace.record.steps import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A message that a probe has matched, and nobody else can receive."""
+
+    group: Group
+    peer: int
+    tag: int
+    number: int
+    message: "weakref.ref[Any]"
+
+
+_matched: dict[int, Matched] = {}
+
+
+class Probe:
+    """A look for a message; one that does not wait and finds none is not written."""
+
+    __slots__ = ("_call", "_comm", "_group", "_handle", "_operation", "_since", "_status")
+
+    def __init__(self, comm: Comm, call: Call, handle: Any, group: Group, args: Args, kwargs: Kwargs) -> None:
+        self._comm, self._call, self._handle, self._group = comm, call, handle, group
+        self._status = ask_for_status(call, args, kwargs, comm.module.Status)
+        self._since = monotonic_ns()
+        self._operation: Operation | None = None
+        if not call.name.lower().startswith("i"):
+            source, tag = call.argument(call.peer, args, kwargs), call.argument(call.tag, args, kwargs)
+            peer = comm.peer(group, handle, source, NOBODY)
+            self._operation = comm.operation(call.span, group, NOTHING, P2P, peer, -1 if tag is None else tag, 0)
+
+    def finish(self, result: Any) -> None:
+        """Write what was found."""
+        if result is None or result is False:
+            return
+        comm, status = self._comm, self._status
+        operation = self._operation or comm.operation(self._call.span, self._group, NOTHING, P2P, NOBODY, -1, 0)
+        operation.start = self._since
+        if status is not None and status.Get_source() >= 0:
+            operation.a = self._group.rank_in_world(self._handle, status.Get_source())
+            operation.b = status.Get_tag()
+            operation.size = max(0, status.Get_count(comm.module.BYTE))
+            if result is not True:
+                self._match(result, operation)
+        operation.close()
+
+    def _match(self, message: Any, operation: Operation) -> None:
+        number = self._group.number_message("", operation.a, operation.b, sends=False)
+        key = id(message)
+        gone = weakref.ref(message, lambda _ref: _matched.pop(key, None))
+        _matched[key] = Matched(self._group, operation.a, operation.b, number, gone)
+
+    def fail(self, error: BaseException) -> None:
+        """End it with *error*."""
+        if self._operation is not None:
+            self._operation.close(error=error)
+
+
+class MatchedReceive:
+    """The receive of a message that was matched before."""
+
+    __slots__ = ("_call", "_comm", "_part")
+
+    def __init__(self, comm: Comm, call: Call, matched: Matched, args: Args, kwargs: Kwargs) -> None:
+        self._comm, self._call = comm, call
+        buffer = call.argument("buf", args, kwargs) if call.takes else None
+        content = NOTHING if buffer is None else content_of(buffer, is_object=False)
+        flags = FLAG_ASYNC if call.form is Form.REQUEST else 0
+        operation = comm.operation(call.span, matched.group, content, P2P, matched.peer, matched.tag, flags)
+        self._part = Part(operation, matched.number)
+
+    def finish(self, result: Any) -> None:
+        """End it, or follow its request."""
+        if self._call.form is Form.REQUEST:
+            self._comm.requests.launched(result, [self._part])
+        else:
+            self._part.operation.close(self._part.seq)
+
+    def fail(self, error: BaseException) -> None:
+        """End it with *error*."""
+        self._part.operation.close(self._part.seq, error=error)
+
+
+def begin_probe(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> Probe | None:
+    """Return the span of a probe; None where the communicator is none."""
+    handle = call.argument(call.comm, args, kwargs) if call.comm else args[0]
+    group = comm.groups.of(handle)
+    return None if group is None else Probe(comm, call, handle, group, args, kwargs)
+
+
+def begin_matched(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> MatchedReceive | None:
+    """Return the span of the receive of a matched message; None for one that nobody saw being matched."""
+    matched = _matched.pop(id(args[0]), None)
+    return None if matched is None else MatchedReceive(comm, call, matched, args, kwargs)

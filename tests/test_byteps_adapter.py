@@ -1,0 +1,229 @@
+"""The adapter for BytePS's own package: its push_pulls become operations, whoever asked for them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import byteps_package
+import pytest
+import torch_harness
+from support import Place, a_place
+
+from otel_dltrace.instrument import byteps
+from otel_dltrace.instrument._sites import Site
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.spans import SpanBatch
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def place(tmp_path) -> Iterator[Place]:
+    """A working folder with its own rings."""
+    with a_place(tmp_path) as made:
+        yield made
+
+
+SITES = [row for row in byteps.ROWS if isinstance(row, Site)]
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory) -> Path:
+    """BytePS's sdist; it cannot be built here, and need not be."""
+    found = byteps_package.download(tmp_path_factory.mktemp("sdist"))
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+def functions(text: str) -> dict[str, Any]:
+    """Return the functions and assigned names at the top of a module, with the parameters of the former."""
+    found: dict[str, Any] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = [argument.arg for argument in node.args.args]
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: None for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
+def test_every_row_is_there_in_the_sdist(sdist, site):
+    """The function exists where the row says, and its parameters are those that are read."""
+    file = {byteps.OPS: "torch/ops.py", byteps.PLUGIN: "torch/__init__.py"}[site.module]
+    found = functions(byteps_package.source(sdist, file))
+    read = byteps.PARAMETERS.get(site.name, ())
+
+    assert site.name in found
+    assert tuple((found[site.name] or ())[: len(read)]) == read
+
+
+TRAINING = """
+    import byteps.torch as bps, torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    bps.init()
+    torch.manual_seed(bps.rank())
+    model = torch.nn.Linear(4, 2)
+    bps.broadcast_parameters(dict(model.state_dict()), root_rank=1)
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for (points,) in DataLoader(TensorDataset(torch.full((4, 4), 1.0 + bps.rank())), batch_size=2):
+        optimizer.zero_grad()
+        model(points).sum().backward()
+        optimizer.step()
+    loss = bps.push_pull(torch.full((3,), bps.rank()).float(), name="loss")
+    handle = bps.byteps_push_pull(torch.ones(5), average=False)
+    while not bps.poll(handle):
+        pass
+    unnamed = bps.synchronize(handle)
+    try:
+        bps.byteps_push_pull(torch.ones(1), name="refused")
+    except RuntimeError as error:
+        print(error, loss.tolist(), unnamed.tolist(), bps.synchronize(handle))
+"""
+SAID = "Duplicated tensor_name [0.5, 0.5, 0.5] [2.0, 2.0, 2.0, 2.0, 2.0] None\n"
+
+
+def two_ranks(place: Place, package: Path) -> list[SpanBatch]:
+    """Return what two ranks of `TRAINING` recorded, by rank."""
+    meet = place.folder / "meet"
+    meet.mkdir()
+    env = {"PYTHONPATH": str(package), "MEET": str(meet), "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}
+    env |= {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_RUN": "run-7", "OMP_NUM_THREADS": "1"}
+    ranks = [place.start(TRAINING, DMLC_WORKER_ID=str(rank), **env) for rank in range(2)]
+    done = [place.finish(rank, 90) for rank in ranks]
+    assert [(rank.returncode, rank.stdout) for rank in done] == [(0, SAID)] * 2, done
+    place.wait_for_rings()
+    return sorted(place.spans(), key=lambda batch: batch.rank)
+
+
+def operations(batch: SpanBatch) -> list[tuple[Any, ...]]:
+    """Return (tensor, occurrence, step, bytes, root, asynchronous, error) of the operations, by start."""
+    found = sorted(batch.take(batch.is_kind(s.COLLECTIVE)).rows, key=lambda row: row["start"])
+    return [
+        (
+            batch.descriptors[row["descriptor"]].tensor,
+            int(row["seq"]),
+            None if row["step"] == NO_STEP else int(row["step"]),
+            int(row["size"]),
+            int(row["b"]),
+            bool(row["flags"] & s.Flag.ASYNC),
+            batch.errors[row["error"]],
+        )
+        for row in found
+    ]
+
+
+NO_ERROR = ("", "")
+EXPECTED = [
+    ("byteps.Parameter.bias", 1, None, 8, 1, True, NO_ERROR),
+    ("byteps.Parameter.weight", 1, None, 32, 1, True, NO_ERROR),
+    ("byteps.Gradient.bias", 1, 0, 8, -1, True, NO_ERROR),
+    ("byteps.Gradient.weight", 1, 0, 32, -1, True, NO_ERROR),
+    ("byteps.Gradient.bias", 2, 1, 8, -1, True, NO_ERROR),
+    ("byteps.Gradient.weight", 2, 1, 32, -1, True, NO_ERROR),
+    ("byteps.loss", 1, 1, 12, -1, False, NO_ERROR),
+    ("byteps.noname.N", 1, 1, 20, -1, True, NO_ERROR),
+    ("byteps.refused", 1, 1, 4, -1, True, ("RuntimeError", "Duplicated tensor_name")),
+]
+
+
+@pytest.fixture(params=["its surface", "its own Python"])
+def package(request, tmp_path_factory) -> Path:
+    """A ``byteps`` to import: one with the same surface, and BytePS's own Python above a stand-in for its C++."""
+    own = request.getfixturevalue("sdist") if request.param == "its own Python" else None
+    return byteps_package.lay_out(tmp_path_factory.mktemp("package"), own)
+
+
+def test_each_push_pull_is_an_operation_on_every_rank(place, package):
+    """Broadcasts, gradients from hooks, blocking and polled calls: once each, in the same run, alike on both ranks."""
+    batches = two_ranks(place, package)
+    described = {(d.name, d.backend, d.group_size, d.dtype) for batch in batches for d in batch.descriptors if d.tensor}
+
+    assert [batch.process.bind.generation for batch in batches] == [batches[0].process.bind.generation] * 2
+    assert [(batch.rank, operations(batch)) for batch in batches] == [(0, EXPECTED), (1, EXPECTED)]
+    assert described == {(s.PUSH_PULL, "byteps", 2, "float32")}
+
+
+ALONE = """
+    import json, os, sys
+    sys.path.insert(0, os.environ["PACKAGE"])
+    os.environ |= {"DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", "MEET": os.environ["OUT"]}
+"""
+
+
+def alone(folder: Path, program: str) -> torch_harness.Recorded:
+    """Return what one process that runs *program* recorded."""
+    package = byteps_package.lay_out(folder / "package")
+    [recorded] = torch_harness.run(folder, ALONE + program, PACKAGE=str(package))
+    return recorded
+
+
+def test_the_time_blocked_in_synchronize_is_a_child(tmp_path):
+    """The operation lasts until its wait ends; where it was done before, nobody waited."""
+    recorded = alone(
+        tmp_path,
+        """
+    import byteps.torch.ops as ops, torch, threading
+    from byteps.torch import c_lib
+
+    free, wait = threading.Event(), c_lib.byteps_torch_wait_and_clear
+    average = c_lib._average
+    c_lib._average = lambda *args: (free.wait(), average(*args))
+    handle = ops.push_pull_async(torch.ones(2), name="late")
+    c_lib.byteps_torch_wait_and_clear = lambda handle: (free.set(), wait(handle))
+    ops.synchronize(handle)
+    handle = ops.push_pull_async(torch.ones(2), name="early")
+    c_lib._done[handle].wait()
+    ops.synchronize(handle)
+    ops.synchronize(ops.push_pull_group_sync_inplace(torch.ones(2), name="group")[0])
+    """,
+    )
+    [late, early, group] = recorded.spans(s.COLLECTIVE)
+    waits = {span.parent: span for span in recorded.spans(s.PHASE, s.WAIT)}
+
+    assert [span.descriptor.tensor for span in (late, early, group)] == ["byteps.late", "byteps.early", "byteps.group"]
+    assert (waits[late.number].end, late.source) == (late.end, s.Source.HOST_DONE)
+    assert early.number not in waits
+
+
+def test_what_nobody_waits_for_ends_as_issued(tmp_path):
+    """When tracing ends; that its end is not known is said."""
+    recorded = alone(
+        tmp_path,
+        """
+    import byteps.torch.ops as ops, torch
+    ops.push_pull_async(torch.ones(2), name="lost")
+    """,
+    )
+    [lost] = recorded.spans(s.COLLECTIVE)
+
+    assert (lost.descriptor.tensor, lost.source) == ("byteps.lost", s.Source.HOST_ISSUE)
+
+
+def test_an_imported_byteps_is_traced_and_given_back(tmp_path):
+    """Names that other modules of it had taken are traced as well; afterwards every object is the one it was."""
+    recorded = alone(
+        tmp_path,
+        """
+    registry.uninstrument()
+    import byteps.torch as bps, byteps.torch.ops as ops, torch
+
+    def objects():
+        return {(m.__name__, name): value for m in (bps, ops) for name, value in vars(m).items() if callable(value)}
+
+    before = objects()
+    bps.push_pull(torch.ones(1), name="before")
+    registry.instrument()
+    bps.push_pull(torch.ones(1), name="traced")
+    registry.uninstrument()
+    bps.push_pull(torch.ones(1), name="after")
+    after = objects()
+    say(same=all(after[name] is value for name, value in before.items()), count=len(before) - len(after))
+    """,
+    )
+
+    assert recorded.said == [{"same": True, "count": 0}]
+    assert [span.descriptor.tensor for span in recorded.spans(s.COLLECTIVE)] == ["byteps.traced"]

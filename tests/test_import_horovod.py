@@ -1,0 +1,183 @@
+"""`otel-dltrace import horovod` and the way back: real files become a run on which everything works."""
+
+import json
+
+import numpy as np
+import pytest
+
+from otel_dltrace.cli.main import main
+from otel_dltrace.export import horovod_in
+from otel_dltrace.export.as_sent import as_sent
+from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.attributes import number_columns, span_attributes
+from tests.horovod_files import FILES, ODD, REAL, SMALL, WHOLE, timeline, unpack
+
+
+def imported(tmp_path, *paths):
+    """Import *paths* into a new run directory; return it."""
+    run = tmp_path / "RUN"
+    assert main(["import", "horovod", *map(str, paths), "-o", str(run)]) == 0
+    return run
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_import_and_export_give_the_same_file(name, tmp_path, capsys):
+    """Every byte, also of what a kill ended or what begins in the middle."""
+    run, out = imported(tmp_path, unpack(name, tmp_path)), tmp_path / "out.json"
+
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
+    assert out.read_bytes() == timeline(name)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "horovod_mpi_np2_no_collectives"])
+def test_every_sample_is_imported_or_refused_in_words(name, tmp_path, capsys):
+    """What holds no event makes no run, and says why; all else makes one, of which a JSON file can be written."""
+    path, run, out = unpack(name, tmp_path), tmp_path / "RUN", tmp_path / "out.json"
+    code = main(["import", "horovod", str(path), "-o", str(run)])
+    said = capsys.readouterr()
+    has_events = b'"ts"' in timeline(name)
+
+    assert (code, run.exists()) == ((0, True) if has_events else (2, False))
+    assert "spans from 1 file\n" in said.out or "there is nothing to import" in said.err
+    if has_events:
+        assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
+        assert sum("ts" in event for event in json.loads(out.read_text())) == timeline(name).count(b'"ts"')
+        assert (f"note: {path}: " in said.out) is (name in ODD or "unbalanced" in name or "orphan" in name)
+
+
+def test_a_run_says_who_wrote_it(tmp_path):
+    """It is of rank 0, of as many ranks as were ready, at the times of the day that the file tells."""
+    run = imported(tmp_path, unpack("horovod_mpi_np4_psets", tmp_path))
+    (batch,) = read_run(run)
+    (drain,) = read_summaries(run)
+    first = json.loads(timeline("horovod_mpi_np4_psets"))[0]["args"]["start_time_since_epoch_in_micros"]
+    operations = batch.rows[batch.is_kind(s.COLLECTIVE)]
+
+    assert (batch.rank, batch.process.bind.world_size, batch.process.bind.job_name) == (0, 4, "horovod")
+    assert (drain["ended"], drain["summary"]["spans"]) == (True, len(batch))
+    assert int(operations["start"].min()) == (first + 11459) * 1000
+
+
+def test_spans_carry_what_horovod_says(tmp_path):
+    """An operation its tensor, bytes, type and occurrence; an activity its name; a ready tick whose it is."""
+    (batch,) = read_run(imported(tmp_path, unpack("horovod_mpi_np4_psets", tmp_path)))
+    columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
+
+    def of(name, nth=0):
+        row = int(np.flatnonzero(batch.lookup(lambda d: d.name == name, bool))[nth])
+        return span_attributes(batch, row, columns)
+
+    tensor = {s.DL_TENSOR_NAME: "allreduce.global", s.DL_COMM_BACKEND: "horovod", s.DL_TIME_SOURCE: "host_done"}
+    assert of("allreduce") == {
+        s.DL_COMM_OPERATION: "allreduce",
+        s.DL_COMM_ASYNC: False,
+        **tensor,
+        s.DL_COMM_DTYPE: "float32",
+        s.DL_COMM_SIZE: 400,
+        s.DL_COMM_SEQ: 1,
+        s.DL_STEP: 0,
+    }
+    assert of("MPI_ALLREDUCE") == {**tensor, s.DL_ACTIVITY: "MPI_ALLREDUCE", s.DL_STEP: 0}
+    assert of("ready") == {**tensor, s.DL_COMM_PEER_RANK: 1, s.DL_STEP: 0}
+
+
+def test_the_same_file_gives_the_same_ids(tmp_path):
+    """Wherever it lies: nothing is doubled in a back end, and another file gives others."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    ids = [
+        read_run(imported(tmp_path / folder, unpack(name, tmp_path / folder)))[0]["span_id"].tolist()
+        for folder, name in (("a", REAL[3]), ("b", REAL[3]), ("c", "hvd_real_HEAD_reinit_gen0"))
+    ]
+
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == len(ids[0])
+    assert not set(ids[0]) & set(ids[2])
+
+
+def test_a_long_file_is_written_in_parts(tmp_path, monkeypatch):
+    """Memory does not grow with it, and the parts make one whole."""
+    monkeypatch.setattr(horovod_in, "_AT_ONCE", 50)
+    run, out = imported(tmp_path, unpack("horovod_gloo_np2_ops", tmp_path)), tmp_path / "out.json"
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
+
+    assert len(read_run(run)) == 1
+    assert out.read_bytes() == timeline("horovod_gloo_np2_ops")
+
+
+def test_all_that_reads_runs_reads_an_imported_one(tmp_path, capsys):
+    """The report knows the steps and operations, and every exporter writes them."""
+    run = imported(tmp_path, unpack("horovod_mpi_np2", tmp_path))
+    capsys.readouterr()
+    assert main(["report", str(run), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    for form in ("chrome", "otlp"):
+        assert main(["export", str(run), "--to", form, "-o", str(tmp_path / form)]) == 0
+    spans = sum(len(batch) for batch in read_run(run))
+
+    assert (report["guards"]["ranks"], report["guards"]["missing"], report["guards"]["steps"]) == ([0], [1], [0, 19])
+    assert len(json.loads((tmp_path / "chrome").read_text())["traceEvents"]) > spans
+    # A trace for each step, with a root.
+    assert sum(len(batch) for batch in as_sent([run])) == spans + 20
+
+
+def test_several_timelines_follow_each_other(tmp_path):
+    """Those of a job that started again, or started its timeline again: steps go on, each comes back apart."""
+    names = ("hvd_real_HEAD_reinit_gen0", "hvd_real_HEAD_reinit_gen1_overwrote")
+    run = imported(tmp_path, *(FILES / f"{name}.json" for name in names))
+    out = tmp_path / "out"
+
+    assert [int(batch["step"].min()) for batch in read_run(run)] == [0, 1]
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
+    assert [path.read_bytes() for path in sorted(out.iterdir())] == [timeline(name) for name in names]
+
+
+def test_steps_can_be_chosen(tmp_path):
+    """The rest of the file is left out; times count from the first event, and the day stays right."""
+    run, out = imported(tmp_path, unpack("horovod_mpi_np2", tmp_path)), tmp_path / "out.json"
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out), "--steps", "3-4"]) == 0
+    (start, *_), whole = (json.loads(text) for text in (out.read_text(), timeline("horovod_mpi_np2")))
+    events = [event for event in json.loads(out.read_text()) if "ts" in event]
+    origins = [found["args"]["start_time_since_epoch_in_micros"] for found in (start, whole[0])]
+    ends = {event["ts"] + origins[1] for event in whole if event["ph"] == "E"}
+
+    assert events[0]["ts"] == 0
+    assert sum(event.get("name") == "ALLREDUCE" for event in events) == 24
+    assert all(event["ts"] + origins[0] in ends for event in events if event["ph"] == "E")
+
+
+@pytest.mark.parametrize(
+    ("paths", "error"),
+    [
+        (["nowhere"], "nowhere: No such file or directory"),
+        (["."], "holds no timeline of Horovod"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused(paths, error, tmp_path, capsys, monkeypatch):
+    """With exit code 2, one sentence, and nothing left behind."""
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["import", "horovod", *paths, "-o", "RUN"]) == 2
+    assert error in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_gives_its_timelines(tmp_path):
+    """Other JSON files in it are not taken for one."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    unpack("horovod_mpi_np4_psets", folder)
+    (folder / "other.json").write_text('{"a": 1}')
+
+    assert len(read_run(imported(tmp_path, folder))) == 1
+
+
+def test_a_run_without_horovod_is_no_timeline(tmp_path, capsys):
+    """Nothing is written for what its timeline cannot hold."""
+    run, out = tmp_path / "RUN", tmp_path / "out.json"
+    comm = FILES.parent / "byteps" / "bps_hand_comm_root.json"
+    assert main(["import", "byteps", str(comm), "-o", str(run)]) == 0
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 2
+    assert "no activity of Horovod is in there" in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,265 @@
+"""Programs that use mpi4py: every call is a span, all ranks know it by one id, and nothing else changes."""
+
+import ast
+import importlib.util
+import re
+import shutil
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.instrument._mpi_buffers import content_of, name_of
+from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
+from otel_dltrace.model.attributes import collective_ids
+from otel_dltrace.model.semconv import Flag, Source
+from otel_dltrace.model.spans import SpanBatch
+from tests.support import Place, a_place
+
+pytest.importorskip("mpi4py")
+
+MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+PROGRAM = Path(__file__).parent / "programs" / "mpi_calls.py"
+RUN = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--"]
+ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_ALLOW_RUN_AS_ROOT": "1"}
+ALLOWED |= {
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+NOT_RUN = {"agree", "iagree", "shrink", "accept", "connect", "spawn", "spawn_multiple"}
+"""Calls for broken communicators and for other jobs."""
+
+
+def mpiexec(place: Place, ranks: int, command: list[str], *, traced: bool) -> str:
+    """Run a Python program on *ranks* ranks; return what it printed."""
+    launched = [str(MPIEXEC), "-n", str(ranks), sys.executable, *command]
+    done = place.finish(place.popen([*RUN, *launched] if traced else launched, **ALLOWED), 120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is not traced" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def digests(printed: str) -> list[str]:
+    """Return the lines of the ranks."""
+    return sorted(line for line in printed.splitlines() if re.fullmatch(r"\d [0-9a-f]{64}", line))
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two ranks", "three ranks"])
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[list[str], list[str], list[SpanBatch]]]:
+    """What the ranks received untraced and traced, and their spans."""
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path_factory.mktemp("mpi")) as place:
+        before = digests(mpiexec(place, request.param, [str(PROGRAM)], traced=False))
+        after = digests(mpiexec(place, request.param, [str(PROGRAM)], traced=True))
+        assert len(before) == request.param
+        yield before, after, sorted(place.spans(), key=lambda batch: batch.process.bind.rank)
+
+
+def operations(batch: SpanBatch) -> list[tuple[str, str, int, int, int]]:
+    """Return kind, name, id, group size and rank of each operation."""
+    ids = collective_ids(batch).tolist()
+    rank = batch.process.bind.rank
+    described = [batch.descriptor_of(row) for row in range(len(batch))]
+    return [
+        (d.kind, d.name, number, d.group_size, rank)
+        for d, number in zip(described, ids, strict=True)
+        if d.kind in ("collective", "p2p")
+    ]
+
+
+def test_the_ranks_receive_the_same_traced_and_untraced(ran: tuple[list[str], list[str], list[SpanBatch]]) -> None:
+    """Every buffer and object that the program got is what it was without us."""
+    before, after, _ = ran
+    assert after == before
+
+
+def test_every_call_of_the_table_is_a_span(ran: tuple[list[str], list[str], list[SpanBatch]]) -> None:
+    """No row of the table is left without a span of its name."""
+    written = {name for batch in ran[2] for _, name, *_ in operations(batch)}
+    rows = {name for call in CALLS for name in names_of(call)}
+    assert rows - NOT_RUN - written == set()
+
+
+def names_of(call: Call) -> list[str]:
+    """Return what the spans of *call* are named: a message each way is two spans."""
+    if call.role is Role.SEND_RECEIVE:
+        prefix = "i" if call.name.startswith("I") else ""
+        return [f"{prefix}send", f"{prefix}recv"]
+    return [call.span]
+
+
+def test_a_collective_has_one_id_on_all_its_ranks(ran: tuple[list[str], list[str], list[SpanBatch]]) -> None:
+    """Each id is found once on every rank of its group, under one name."""
+    by_id = defaultdict(list)
+    for batch in ran[2]:
+        for kind, name, number, size, rank in operations(batch):
+            if kind == "collective" and number:
+                by_id[number].append((name, size, rank))
+    assert len(by_id) > 100
+    wrong = [
+        seen for seen in by_id.values() if len({n for n, *_ in seen}) > 1 or len({r for *_, r in seen}) < len(seen)
+    ]
+    assert wrong == []
+    # Windows and files do not say how many they are, but in their group's name.
+    assert [seen for seen in by_id.values() if len(seen) != seen[0][1]] == []
+
+
+def test_a_message_has_one_id_on_both_sides(ran: tuple[list[str], list[str], list[SpanBatch]]) -> None:
+    """Each id is one send and one receive, on two ranks."""
+    by_id = defaultdict(list)
+    for batch in ran[2]:
+        for kind, name, number, _, rank in operations(batch):
+            if kind == "p2p" and number:
+                by_id[number].append(("send" if "send" in name else "recv" if "recv" in name else name, rank))
+    assert len(by_id) > 50
+    assert Counter(tuple(sorted(way for way, _ in seen)) for seen in by_id.values()) == {("recv", "send"): len(by_id)}
+    assert all(len({rank for _, rank in seen}) == 2 for seen in by_id.values())
+
+
+def test_every_message_is_numbered(ran: tuple[list[str], list[str], list[SpanBatch]]) -> None:
+    """No send or receive between the ranks of the program is left without an id."""
+    unnumbered = [
+        name
+        for batch in ran[2]
+        for kind, name, number, *_ in operations(batch)
+        if kind == "p2p" and not number and re.fullmatch("i?[bsrp]?send|[ip]?recv", name)
+    ]
+    assert unnumbered == []
+
+
+def test_the_ranks_are_bound_by_mpi(ran: tuple[list[str], list[str], list[SpanBatch]]) -> None:
+    """They are ranks 0 to n - 1 of one generation of one job, which the launcher names."""
+    binds = [batch.process.bind for batch in ran[2]]
+    assert [(b.rank, b.world_size) for b in binds] == [(rank, len(binds)) for rank in range(len(binds))]
+    assert len({(b.job, b.generation) for b in binds}) == 1
+    assert binds[0].generation
+    assert binds[0].job
+
+
+def signature(holder: str, name: str) -> list[str]:
+    """Return the parameters that mpi4py's own stub gives a method."""
+    stub = (Path(importlib.util.find_spec("mpi4py").origin).parent / "MPI.pyi").read_text()
+    (body,) = re.findall(rf"^class {holder}\b.*?(?=^class |\Z)", stub, re.DOTALL | re.MULTILINE)
+    (found,) = set(re.findall(rf"^    def {name}\((.*?)\)\s*->", body, re.DOTALL | re.MULTILINE))
+    parameters = ast.parse(f"def method({found}): ...").body[0].args
+    return [argument.arg for argument in parameters.args[1:]]
+
+
+@pytest.mark.parametrize("holder", sorted({call.holder for call in CALLS}))
+def test_every_row_is_a_method_of_mpi4py(holder: str) -> None:
+    """The method is there, and its parameters are those of the row, in that order."""
+    rows = {call.name: call.parameters.split() for call in CALLS if call.holder == holder}
+    real = {name: signature(holder, name) for name in rows}
+    assert rows == {name: parameters[: len(rows[name])] for name, parameters in real.items()}
+
+
+OFF_AND_ON = """
+import pickle
+from mpi4py import MPI
+from otel_dltrace.instrument import registry
+
+def methods():
+    return {(c, n): m for c in CLASSES for n, m in vars(getattr(MPI, c)).items()} | {"Init": MPI.Init}
+
+CLASSES = ("Comm", "Intracomm", "Topocomm", "Cartcomm", "Intercomm", "Request", "Prequest", "Message", "Win", "File")
+before, world = methods(), MPI.COMM_WORLD
+registry.instrument(["mpi4py"])
+assert MPI.COMM_WORLD is world and type(world) is MPI.Intracomm
+assert pickle.loads(pickle.dumps(world)) == world
+changed = {key for key, method in methods().items() if before[key] is not method}
+assert ("Comm", "Send") in changed and ("Request", "Waitall") in changed, changed
+assert world.Dup().allreduce(1) == 1
+registry.uninstrument()
+assert all(before[key] is method for key, method in methods().items())
+print(len(changed))
+"""
+
+
+def test_uninstrument_puts_the_same_objects_back(tmp_path: Path) -> None:
+    """While traced a communicator is the object, of the class, that it was; afterwards so is every method."""
+    with a_place(tmp_path) as place:
+        done = place.run(OFF_AND_ON)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > len(CALLS)
+
+
+UNWAITED = """
+import gc
+import numpy as np
+from mpi4py import MPI
+
+def say(request):
+    request.Wait()
+
+me = MPI.COMM_SELF
+out = np.zeros(4)
+receive = me.Irecv(out, MPI.ANY_SOURCE, MPI.ANY_TAG)
+lost = me.Isend(out, 0, 3)
+del lost
+gc.collect()
+say(receive)
+try:
+    me.Send(out, 5)
+except MPI.Exception:
+    pass
+request = me.Isend(out, MPI.PROC_NULL)
+request.Wait()
+"""
+
+
+def test_requests_end_as_they_are_waited_for(tmp_path: Path) -> None:
+    """What is waited for is done then, what is not was issued; a receive learns who sent; an error is noted."""
+    with a_place(tmp_path) as place:
+        done = place.run(UNWAITED, OTEL_DLTRACE="1")
+        assert done.returncode == 0, done.stderr
+        (batch,) = place.spans()
+    rows = [
+        (
+            batch.descriptor_of(row).name,
+            int(batch["a"][row]),
+            int(batch["b"][row]),
+            int(batch["seq"][row]),
+            bool(batch["flags"][row] & Flag.ERROR),
+        )
+        for row in range(len(batch))
+        if batch.descriptor_of(row).kind == "p2p"
+    ]
+    assert rows == [
+        ("isend", 0, 3, 1, False),
+        ("irecv", 0, 3, 1, False),
+        ("send", -1, 0, 0, True),
+        ("isend", -1, 0, 0, False),
+    ]
+    sources = [int(batch["source"][row]) for row in range(len(batch)) if batch.descriptor_of(row).name == "isend"]
+    assert sources[0] == Source.HOST_ISSUE
+
+
+def specifications() -> dict[str, tuple[object, tuple[int, str]]]:
+    """Return what mpi4py takes as a buffer, and what it holds."""
+    np = pytest.importorskip("numpy")
+    six = np.zeros(6)
+    return {
+        "array": (six, (48, "float64")),
+        "array of the program's type": (six.astype("i4"), (24, "int32")),
+        "array with count": ([six, 4], (32, "float64")),
+        "array with counts": ([six, [1, 2]], (24, "float64")),
+        "array with counts and displacements": ([six, ([1, 2], [0, 1])], (24, "float64")),
+        "bytes": (b"abc", (3, "")),
+        "bytes with count": ([bytearray(8), 4], (4, "")),
+        "nothing": (None, (0, "")),
+        "what is no buffer": ([object()], (0, "")),
+    }
+
+
+@pytest.mark.parametrize("name", specifications())
+def test_a_buffer_says_its_bytes_and_type(name: str) -> None:
+    """However it is written."""
+    value, known = specifications()[name]
+    size, kind = content_of(value, is_object=False)
+    assert (size, name_of(kind) if kind != "" else "") == known

@@ -1,0 +1,369 @@
+"""push_pull jobs under tracing, as real processes: what workers and servers record, and where it all goes."""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from otel_dltrace.cli.pushpull import traced_environment
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP, trace_id
+from otel_dltrace.model.topology import World
+from otel_dltrace.settings import Config, environment_bind, job_name_of
+from tests import servers
+from tests.support import Place, a_place
+
+STEPS = 6
+SIZE = 12_000  # bytes of a tensor: two partitions
+WORKERS, LOCAL_RANKS, SERVERS = 2, 2, 2
+PROGRAM = f"""
+    import os, signal, time
+    from pathlib import Path
+    import numpy as np
+    import otel_dltrace
+    from otel_dltrace.pushpull.compression import Fp16
+    from otel_dltrace.pushpull.engine import Engine
+    from otel_dltrace.pushpull.options import read_env
+
+    layout, options = read_env(os.environ)
+    engine = Engine(layout, options)
+    engine.start()
+    plain, packed = engine.declare("plain"), engine.declare("packed", compressor=Fp16())
+
+    def push_pull(*tensors, step=-1):
+        operations = [engine.push_pull(t, np.ones({SIZE} // 4, np.float32), average=False) for t in tensors]
+        Path(f"step{{step}}.{{layout.rank}}").touch()
+        for operation in operations:
+            engine.wait(operation)
+
+    push_pull(plain)  # outside any step, as parameters are sent
+    for step in range({STEPS}):
+        with otel_dltrace.step():
+            if layout.rank == int(os.environ.get("SLOW", -1)):
+                time.sleep(0.03)
+            if layout.rank == int(os.environ.get("DIES", -1)) and step == 3:
+                while len([*Path().glob("step3.*")]) < layout.size - 1:
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            push_pull(plain, packed, step=step)
+    engine.stop()
+"""
+ENV = {
+    "BYTEPS_PARTITION_BYTES": "8192",
+    "BYTEPS_MIN_COMPRESS_BYTES": "0",
+    "PUSHPULL_TIMEOUT": "30",
+    "OTEL_DLTRACE_SPAN_BUDGET": "0",
+}
+# Spec 2.3 for several machines of two GPUs on one switch: the highest local rank is the root.
+ROOT = ("REDUCE", "COPYD2H", "PUSH", "PULL", "COPYH2D", "BROADCAST")
+PACKED = ("REDUCE", "COPYD2H", "COMPRESS", "PUSH", "PULL", "DECOMPRESS", "COPYH2D", "BROADCAST")
+OTHERS = (
+    "COORDINATE_REDUCE",
+    "REDUCE",
+    "COPYD2H",
+    "COORDINATE_PUSH",
+    "COPYH2D",
+    "COORDINATE_BROADCAST",
+    "BROADCAST",
+)
+
+
+class Span(NamedTuple):
+    """A row of a run, with what its descriptor and its process say."""
+
+    role: str
+    rank: int
+    name: str
+    tensor: str
+    key: int
+    partition: int
+    seq: int
+    step: int
+    start: int
+    end: int
+    size: int
+    wait: int
+    b: int
+    flags: int
+    error: str
+    id: int
+    parent: int
+
+
+def launch(place: Place, *options: str, program: str = PROGRAM, **env: str) -> Any:
+    """Run *program* as a job of two workers with two local ranks, and two servers, under ``otel-dltrace run``."""
+    script = str(place.write(program, "job.py"))
+    counts = ["--workers", str(WORKERS), "--local-ranks", str(LOCAL_RANKS), "--servers", str(SERVERS)]
+    job = [sys.executable, "-m", "otel_dltrace", "pushpull", "launch", *counts, "--", sys.executable, script]
+    return place.command("run", "--no-report", *options, "--", *job, **{**ENV, **env})
+
+
+def spans_of(run: Path) -> list[Span]:
+    """Return what *run* holds, by start."""
+    found = []
+    for batch in read_run(run):
+        bind = batch.process.bind
+        for i, row in enumerate(batch.rows):
+            d = batch.descriptor_of(i)
+            columns = ("partition", "seq", "step", "start", "end", "size", "a", "b", "flags")
+            numbers = [int(row[name]) for name in columns]
+            error, ids = batch.errors[row["error"]][0], (int(row["span_id"]), int(row["parent_id"]))
+            found.append(Span(bind.role, bind.rank, d.name, d.tensor, d.key, *numbers, error, *ids))
+    return sorted(found, key=lambda span: span.start)
+
+
+class Job(NamedTuple):
+    """A finished run: its directory, its spans, and what came to the collector."""
+
+    run: Path
+    spans: list[Span]
+    sent: Any
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Give a working folder with rings of its own."""
+    with a_place(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Run one job at the finest level, with a real collector behind it."""
+    folder = tmp_path_factory.mktemp("traced")
+    with a_place(folder) as place, servers.collector(folder) as collector:
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http}
+        done = launch(place, "--level", "partition", "--steps", "all", SLOW="3", **endpoint)
+        assert done.returncode == 0, done.stderr
+        (run,) = place.runs()
+        spans = spans_of(run)
+        collector.wait_for(len(spans) + STEPS)  # and the roots
+        yield Job(run, spans, collector.traces())
+
+
+def push_pulls() -> list[tuple[str, int, int]]:
+    """Return tensor, occurrence and step of each operation that a rank makes."""
+    plain = [("plain", 1, NO_STEP), *(("plain", 2 + step, step) for step in range(STEPS))]
+    return plain + [("packed", 1 + step, step) for step in range(STEPS)]
+
+
+def test_each_partition_has_its_stages_in_order(job):
+    """Below its operation, in its step, one after the other, for each rank and occurrence: as section 2.3 has it."""
+    operations = {span.id: span for span in job.spans if span.name == s.PUSH_PULL}
+    stages = defaultdict(list)
+    for span in job.spans:
+        if span.role == "worker" and span.parent in operations:
+            above = operations[span.parent]
+            assert above[1:2] + above[3:5] + above[6:8] == span[1:2] + span[3:5] + span[6:8]
+            assert above.start <= span.start <= span.end <= above.end
+            stages[span.rank, span.tensor, span.seq, span.step, span.partition].append(span)
+
+    expected = {"plain": {0: OTHERS, 1: ROOT}, "packed": {0: OTHERS, 1: PACKED}}
+    assert {which: tuple(span.name for span in each) for which, each in stages.items()} == {
+        (rank, tensor, seq, step, partition): expected[tensor][rank % 2]
+        for rank in range(4)
+        for tensor, seq, step in push_pulls()
+        for partition in range(2)
+    }
+    for each in stages.values():
+        for before, span in pairwise(each):
+            assert span.start - before.end >= span.wait * 1000 >= 0, "a bar begins when the partition leaves the queue"
+    assert {span.size for each in stages.values() for span in each} == {8192, SIZE - 8192}
+
+
+def test_each_request_is_below_the_stage_that_sent_it(job):
+    """In the worker's step, of the same key and occurrence, within its time; each push and pull has one."""
+    by_id = {span.id: span for span in job.spans}
+    requests = [span for span in job.spans if span.role == "server"]
+    for span in requests:
+        above = by_id[span.parent]
+        assert (above.role, above.rank, above.name.lower()) == ("worker", span.b, span.name)
+        assert above[3:8] == span[3:8]
+        assert above.start <= span.start <= span.end <= above.end
+        assert span.wait * 1000 <= span.end - span.start
+
+    sent = [span.id for span in job.spans if span.role == "worker" and span.name in ("PUSH", "PULL")]
+    assert sorted(span.parent for span in requests) == sorted(sent)
+    assert {span.rank for span in requests} == {0, 1}
+    assert {span.b for span in requests} == {1, 3}
+
+
+def test_the_collector_has_them_in_one_trace(job):
+    """What is in the run directory has arrived, and a server's span is in the trace of its step and of its parent."""
+    bind = next(batch.process.bind for batch in read_run(job.run))
+    sent = {}
+    for resource in job.sent.resource_spans:
+        role = attributes(resource.resource)[s.DL_ROLE]
+        for scope in resource.scope_spans:
+            sent |= {int.from_bytes(span.span_id, "big"): (role, span) for span in scope.spans}
+    traces = {key: int.from_bytes(span.trace_id, "big") for key, (_, span) in sent.items()}
+
+    expected = {span.id: trace_id(bind, "ops.0" if span.step == NO_STEP else span.step) for span in job.spans}
+    assert {key: traces[key] for key in expected} == expected
+    for role, span in sent.values():
+        if role == "server":
+            told, parent = attributes(span), sent[int.from_bytes(span.parent_span_id, "big")][1]
+            above = attributes(parent)
+            assert parent.trace_id == span.trace_id
+            assert (told[s.DL_KEY], told[s.DL_TENSOR_NAME], told.get(s.DL_STEP)) == (
+                above[s.DL_KEY],
+                above[s.DL_TENSOR_NAME],
+                above.get(s.DL_STEP),
+            )
+            assert told[s.DL_COMM_PEER_RANK] in (1, 3)
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    """Return a span's (or resource's) attributes as plain values."""
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
+
+
+def test_a_slow_worker_is_named_from_both_sides(job, place):
+    """Rank 3 sleeps before it pushes: the workers see it, and so do the servers."""
+    done = place.command("report", str(job.run), "--by", "key", "--json")
+    found = json.loads(done.stdout)
+
+    ranks = {each["rank"]: each for each in found["ranks"]}
+    for side in ("workers", "servers"):
+        seen = {rank: each[side]["times"] for rank, each in ranks.items() if each[side]}
+        assert max(seen, key=seen.get) == 3, seen
+
+
+def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
+    """The others end with an error that is on their spans, no ring stays, and BytePS's files are written anyway."""
+    traces = tmp_path / "not" / "there"
+    window = {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_START_STEP": "1", "BYTEPS_TRACE_END_STEP": "100"}
+    done = launch(place, DIES="2", BYTEPS_TRACE_DIR=str(traces), **window)
+    assert done.returncode == 137, done.stderr
+    assert "PeerLostError" in done.stderr
+    assert list(place.rings.glob("*.ring")) == []
+
+    spans = spans_of(*place.runs())
+    whole = Counter((span.rank, span.step) for span in spans if span.role == "worker" and span.step < 3)
+    others, root = 1 + 2 + 4 * len(OTHERS), 1 + 2 + 2 * len(ROOT) + 2 * len(PACKED)
+    assert whole == {(rank, step): root if rank % 2 else others for rank in range(4) for step in range(3)}
+    last = [span for span in spans if span.role == "worker" and span.step == 3 and span.flags & s.Flag.TRUNCATED]
+    assert [(span.rank, span.name) for span in last] == [(2, s.RANK_STEP)]
+    failed = Counter((span.rank, span.error) for span in spans if span.name == s.PUSH_PULL and span.error)
+    assert failed == dict.fromkeys([(rank, "otel_dltrace.pushpull.errors.PeerLostError") for rank in (0, 1, 3)], 2)
+
+    files = sorted(str(path.relative_to(traces)) for path in traces.rglob("*"))
+    assert [name for name in files if name.endswith(".json")] == [
+        f"worker{worker}/{local}/comm.json" for worker in range(2) for local in range(2)
+    ]
+
+
+def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path):
+    """Nothing of ours is set: the timeline holds the second and third time of each tensor, the profile one key."""
+    env = {
+        "BYTEPS_TRACE_ON": "1",
+        "BYTEPS_TRACE_START_STEP": "2",
+        "BYTEPS_TRACE_END_STEP": "3",
+        "BYTEPS_TRACE_DIR": "traces",
+        "BYTEPS_SERVER_ENABLE_PROFILE": "1",
+        "BYTEPS_SERVER_PROFILE_OUTPUT_PATH": "profile/server.json",
+        "BYTEPS_SERVER_KEY_TO_PROFILE": str(1 << 16),
+    }
+    done = launch(place, **env)
+    assert done.returncode == 0, done.stderr
+
+    comm = json.loads((tmp_path / "traces" / "worker1" / "1" / "comm.json").read_text())["traceEvents"]
+    expected = Counter()
+    for tensor, stages in (("plain", ROOT), ("packed", PACKED)):
+        expected[f"Comm.{tensor}", "total"] = 2
+        for partition in range(2):
+            key = str((tensor == "packed") << 16 | partition)
+            expected.update({(f"Comm.{tensor}.{stage}", key): 2 for stage in stages})
+    assert Counter((event["name"], event["tid"]) for event in comm) == expected
+    assert {tuple(event) for event in comm} == {("ph", "args", "pid", "name", "ts", "dur", "tid", "cat")}
+
+    (profile,) = (tmp_path / "profile").rglob("server.json")
+    events = json.loads(profile.read_text())["traceEvents"]
+    names = {f"{kind}-{worker}" for kind in ("push", "pull") for worker in (9, 11)}
+    assert Counter(event["name"] for event in events) == dict.fromkeys(names, 2 * STEPS)
+
+
+def test_without_stages_requests_are_below_their_operation(place):
+    """At the default level partitions are not recorded, but servers may be asked to."""
+    done = launch(place, OTEL_DLTRACE_SERVER_SPANS="on")
+    assert done.returncode == 0, done.stderr
+
+    spans = spans_of(*place.runs())
+    by_id = {span.id: span for span in spans}
+    names = Counter((span.role, span.name) for span in spans)
+    requests = 2 * 2 * len(push_pulls())
+    assert names == {
+        ("worker", s.RANK_STEP): 4 * STEPS,
+        ("worker", s.PUSH_PULL): 4 * len(push_pulls()),
+        ("server", s.PUSH): requests,
+        ("server", s.PULL): requests,
+    }
+    served = [span for span in spans if span.role == "server"]
+    assert {(by_id[span.parent].name, by_id[span.parent].step == span.step) for span in served} == {(s.PUSH_PULL, True)}
+
+
+TORCH = """
+    import torch
+    import otel_dltrace.pushpull.torch as bps
+
+    bps.init()
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(8, 4)
+    bps.broadcast_parameters(model.state_dict())
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    bps.shutdown()
+"""
+
+
+def test_the_steps_of_torch_hold_their_gradients(place):
+    """Without a word from the program: each step of the optimizer has its gradients, on every rank."""
+    pytest.importorskip("torch")
+    done = launch(place, program=TORCH)
+    assert done.returncode == 0, done.stderr
+
+    spans = spans_of(*place.runs())
+    found = Counter((span.tensor, span.step) for span in spans if span.name == s.PUSH_PULL)
+    names = [f"Gradient.{name}" for name in ("weight", "bias")]
+    expected = {(f"byteps.{name}", step): 4 for name in names for step in range(4)}
+    assert found == expected | {(f"byteps.Parameter.{name}", NO_STEP): 4 for name in ("weight", "bias")}
+    assert {"forward", "backward", "optimizer"} <= {span.name for span in spans}
+
+
+RUN, LAUNCH = "OTEL_DLTRACE_RUN", "OTEL_DLTRACE_LAUNCH"
+ON = {"OTEL_DLTRACE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("env", "alone", "same"),
+    [
+        pytest.param({}, True, True, id="off"),
+        pytest.param({"OTEL_DLTRACE": "perhaps"}, True, True, id="what the processes will complain about"),
+        pytest.param(ON, True, False, id="on"),
+        pytest.param({"BYTEPS_TRACE_ON": "1"}, True, False, id="on by BytePS's variable"),
+        pytest.param(ON | {RUN: "r"}, True, False, id="one of several jobs of a run"),
+        pytest.param(ON | {RUN: "r", LAUNCH: "l"}, True, True, id="given"),
+        pytest.param(ON | {RUN: "r"}, False, True, id="one host of several"),
+        pytest.param(ON, False, False, id="one host of several, and nothing given"),
+    ],
+)
+def test_a_job_has_a_generation_of_its_own(env, alone, same, capsys):
+    """All its processes are told the same, which no other job is; what was given is kept."""
+    binds = []
+    for _ in range(2):
+        told = traced_environment(["python", "-u", "jobs/train.py", "--epochs", "3"], env, alone=alone)
+        assert {name: told[name] for name in env} == env
+        assert told == env or job_name_of(told) == "train"
+        binds.append(environment_bind(Config(run=told.get(RUN, ""), launch=told.get(LAUNCH, "")), World(), "train"))
+
+    assert (binds[0] == binds[1]) == same
+    assert ("give all hosts" in capsys.readouterr().err) == (not alone and RUN not in env)
