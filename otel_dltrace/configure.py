@@ -53,9 +53,7 @@ def start(config: Config | None = None) -> None:
     """
     if live.tracer is not None:
         if config is not None and config.home != live.tracer.recorder.home["drain"]:
-            guard.say(
-                "tracing is on already and stays as it is; stop() it to start with another configuration"
-            )
+            guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
         return
     config = config or Config.from_env()
     if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
