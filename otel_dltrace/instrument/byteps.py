@@ -14,8 +14,8 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
-from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, PHASE, PUSH_PULL, WAIT, Flag, Level, Source
 from otel_dltrace.record.steps import Operation, Tracer, live
@@ -224,9 +224,9 @@ def _initialised(_span: object, _result: object) -> None:
     """Bind by the launcher's variables, where they name this run: BytePS has no store to agree through."""
     tracer = live.tracer
     assert tracer is not None
-    known = Bind.read({"job": "", "generation": "", **tracer.recorder.home.get("bind", {})})
-    if known.job and known.generation and tracer.recorder.bound is None:
-        tracer.recorder.bind(known)
+    bind = launcher_bind(tracer)
+    if bind is not None:
+        tracer.recorder.bind(bind)
 
 
 def _attach(_module: ModuleType) -> Undo:

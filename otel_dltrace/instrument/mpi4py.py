@@ -14,13 +14,13 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._mpi_buffers import NOTHING
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Form, Role
 from otel_dltrace.instrument._mpi_comm import Comm
 from otel_dltrace.instrument._mpi_probes import begin_matched, begin_probe
 from otel_dltrace.instrument._mpi_requests import Part
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
-from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.semconv import COLLECTIVE, Level
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.steps import Tracer, live
@@ -167,9 +167,8 @@ def _bind(tracer: Tracer, rank: int, size: int) -> None:
     Where it does not, nothing that all ranks know tells this run from another: then each process
     is bound by itself when it ends.
     """
-    said = tracer.recorder.home.get("bind")
-    if said and said["job"] and said["generation"]:
-        bind = Bind.read(said)
+    bind = launcher_bind(tracer)
+    if bind is not None:
         local = bind.local_world_size if bind.world_size == size else 1
         tracer.recorder.bind(dataclasses.replace(bind, rank=rank, world_size=size, local_world_size=local))
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._pushpull_server import Served
 from otel_dltrace.instrument._pushpull_worker import Pushed
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
-from otel_dltrace.model.identity import Bind
 from otel_dltrace.record.guard import failed
 from otel_dltrace.record.steps import Tracer, live
 
@@ -61,10 +61,9 @@ def _nothing(_event: object) -> None:
 
 def bind_by_launcher(tracer: Tracer) -> None:
     """Bind a process of a push_pull job, if its environment says which run it is: servers know no store of torch."""
-    recorder = tracer.recorder
-    known = recorder.home.get("bind") or {}
-    if recorder.bound is None and tracer.environment.launcher == _LAUNCHER and known.get("job") and known["generation"]:
-        recorder.bind(Bind.read(known))
+    bind = launcher_bind(tracer)
+    if bind is not None and tracer.environment.launcher == _LAUNCHER:
+        tracer.recorder.bind(bind)
 
 
 def _attach(module: ModuleType) -> Undo:
