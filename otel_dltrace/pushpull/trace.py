@@ -53,19 +53,9 @@ class StageStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class StageFinished:
+class StageFinished(StageStarted):
     """A partition is through with a stage."""
 
-    operation: int
-    name: str
-    key: int
-    partition: int
-    queue: QueueType
-    nbytes: int
-    round: int
-    server: int | None
-    enqueued_ns: int
-    started_ns: int
     finished_ns: int
 
 
