@@ -45,7 +45,6 @@ class Observer:
         worker, server, trace = Pushed(tracer), Served(tracer), self._module
         self._handlers = {
             trace.TensorEnqueued: worker.enqueued,
-            trace.StageStarted: _nothing,
             trace.RequestSending: worker.sending,
             trace.StageFinished: worker.finished,
             trace.TensorCompleted: worker.completed,
@@ -53,10 +52,6 @@ class Observer:
             trace.ServerRequestFinished: server.finished,
         }
         self._tracer = tracer
-
-
-def _nothing(_event: object) -> None:
-    """A stage is recorded when it is over."""
 
 
 def bind_by_launcher(tracer: Tracer) -> None:

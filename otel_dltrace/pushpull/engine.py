@@ -196,9 +196,10 @@ class Engine:
             self._servers.initialize(task.server, request, initial.view("u1")[task.extent].data)
 
     def _begin(self, operation: Operation) -> None:
-        if trace.observer is not None:
+        observer = trace.observer  # read once: it may be gone a moment later
+        if observer is not None:
             tensor, now = operation.tensor, time.monotonic_ns()
-            trace.observer(
+            observer(
                 trace.TensorEnqueued(
                     operation.number,
                     tensor.name,
@@ -227,7 +228,7 @@ class Engine:
         try:
             while (task := queue.take()) is not None:
                 if trace.observer is not None:
-                    self._trace_start(task)
+                    task.started_ns = time.monotonic_ns()
                 if do(task):
                     self._proceed(task)
         except PushPullError as error:
@@ -244,8 +245,9 @@ class Engine:
 
     def _proceed(self, task: Task) -> None:
         """Move a partition to its next stage, or out."""
-        if trace.observer is not None:
-            self._trace_finish(task)
+        observer = trace.observer
+        if observer is not None and task.started_ns:
+            observer(_stage(task))
         self._queues[task.queue].finished(task)
         operation = task.operation
         if task.at + 1 < len(operation.tensor.stages):
@@ -267,9 +269,10 @@ class Engine:
         tensor = operation.tensor
         if error is None and self.layout.is_root and tensor.buffers is not None:
             tensor.buffers.unlink()
-        if trace.observer is not None:
+        observer = trace.observer
+        if observer is not None:
             kind = type(error).__name__ if error else None
-            trace.observer(trace.TensorCompleted(operation.number, tensor.name, time.monotonic_ns(), kind))
+            observer(trace.TensorCompleted(operation.number, tensor.name, time.monotonic_ns(), kind))
         tensor.busy = False
         operation.done.set()
 
@@ -307,18 +310,6 @@ class Engine:
         reason = f", waiting for local rank {', '.join(map(str, ranks))}" if ranks else ""
         return f"partition {task.partition} is at {task.queue.name}{reason}"
 
-    def _trace_start(self, task: Task) -> None:
-        task.started_ns = time.monotonic_ns()
-        if trace.observer is not None:
-            enqueued = task.enqueued_ns or task.started_ns  # nobody observed when it was put into the queue
-            trace.observer(trace.StageStarted(*_facts(task), enqueued, task.started_ns))
-
-    def _trace_finish(self, task: Task) -> None:
-        if trace.observer is not None and task.started_ns:
-            finished = time.monotonic_ns()
-            enqueued = task.enqueued_ns or task.started_ns
-            trace.observer(trace.StageFinished(*_facts(task), enqueued, task.started_ns, finished))
-
 
 def _slowest(operation: Operation) -> Task | None:
     """Return the partition that is furthest behind."""
@@ -326,16 +317,19 @@ def _slowest(operation: Operation) -> Task | None:
     return min(waiting, key=lambda task: task.at, default=None)
 
 
-def _facts(task: Task) -> "tuple[int, str, int, int, Q, int, int, int | None]":
-    operation = task.operation
-    server = task.server if task.queue in {Q.PUSH, Q.PULL} else None
-    return (
+def _stage(task: Task) -> trace.StageFinished:
+    """Return what is told of the stage that *task* is through with."""
+    operation, queue = task.operation, task.queue
+    return trace.StageFinished(
         operation.number,
         operation.tensor.name,
         task.key,
         task.partition,
-        task.queue,
+        queue,
         task.nbytes,
         operation.round,
-        server,
+        task.server if queue is Q.PUSH or queue is Q.PULL else None,
+        task.enqueued_ns or task.started_ns,  # nobody observed when it was put into the queue
+        task.started_ns,
+        time.monotonic_ns(),
     )

@@ -17,6 +17,7 @@ from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.store import Store
 from otel_dltrace.pushpull.transport import (
+    AUTHORIZATION,
     SERVICE,
     WELCOME,
     channel_options,
@@ -194,11 +195,12 @@ class Server:
             event.set()
 
     def _begin(self, kind: str, request: Request, context: Context, arrived: int) -> int:
-        if trace.observer is None:
+        observer = trace.observer
+        if observer is None:
             return 0
         number = next(self._numbers)
-        metadata = {key: value for key, value in context.invocation_metadata() if key != credential(self.options)[0]}
-        trace.observer(
+        metadata = {key: value for key, value in context.invocation_metadata() if key != AUTHORIZATION}
+        observer(
             trace.ServerRequestStarted(
                 number,
                 kind,
@@ -216,10 +218,11 @@ class Server:
 
     @staticmethod
     def _end(number: int, kind: str, request: Request, sent: int, waited: int, error: str | None) -> None:
-        if trace.observer is None or not number:
+        observer = trace.observer
+        if observer is None or not number:
             return
         now = time.monotonic_ns()
-        trace.observer(
+        observer(
             trace.ServerRequestFinished(
                 number, kind, request.key, request.round, request.rank, sent, waited, now, error
             )

@@ -1,18 +1,17 @@
 """Named trace points: what a push_pull is doing, told to one observer, for one ``if`` when there is none.
 
 An observer is any callable that takes an event; it is called on the thread where the event happens, between
-two stages, so it has to be quick and must not raise. One that comes while a push_pull is under way is told of ends
-whose beginnings it has not seen. Times are ``time.monotonic_ns``.
+two stages, so it has to be quick and must not raise. Events are named tuples, the cheapest values there are. One that
+comes while a push_pull is under way is told of ends whose beginnings it has not seen. Times are ``time.monotonic_ns``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from otel_dltrace.model.queue_types import QueueType
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEnqueued:
+class TensorEnqueued(NamedTuple):
     """A push_pull begins, on the thread that asked for it; `operation` names it in every later event."""
 
     operation: int
@@ -26,8 +25,7 @@ class TensorEnqueued:
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorCompleted:
+class TensorCompleted(NamedTuple):
     """The last partition of a push_pull is done, or the push_pull failed: then `error` names the exception."""
 
     operation: int
@@ -36,9 +34,8 @@ class TensorCompleted:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StageStarted:
-    """A partition left the queue of a stage: all it waited for is there. It came there at `enqueued_ns`."""
+class StageFinished(NamedTuple):
+    """A partition is through with a stage: it came into its queue, left it when all it waited for was there, ended."""
 
     operation: int
     name: str
@@ -50,17 +47,10 @@ class StageStarted:
     server: int | None
     enqueued_ns: int
     started_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageFinished(StageStarted):
-    """A partition is through with a stage."""
-
     finished_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSending:
+class RequestSending(NamedTuple):
     """A request is about to leave for a server; what the observer puts into `metadata` goes along with it.
 
     gRPC's rules hold: keys in lower case, values of printable ASCII.
@@ -71,11 +61,10 @@ class RequestSending:
     partition: int
     queue: QueueType
     server: int
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRequestStarted:
+class ServerRequestStarted(NamedTuple):
     """A server got a request; `metadata` is what the worker's observer had put in. `request` names it later on."""
 
     request: int
@@ -93,8 +82,7 @@ class ServerRequestStarted:
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRequestFinished:
+class ServerRequestFinished(NamedTuple):
     """A server has answered a request; a pull waited `waited_ns` of the time for the pushes of others."""
 
     request: int
@@ -108,15 +96,7 @@ class ServerRequestFinished:
     error: str | None = None
 
 
-Event = (
-    TensorEnqueued
-    | TensorCompleted
-    | StageStarted
-    | StageFinished
-    | RequestSending
-    | ServerRequestStarted
-    | ServerRequestFinished
-)
+Event = TensorEnqueued | TensorCompleted | StageFinished | RequestSending | ServerRequestStarted | ServerRequestFinished
 Observer = Callable[[Event], None]
 
 observer: Observer | None = None

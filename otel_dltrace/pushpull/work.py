@@ -189,11 +189,11 @@ def _packing(task: Task) -> int:
 
 def _metadata(task: Task, server: int) -> dict[str, str]:
     """Return what the observer wants to send along."""
-    if trace.observer is None:
-        return {}
-    event = trace.RequestSending(task.operation.number, task.key, task.partition, task.queue, server)
-    trace.observer(event)
-    return event.metadata
+    metadata: dict[str, str] = {}
+    observer = trace.observer
+    if observer is not None:
+        observer(trace.RequestSending(task.operation.number, task.key, task.partition, task.queue, server, metadata))
+    return metadata
 
 
 def _add(target: Bytes, values: Bytes, task: Task) -> None:
