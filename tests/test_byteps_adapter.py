@@ -1,6 +1,8 @@
 """The adapter for BytePS's own package: its push_pulls become operations, whoever asked for them."""
 
 import ast
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch_harness
 from support import Place, a_place
 
+from otel_dltrace.formats.comm_json import read_comm
 from otel_dltrace.instrument import byteps
 from otel_dltrace.instrument._sites import Site
 from otel_dltrace.model import semconv as s
@@ -227,3 +230,63 @@ def test_an_imported_byteps_is_traced_and_given_back(tmp_path):
 
     assert recorded.said == [{"same": True, "count": 0}]
     assert [span.descriptor.tensor for span in recorded.spans(s.COLLECTIVE)] == ["byteps.traced"]
+
+
+WITH_FILE = """
+    import json, time
+    from pathlib import Path
+    import byteps.torch as bps, torch
+
+    bps.init()
+    events = []
+
+    def event(tensor, stage, key, ts, dur):
+        name = f"Comm.byteps.{tensor}"
+        of_stage = {"name": f"{name}.{stage}", "tid": str(key)} if stage else {"name": name, "tid": "total"}
+        events.append({"ph": "X", "args": {"name": name}, "pid": name, **of_stage, "ts": ts, "dur": dur, "cat": "Comm"})
+
+    for nth in range(1, 5):
+        for declared, tensor in enumerate(("a", "b")):
+            begun = time.time_ns() // 1000
+            bps.push_pull(torch.ones(4), name=tensor)
+            half = (time.time_ns() // 1000 - begun) // 2
+            if 2 <= nth <= 3:
+                event(tensor, "", 0, begun, 2 * half)
+                event(tensor, "PULL", declared << 16, begun + half, half)
+                event(tensor, "PUSH", declared << 16, begun, half)
+    path = Path("traces/0/comm.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+"""
+
+
+def test_what_byteps_wrote_is_taken_in_at_the_end(place, tmp_path):
+    """Each stage of its file hangs under the operation that we saw, whichever occurrence the file begins with."""
+    package = byteps_package.lay_out(tmp_path / "package")
+    env = {"PYTHONPATH": str(package), "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
+    env |= {"MEET": str(tmp_path), "BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_START_STEP": "2", "BYTEPS_TRACE_END_STEP": "3"}
+    env |= {"OTEL_DLTRACE": "1", "BYTEPS_TRACE_DIR": str(place.folder / "traces")}
+    done = place.command("run", "--", sys.executable, str(place.write(WITH_FILE)), **env)
+    assert done.returncode == 0, done
+    batches = place.spans()
+    operations = {
+        int(row["span_id"]): (batch.descriptors[row["descriptor"]].tensor, int(row["seq"]))
+        for batch in batches
+        for row in batch.take(batch.is_kind(s.COLLECTIVE)).rows
+    }
+    stages = sorted(
+        (*operations[int(row["parent_id"])], d.queue_type, d.key)
+        for batch in batches
+        for row in batch.rows
+        if (d := batch.descriptors[row["descriptor"]]).queue_type
+    )
+    assert stages == [
+        (f"byteps.{tensor}", nth, stage, key)
+        for key, tensor in enumerate("ab")
+        for nth in (2, 3)
+        for stage in ("PULL", "PUSH")
+    ]
+    assert place.command("export", str(place.runs()[0]), "--to", "byteps", "-o", "again").returncode == 0
+    again = read_comm((place.folder / "again" / "0" / "comm.json").read_bytes())
+    whole = {(one.tensor, one.stage): 2 if one.stage else 4 for one in again.series}
+    assert Counter((one.tensor, one.stage) for one, _, _ in again.events()) == whole

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from otel_dltrace.export.byteps_ingest import author_of
 from otel_dltrace.export.files import open_whole
-from otel_dltrace.formats.comm_json import write_comm
+from otel_dltrace.formats.comm_json import Comm, joined, write_comm
 from otel_dltrace.formats.comm_spans import comm_of
 from otel_dltrace.formats.server_profile import write_profile
 from otel_dltrace.formats.server_spans import profile_of
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import Bind
-from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.spans import Process, SpanBatch
 
 COMM, SERVER = "comm.json", "server_profile.json"
 Progress = Callable[[int], None]
@@ -25,8 +26,8 @@ def write_byteps(batches: Iterable[SpanBatch], path: Path, progress: Progress) -
     Raises:
         RunNotFoundError: There is no push_pull.
     """
-    held = [(batch.process.bind, comm_of(batch)) for batch in batches if _role(batch) == "worker"]
-    events = [(bind, comm) for bind, comm in held if len(comm)]
+    held = _whole({batch.process: comm_of(batch) for batch in batches if _role(batch) == "worker"})
+    events = [(process.bind, comm) for process, comm in held.items() if len(comm)]
     if not events:
         raise RunNotFoundError("no push_pull is in there, and a comm.json holds nothing else")
     folders = _folders([bind for bind, _ in events])
@@ -57,6 +58,15 @@ def write_byteps_server(batches: Iterable[SpanBatch], path: Path, progress: Prog
 
 def _role(batch: SpanBatch) -> str:
     return batch.process.bind.role if batch.process.bind else "worker"
+
+
+def _whole(held: dict[Process, Comm]) -> dict[Process, Comm]:
+    """Return *held* with what BytePS itself wrote of a process put to what we saw of it."""
+    ours = {author_of(process).nonce: process for process in held}
+    parts: dict[Process, list[Comm]] = {}
+    for process, comm in held.items():
+        parts.setdefault(ours.get(process.nonce, process), []).append(comm)
+    return {process: joined(comms) for process, comms in parts.items()}
 
 
 def _folders(binds: Sequence[Bind | None]) -> list[str]:

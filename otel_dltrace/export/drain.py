@@ -335,7 +335,8 @@ class Drain:
         delivery = self.outlet.close(CLOSE_S) if self.outlet is not None else None
         for path in [path for path, follower in self.followers.items() if follower.is_drained]:
             self._let_go(path)
-        for writer in self.writers.values():
+        for root, writer in self.writers.items():
+            guard.guarded(self._ingest)(root, writer)
             guard.guarded(self._close_writer)(writer)
         guard.guarded(self._write_summaries)(True, delivery)
         for root, writer in self.writers.items():
@@ -349,6 +350,15 @@ class Drain:
         writer.close_segment()
         self._write_summaries(ended=False)
         self._compact(writer)
+
+    def _ingest(self, root: Path, writer: RunWriter) -> None:
+        """Take in what BytePS has written of this host's workers."""
+        traces = self._at_end.get(root, {}).get("worker")
+        if traces:
+            from otel_dltrace.export.byteps_ingest import ingest
+
+            for note in ingest(writer, Path(traces)):
+                guard.say(note)
 
     def _write_at_end(self, root: Path, writer: RunWriter) -> None:
         """Write the files that this host's processes want to have when all is over."""

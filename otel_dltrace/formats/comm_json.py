@@ -67,6 +67,18 @@ class Comm:
         return [(self.series[number], ts, dur) for number, ts, dur in zip(*columns, strict=True)]
 
 
+def joined(parts: Sequence[Comm]) -> Comm:
+    """Return *parts*, of which no two hold the same series, as one."""
+    starts = np.cumsum([0, *(len(part.series) for part in parts)])
+    return Comm(
+        [series for part in parts for series in part.series],
+        np.concatenate([part.which + start for part, start in zip(parts, starts, strict=False)]),
+        np.concatenate([part.ts for part in parts]),
+        np.concatenate([part.dur for part in parts]),
+        tuple(note for part in parts for note in part.notes),
+    )
+
+
 # -- reading ------------------------------------------------------------------------------------
 
 
