@@ -76,6 +76,31 @@ class Comm:
         content = self._content(call, args, kwargs) if call.takes else NOTHING
         return Part(self.operation(call.span, group, content, COLLECTIVE, 0, root, 0), group.number())
 
+    def begin_send(self, call: Call, args: Args, kwargs: Kwargs) -> Part | None:
+        """Return the span of a blocking send, as `begin` does."""
+        handle = args[0]
+        group = self.groups.of(handle)
+        if group is None:
+            return None
+        to = self.peer(group, handle, call.argument(call.peer, args, kwargs), NOBODY)
+        tag = call.argument(call.tag, args, kwargs) or 0
+        operation = self.operation(call.span, group, self._content(call, args, kwargs), P2P, to, tag, 0)
+        return Part(operation, group.number_message("", to, tag, sends=True))
+
+    def begin_receive(self, call: Call, args: Args, kwargs: Kwargs) -> "Part | Running | None":
+        """Return the span of a blocking receive; only one that says from whom, and with which tag, is short."""
+        handle = args[0]
+        group = self.groups.of(handle)
+        if group is None:
+            return None
+        source, tag = call.argument(call.peer, args, kwargs), call.argument(call.tag, args, kwargs)
+        content = self._content(call, args, kwargs)
+        if source is None or source < 0 or tag is None or tag < 0:
+            return Running(self, call, handle, group, content, args, kwargs)
+        peer = group.rank_in_world(handle, source)
+        operation = self.operation(call.span, group, content, P2P, peer, tag, 0)
+        return Part(operation, group.number_message("", peer, tag, sends=False))
+
     def _content(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[int, Any]:
         for name in call.takes:
             value = call.argument(name, args, kwargs)

@@ -19,7 +19,6 @@ from otel_dltrace.instrument._mpi_buffers import NOTHING
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Form, Role
 from otel_dltrace.instrument._mpi_comm import Comm
 from otel_dltrace.instrument._mpi_probes import begin_matched, begin_probe
-from otel_dltrace.instrument._mpi_requests import Part
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
 from otel_dltrace.record.guard import guarded
@@ -70,12 +69,18 @@ def _begin_plain(call: Call, args: Args, kwargs: Kwargs) -> Any:
     return None if comm is None else comm.begin_plain(call, args, kwargs)
 
 
-def _finish_plain(part: Part, _result: object) -> None:
-    part.operation.close(part.seq)
+def _begin_send(call: Call, args: Args, kwargs: Kwargs) -> Any:
+    comm = _here()
+    return None if comm is None else comm.begin_send(call, args, kwargs)
 
 
-def _fail_plain(part: Part, error: BaseException) -> None:
-    part.operation.close(part.seq, error=error)
+def _begin_receive(call: Call, args: Args, kwargs: Kwargs) -> Any:
+    comm = _here()
+    return None if comm is None else comm.begin_receive(call, args, kwargs)
+
+
+_SHORT = {Role.COLLECTIVE: _begin_plain, Role.SEND: _begin_send, Role.RECEIVE: _begin_receive}
+"""What begins the commonest calls, which block and move buffers."""
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -212,9 +217,10 @@ def _sites() -> list[tuple[str, Site]]:
 
 
 def _site_of(call: Call) -> Site:
-    if call.role is Role.COLLECTIVE and call.form is Form.BLOCKING:
-        return _site(call.name, partial(_begin_plain, call), _finish_plain, _fail_plain)
-    return _site(call.name, partial(_begin, call), _finish, _fail)
+    begin = _SHORT.get(call.role, _begin) if call.form is Form.BLOCKING else _begin
+    if call.role is Role.RECEIVE and call.is_object:
+        begin = _begin  # only its status says how much came
+    return _site(call.name, partial(begin, call), _finish, _fail)
 
 
 def _replace_method(holder: type, site: Site) -> Undo | None:
