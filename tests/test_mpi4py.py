@@ -29,8 +29,9 @@ ALLOWED |= {
     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-NOT_RUN = {"agree", "iagree", "shrink", "accept", "connect", "spawn", "spawn_multiple"}
-"""Calls for broken communicators and for other jobs."""
+NOT_RUN = {"agree", "iagree", "shrink", "ishrink", "accept", "connect", "spawn", "spawn_multiple"}
+NOT_RUN |= {"create_from_group", "create_from_groups"}
+"""Calls for broken communicators, for other jobs, and for sessions."""
 
 
 def mpiexec(place: Place, ranks: int, command: list[str], *, traced: bool) -> str:

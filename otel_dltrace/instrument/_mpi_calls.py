@@ -208,6 +208,7 @@ def _make(name: str, parameters: str, part: str = "", holder: str = "Intracomm",
     return Call(name, parameters, Role.CREATE, holder, part=part, **more)
 
 
+_GROUPS = "local_group local_leader remote_group remote_leader"
 COMMUNICATORS = (
     _make("Dup", "info", holder="Comm", forms="I"),
     _make("Dup_with_info", "info", holder="Comm", forms="I"),
@@ -215,7 +216,7 @@ COMMUNICATORS = (
     _make("Create", "group", "ranks", "Comm"),
     _make("Split", "color key", "color", "Comm"),
     _make("Split_type", "split_type key info", "ranks", "Comm"),
-    _make("Shrink", "", holder="Comm"),
+    _make("Shrink", "", holder="Comm", forms="I"),
     _make("Create_group", "group tag", "members"),
     _make("Create_cart", "dims periods reorder"),
     _make("Create_graph", "index edges reorder"),
@@ -228,6 +229,10 @@ COMMUNICATORS = (
     _make("Connect", "port_name info root", "unknown"),
     _make("Spawn", "command args maxprocs info root errcodes", "unknown"),
     _make("Spawn_multiple", "command args maxprocs info root errcodes", "unknown"),
+    # No communicator stands behind these: they are of this rank's own.
+    _make("Join", "fd", "unknown", "Comm", on_class=True, comm="comm"),
+    _make("Create_from_group", "group stringtag info", "unknown", on_class=True, comm="comm"),
+    _make("Create_from_groups", f"{_GROUPS} stringtag", "unknown", "Intercomm", on_class=True, comm="comm"),
     *(Call(name, role=Role.FREE) for name in ("Free", "free", "Disconnect")),
 )
 

@@ -1,6 +1,7 @@
 """Every call of mpi4py's table, on two to four ranks; prints a digest of all that was received."""
 
 import hashlib
+import socket
 import sys
 import tempfile
 from functools import partial
@@ -194,6 +195,22 @@ def communicators() -> None:
     made[0].Disconnect()
 
 
+def joined() -> None:
+    """Make a communicator of two ranks that have a socket between them."""
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            world.send(server.getsockname()[1], 1)
+            end = server.accept()[0]
+    elif rank == 1:
+        end = socket.create_connection(("127.0.0.1", world.recv(source=0)))
+    else:
+        return
+    with end:
+        between = MPI.Comm.Join(end.fileno())
+        keep(between.remote_size)
+        between.Disconnect()
+
+
 def windows() -> None:
     memory, out, old = np.zeros(COUNT), ones(), room()
     dynamic = MPI.Win.Create_dynamic(comm=world)
@@ -291,7 +308,7 @@ def shared(file: MPI.File, call: str, start: str, data: np.ndarray) -> None:
     world.Barrier()
 
 
-PARTS = (collectives, messages, partitioned, communicators, windows, files)
+PARTS = (collectives, messages, partitioned, communicators, joined, windows, files)
 for part in PARTS:
     if part.__name__ in sys.argv[1:] or len(sys.argv) == 1:
         part()
