@@ -1,9 +1,13 @@
 """Distributed tracing of distributed deep-learning training over OpenTelemetry."""
 
+import otel_dltrace.instrument  # noqa: F401  -- see below
 from otel_dltrace._version import __version__
-from otel_dltrace.configure import flush, instrument, start, stop, uninstrument
-from otel_dltrace.record.blocks import operation, phase, step
-from otel_dltrace.settings import Config
+
+TYPE_CHECKING = False  # as `typing` has it, which would be half of what this import costs
+if TYPE_CHECKING:
+    from otel_dltrace.configure import flush, instrument, start, stop, uninstrument
+    from otel_dltrace.record.blocks import operation, phase, step
+    from otel_dltrace.settings import Config
 
 __all__ = [
     "Config",
@@ -17,3 +21,23 @@ __all__ = [
     "stop",
     "uninstrument",
 ]
+_ROOMS = {"Config": "settings", "operation": "record.blocks", "phase": "record.blocks", "step": "record.blocks"}
+
+# The room of that name is imported above, so that no later import puts it in the place of the function.
+del globals()["instrument"]
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name, loaded when it is first asked for: most processes that import us never do."""
+    if name not in __all__:
+        raise AttributeError(f"module 'otel_dltrace' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"otel_dltrace.{_ROOMS.get(name, 'configure')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return list(__all__)
