@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := chromium chromium-driver
+PACKAGES := chromium chromium-driver prometheus libopenmpi-dev openmpi-bin cmake g++ make
 
 .PHONY: help demo test test-deps check bench docs clean
 
@@ -13,7 +13,7 @@ help:
 	@echo "make test-deps  install the Debian packages that some tests want ($(PACKAGES))"
 	@echo "make check      ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of docs/benchmarks.md"
-	@echo "make docs       write the generated tables of docs/"
+	@echo "make docs       write what is generated: tables of docs/, dashboards"
 
 $(READY): pyproject.toml constraints.txt otel_dltrace.pth
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,7 @@ demo: $(READY)
 	echo "the report again       $(BIN)/otel-dltrace report $$run"
 
 test: $(READY)
+	$(BIN)/python -m tests.build_horovod
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered tests
 
 test-deps:
@@ -50,6 +51,8 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/sizing.py
+	$(BIN)/python deploy/grafana/generate.py
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

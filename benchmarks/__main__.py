@@ -10,8 +10,10 @@ from importlib.metadata import version
 
 from benchmarks import (
     bench_chrome,
+    bench_collector,
     bench_import,
     bench_memory,
+    bench_mpi,
     bench_pushpull,
     bench_record,
     bench_start,
@@ -26,6 +28,8 @@ BENCHMARKS = {
     "import": (bench_import.run, 20, 5),
     "training": (bench_training.run, 100, 6),
     "pushpull": (bench_pushpull.run, 60, 4),
+    "mpi": (bench_mpi.run, 60, 8),
+    "collector": (bench_collector.run, 15, 3),
     "memory": (bench_memory.run, 5, 1),
     "start": (bench_start.run, 30, 4),
 }

@@ -1,17 +1,20 @@
 """Switches the live side of a process on and off."""
 
 import atexit
+import importlib.util
 import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import otel_dltrace.instrument  # noqa: F401  -- the room, now: a first import later on would hide our function
 from otel_dltrace.export.choice import exporters
-from otel_dltrace.model.errors import DltraceError
+from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.identity import Bind, h64, run_directory_name
 from otel_dltrace.model.plan import Window, parse_level
 from otel_dltrace.model.summary import summary_line
@@ -25,6 +28,7 @@ from otel_dltrace.settings import (
     Config,
     enabled_sources,
     environment_bind,
+    horovod_timeline,
     is_switched_off,
     is_switched_on,
     job_name_of,
@@ -60,7 +64,9 @@ def start(config: Config | None = None) -> None:
         from otel_dltrace.export.otlp.settings import OtlpSettings
 
         OtlpSettings.from_env(os.environ)  # the drain would stumble over a bad one where nobody sees it
-    prints = bool(exporters(os.environ))
+    metrics = _metric_settings()
+    prints = bool(exporters(os.environ) or (metrics and metrics.exporters))
+    _check_sampling(config)
     world = world_from_env(os.environ)
     job_name = job_name_of(os.environ)
     home = {
@@ -82,7 +88,10 @@ def start(config: Config | None = None) -> None:
     )
     key = int(config.server_key or -1)
     tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget, key)
+    tracer.horovod_timeline = partial(horovod_timeline, os.environ)
     _follow_steps(tracer)
+    if config.metrics:
+        _follow_process(tracer)
     live.tracer = tracer
     _register_once()
 
@@ -91,7 +100,9 @@ def _drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float],
     def begin(ring: RingWriter) -> Callable[[float], None]:
         from otel_dltrace.export.drain_thread import start_drain_thread
 
-        drain = drain_for(config, None)
+        if config.metrics:
+            guard.say("the drain is a thread of this process, so no host is sampled and no metrics are sent")
+        drain = drain_for(config, None, in_thread=True)
         if drain.outlet is not None:
             drain.outlet.patience = 0.0  # the program's end waits for us
         return start_drain_thread(drain, ring)
@@ -99,18 +110,20 @@ def _drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float],
     return begin
 
 
-def drain_for(config: Config, home: str | None, orphans_only: bool = False) -> "Drain":
-    """Return the drain that *config*, ``OTEL_TRACES_EXPORTER`` and the ``OTEL_EXPORTER_OTLP_*`` variables describe.
+def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_thread: bool = False) -> "Drain":
+    """Return the drain that *config*, ``OTEL_*_EXPORTER`` and the ``OTEL_EXPORTER_OTLP_*`` variables describe.
 
     Args:
         config: What goes out, and where run directories are made.
         home: Its name; None to serve every ring.
         orphans_only: Serve only rings whose writer is gone, each where its own writer wanted it.
+        in_thread: It is a thread of the training process: no metrics are sampled or sent there.
 
     Raises:
         ConfigError: One of these variables cannot be used.
     """
     from otel_dltrace.export.drain import Drain, Serving
+    from otel_dltrace.export.metrics.metering import Metering
     from otel_dltrace.export.otlp.settings import OtlpSettings
 
     others, settings = exporters(os.environ), OtlpSettings.from_env(os.environ)
@@ -123,11 +136,28 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False) -> "
         config.span_budget,
         quota=config.quota,
     )
+    sampled = config.metrics and not (orphans_only or in_thread)
+    metering = Metering(None if in_thread else _metric_settings(), sampled, serving.window)
     if settings is None and not others:
-        return Drain(serving)
+        return Drain(serving, metering=metering)
     from otel_dltrace.export.outlets import outlets_of
 
-    return Drain(serving, outlets_of(others, settings))
+    return Drain(serving, outlets_of(others, settings), metering)
+
+
+def _metric_settings() -> MetricSettings | None:
+    """Return where metrics go; None, after one sentence, where the environment says it wrong: spans go on."""
+    try:
+        return MetricSettings.from_env(os.environ)
+    except ConfigError as error:
+        guard.say(f"{error}; no metrics are sent")
+        return None
+
+
+def _check_sampling(config: Config) -> None:
+    """Say what keeps the host from being sampled: the drain would where nobody sees it."""
+    if config.metrics and importlib.util.find_spec("psutil") is None:
+        guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing (pip install psutil): no host is sampled")
 
 
 def _follow_steps(tracer: Tracer) -> None:
@@ -139,6 +169,14 @@ def _follow_steps(tracer: Tracer) -> None:
         step_begins(tracer)
 
     tracer.steps.on_begin, tracer.steps.on_left = begun, step_left
+
+
+def _follow_process(tracer: Tracer) -> None:
+    """Have *tracer* record what only this process knows of itself."""
+    from otel_dltrace.instrument.process import follow_memory
+
+    tracer.metrics = True
+    follow_memory(tracer)
 
 
 def _bind_single(tracer: Tracer) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from otel_dltrace.model.errors import ConfigError
@@ -23,6 +24,27 @@ JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
 """Set by a launcher of ours for processes that run other programs than the job's own."""
 INSTRUMENTOR_PREFIX = "dltrace_"
 """Before the name of a source it is the name of the instrumentor that traces it."""
+
+
+class Viewer(NamedTuple):
+    """Where traces are looked at: the variable that says its address, and the address that it has by default."""
+
+    variable: str
+    address: str
+
+
+VIEWERS = {
+    "jaeger": Viewer(f"{_PREFIX}_JAEGER_URL", "http://localhost:16686"),
+    "tempo": Viewer(f"{_PREFIX}_TEMPO_URL", "http://localhost:3200"),
+    "grafana": Viewer(f"{_PREFIX}_GRAFANA_URL", "http://localhost:3000"),
+    "perfetto": Viewer(f"{_PREFIX}_PERFETTO_URL", "https://ui.perfetto.dev"),
+}
+
+
+def viewer_url(env: Mapping[str, str], name: str) -> str:
+    """Return the address of the viewer *name*, one of `VIEWERS`, without a slash at its end."""
+    viewer = VIEWERS[name]
+    return (env.get(viewer.variable, "").strip() or viewer.address).rstrip("/")
 
 
 def default_ring_directory() -> str:
@@ -43,7 +65,7 @@ class Config:
         span_budget: Spans per trace over OTLP, 0 for no limit.
         quota: Bytes of spans that one host may keep in a run directory.
         drain: ``auto``, ``thread`` (no process may be started) or ``off`` (a sidecar drains).
-        metrics: Whether host metrics are to be sampled; read, and without effect so far.
+        metrics: Whether the drain samples the host, its GPUs and its ranks, and ranks record what only they know.
         job: The job's id; "" to agree on one.
         run: The id of this run, where ranks share no store; "" for none.
         world: The world's name, in jobs with several.
@@ -271,6 +293,11 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
         servers=world.servers,
         attempt=world.attempt,
     )
+
+
+def horovod_timeline(env: Mapping[str, str]) -> str:
+    """Return where Horovod, initialised now, writes its own timeline, "" for nowhere."""
+    return env.get("HOROVOD_TIMELINE", "")
 
 
 def job_name_of(env: Mapping[str, str]) -> str:

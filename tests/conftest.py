@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import build_horovod
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -25,3 +27,12 @@ def assert_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def horovod_site() -> Path:
+    """The folder that real Horovod is in, built once for this torch; skips where it cannot be built."""
+    try:
+        return build_horovod.horovod()
+    except build_horovod.CannotBuildError as error:
+        pytest.skip(f"Horovod cannot be built: {error}")

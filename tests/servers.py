@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,7 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "the condition") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
     """Return the first true value of *condition*, asked every 20 ms."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -75,10 +75,13 @@ class Server:
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
+    overlays: Sequence[Path] = field(default=(), kw_only=True)
+    """More configurations, each laid over those before it."""
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
         command = [program(self.name), "--config", self.config]
+        command += [word for overlay in self.overlays for word in ("--config", overlay)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self.env})
         wait_until(self._ready, what=f"{self.name} being ready")
@@ -128,7 +131,7 @@ class Collector(Server):
         """Return every span that has arrived."""
         return spans_of(self.traces())
 
-    def wait_for(self, count: int, timeout_s: float = 20.0) -> list[Span]:
+    def wait_for(self, count: int, timeout_s: float = 60.0) -> list[Span]:
         """Return the spans once *count* different ones have arrived."""
         wait_until(lambda: len(self._ids()) >= count, timeout_s, f"{count} spans in {self.spans_file.name}")
         return self.spans()
@@ -164,7 +167,7 @@ class Jaeger(Server):
                 return None
             raise
 
-    def trace(self, trace_id: str, spans: int = 1, timeout_s: float = 20.0) -> TracesData:
+    def trace(self, trace_id: str, spans: int = 1, timeout_s: float = 60.0) -> TracesData:
         """Return the trace once it has *spans* spans, without the attributes that Jaeger adds."""
 
         def complete() -> TracesData | None:
@@ -250,21 +253,39 @@ def collector(folder: Path, tls: Mapping[str, str] | None = None, token: str = "
         yield server
 
 
+def configured(name: str, folder: Path, *overlays: str, **env: str) -> Collector:
+    """Return the collector of ``collector-config/<name>.yaml``, to be started, with addresses and files of its own.
+
+    Args:
+        name: Of the configuration.
+        folder: Where its log, its files and its queue go; one for each.
+        overlays: Names of configurations in ``optional/`` that are laid over it.
+        env: More variables, or other values.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    grpc, http, health, prometheus = (f"127.0.0.1:{free_port()}" for _ in range(4))
+    variables = {
+        "OTLP_GRPC_ENDPOINT": grpc,
+        "OTLP_HTTP_ENDPOINT": http,
+        "HEALTH_ENDPOINT": health,
+        "PROMETHEUS_ENDPOINT": prometheus,
+        "SPANS_FILE": str(folder / "spans.jsonl"),
+        "METRICS_FILE": str(folder / "metrics.jsonl"),
+        "QUEUE_DIR": str(folder / "queue"),
+        **env,
+    }
+    configs = ROOT / "collector-config"
+    more = [configs / "optional" / f"{overlay}.yaml" for overlay in overlays]
+    log = folder / f"{name}.log"
+    files = Path(variables["SPANS_FILE"])
+    found = f"http://{grpc}", f"http://{http}"
+    return Collector("otelcol", configs / f"{name}.yaml", log, variables, None, *found, files, overlays=more)
+
+
 @contextmanager
 def standalone(folder: Path, jaeger_endpoint: str) -> Iterator[Collector]:
     """Run the collector of ``collector-config/standalone.yaml``, its addresses named by the environment."""
-    grpc, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    spans_file = folder / "standalone.jsonl"
-    env = {
-        "OTLP_GRPC_ENDPOINT": grpc,
-        "OTLP_HTTP_ENDPOINT": http,
-        "SPANS_FILE": str(spans_file),
-        "JAEGER_ENDPOINT": jaeger_endpoint.removeprefix("http://"),
-        "HEALTH_ENDPOINT": f"127.0.0.1:{free_port()}",
-    }
-    config = ROOT / "collector-config" / "standalone.yaml"
-    log = folder / "standalone.log"
-    server = Collector("otelcol", config, log, env, None, f"http://{grpc}", f"http://{http}", spans_file)
+    server = configured("standalone", folder / "standalone", JAEGER_ENDPOINT=jaeger_endpoint.removeprefix("http://"))
     with running(server):
         yield server
 

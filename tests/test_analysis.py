@@ -553,7 +553,7 @@ def test_the_frontier_is_the_slowest_ranks_step():
     assert frontier(("a", "b", "c"), (0, 5), durations) == (
         FrontierStage("a", 4, 0, 2),
         FrontierStage("b", 4, 5, 2),
-        FrontierStage("c", 2, 0, 1),
+        FrontierStage("c", 2, 0, 1, ambiguous=True),
     )
 
 

@@ -28,9 +28,23 @@ from otel_dltrace.model.summary import summary_line
                 "dropped_by_quota": 2,
                 "otlp": {"accepted": 1, "rejected": 3, "rejection": "too old", "dropped": {"spill folder full": 4}},
             },
-            "5 spans recorded, 1 sent, none waiting, 7 lost (ring full at level phase), 1 lost (no room in the ring), "
-            "2 lost (quota), 3 lost (rejected: too old), 4 lost (spill folder full)",
+            "5 spans recorded, 1 sent, none waiting, 3 kept here and not sent (rejected: too old), "
+            "4 kept here and not sent (spill folder full), 7 lost (ring full at level phase), "
+            "1 lost (no room in the ring), 2 lost (quota)",
             id="everything that can be lost",
+        ),
+        pytest.param(
+            {
+                "spans": 5,
+                "otlp": {
+                    "accepted": 0,
+                    "dropped": {"refused by the collector": 6},
+                    "trouble": "HTTP 401: no",
+                    "diagnosis": "it wants a token: set one",
+                },
+            },
+            "5 spans recorded, 0 sent, none waiting, 6 kept here and not sent (it wants a token: set one), none lost",
+            id="refused, and why",
         ),
         pytest.param(
             {

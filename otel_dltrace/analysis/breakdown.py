@@ -1,6 +1,6 @@
-"""Where a step's time goes: residual = step - union(stages), warm-up apart (spec: analyses M and O).
+"""Where a step's time goes: residual = step - union(stages, operations), warm-up apart (spec: analyses M and O).
 
-The rows of one rank add up in the mean: stages + residual = step, unless stages nest.
+The rows of one rank add up in the mean: stages + operations + residual = step, unless stages nest.
 """
 
 from collections.abc import Sequence
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.own import blocked
 from otel_dltrace.analysis.spread import Spread, spread
-from otel_dltrace.analysis.table import StepTable
+from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
+from otel_dltrace.analysis.throughput import rank_throughput
 from otel_dltrace.model.spans import Column
 
-RESIDUAL = "residual"
-BETWEEN = "between steps"
+OPERATIONS = "operations"
+"""Communication outside any stage: gradients that the program itself averages, barriers."""
 WARM_UP_SLOW = 1.5
 """A leading step that took more than this times the median step belongs to the warm-up."""
 WARM_UP_MOST = 10
@@ -36,6 +38,8 @@ class StageTime:
 class RankBreakdown:
     """One rank's steps; *between* is the time from a step's end to the next one's begin.
 
+    *operations* is the time blocked in communication outside any stage (None: there is none), *residual* what
+    is left of the step.
     Throughput counts the time between steps too; samples are known where every step told its batch size.
     """
 
@@ -46,13 +50,14 @@ class RankBreakdown:
     between: Spread
     steps_per_second: float
     samples_per_second: float | None
+    operations: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
     """All ranks: *first* holds the steps below *warm_up*, *steady* the others.
 
-    *slowest* names (column, rank) where one rank stands out; columns are stages, ``step`` and the two rests.
+    *slowest* names (column, rank) where one rank stands out; columns are stages, ``step`` and the three rests.
     """
 
     warm_up: int
@@ -65,8 +70,10 @@ class Breakdown:
 def breakdown(tables: Sequence[StepTable]) -> Breakdown:
     """Return where the steps of each rank go, the first ones apart from the steady ones."""
     warm_up = num_warm_up_steps(tables)
-    steady = tuple(_rank(t, t.steps >= warm_up) for t in tables)
-    first = tuple(_rank(t, t.steps < warm_up) for t in tables) if warm_up else ()
+    operations = [outside_stages(t, blocked(t)) for t in tables]
+    both = list(zip(tables, operations, strict=True))
+    steady = tuple(_rank(t, outside, t.steps >= warm_up) for t, outside in both)
+    first = tuple(_rank(t, outside, t.steps < warm_up) for t, outside in both) if warm_up else ()
     return Breakdown(warm_up, tables[0].stages if tables else (), steady, first, _slowest(steady))
 
 
@@ -91,36 +98,46 @@ def num_warm_up_steps(tables: Sequence[StepTable]) -> int:
     return k
 
 
-def _rank(t: StepTable, which: Column) -> RankBreakdown:
+def _rank(t: StepTable, operations: Column, which: Column) -> RankBreakdown:
     stages = tuple(
         StageTime(name, int(t.pieces[which, column].sum()), spread(t.total[which, column]))
         for column, name in enumerate(t.stages)
     )
-    step, between = spread(t.duration[which]), spread(t.between[which])
-    seconds = (step.total + between.total) / 1e9
-    samples = t.samples[which]
-    known = bool(len(samples)) and bool((samples > 0).all())
+    rates = rank_throughput(t, which).rates
     return RankBreakdown(
         t.rank,
-        step,
+        spread(t.duration[which]),
         stages,
-        spread(t.residual[which]),
-        between,
-        step.count / seconds if seconds else 0.0,
-        int(samples.sum()) / seconds if known and seconds else None,
+        spread((t.residual - operations)[which]),
+        spread(t.between[which]),
+        rates.steps_per_second,
+        rates.samples_per_second,
+        spread(operations[which]) if operations[which].any() else None,
     )
+
+
+def outside_stages(t: StepTable, waits: Column) -> Column:
+    """Return the time blocked in communication outside any stage of each step, shape (n,); *waits* is `blocked`."""
+    time: Column = np.minimum(waits[:, -1], t.residual)
+    return time
 
 
 def _slowest(ranks: tuple[RankBreakdown, ...]) -> tuple[tuple[str, int], ...]:
     if len(ranks) < 2:
         return ()
     columns = {stage.name: [r.stages[i].time.mean for r in ranks] for i, stage in enumerate(ranks[0].stages)}
+    columns |= {OPERATIONS: [r.operations.mean if r.operations else 0 for r in ranks]}
     columns |= {RESIDUAL: [r.residual.mean for r in ranks], BETWEEN: [r.between.mean for r in ranks]}
     columns["step"] = [r.step.mean for r in ranks]
     found = []
     for name, means in columns.items():
         worst = int(np.argmax(means))
         others = float(np.median([mean for i, mean in enumerate(means) if i != worst]))
-        if means[worst] > max(STANDS_OUT * others, others + WORTH_A_MARK * ranks[worst].step.mean):
+        if stands_out(means[worst], others, ranks[worst].step.mean):
             found.append((name, ranks[worst].rank))
     return tuple(found)
+
+
+def stands_out(worst: float, others: float, step: float) -> bool:
+    """Return whether a rank's mean differs from the *others*' median by more than noise, given its mean *step*."""
+    return worst > max(STANDS_OUT * others, others + WORTH_A_MARK * step)

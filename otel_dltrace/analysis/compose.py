@@ -6,16 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from otel_dltrace.analysis.breakdown import Breakdown, breakdown
+from otel_dltrace.analysis.breakdown import Breakdown, breakdown, num_warm_up_steps
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.drift import Drift, drift
 from otel_dltrace.analysis.operations import OperationRow, operations
+from otel_dltrace.analysis.pauses import pauses
+from otel_dltrace.analysis.saturation import Saturation, saturation
+from otel_dltrace.analysis.slow import SlowStages, slow_stages
 from otel_dltrace.analysis.stragglers import Stragglers, stragglers
 from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
+from otel_dltrace.analysis.throughput import Throughput, throughput
+from otel_dltrace.analysis.timings import Timings, timings
+from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation
 from otel_dltrace.analysis.waits import Waits, waits, widen
+from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.semconv import STEP, Flag
-from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.spans import Column, SpanBatch
 
 _LOST = ("lapped", "dropped")
 
@@ -54,10 +61,22 @@ class RunReport:
     operations: tuple[OperationRow, ...]
     waits: Waits
     drift: Drift
+    throughput: Throughput
+    timings: Timings
+    saturation: Saturation
+    utilisation: tuple[UtilisationRow, ...]
 
 
-def analyse(batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]] = ()) -> RunReport:
-    """Return the whole report on *batches*, one per process; *drains* are the drains' summaries."""
+def analyse(
+    batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]] = (), metrics: Sequence[MetricBatch] = ()
+) -> RunReport:
+    """Return the whole report on *batches*, one per process.
+
+    Args:
+        batches: The spans.
+        drains: The drains' summaries.
+        metrics: One batch per host; none where no metrics were recorded.
+    """
     tables = step_tables(batches)
     joined = widen(join(batches))
     expected = max((b.process.bind.world_size for b in batches if b.process.bind), default=min(1, len(batches)))
@@ -67,7 +86,34 @@ def analyse(batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]] = 
     verdict = stragglers(tables, joined, parts.warm_up, expected, ranks)
     job = next((b.process.bind.job_name for b in batches if b.process.bind), "")
     guards = _guards(batches, drains, tables, expected)
-    return RunReport(job, guards, verdict, parts, operations(batches, joined), waits(joined), drifted)
+    return RunReport(
+        job,
+        guards,
+        verdict,
+        parts,
+        operations(batches, joined),
+        waits(joined),
+        drifted,
+        throughput(tables, parts.warm_up),
+        timings(tables, parts.warm_up),
+        _saturation(batches, tables, slow_stages(tables, parts.warm_up), metrics),
+        utilisation(metrics),
+    )
+
+
+def slow_stages_of(
+    batches: Sequence[SpanBatch], metrics: Sequence[MetricBatch]
+) -> tuple[Saturation, tuple[Column, ...]]:
+    """Return the slow stages alone, and when each was slow: (k, 2) in ns of its host's monotonic clock."""
+    tables = step_tables(batches)
+    found = slow_stages(tables, num_warm_up_steps(tables))
+    return _saturation(batches, tables, found, metrics), tuple(slow.windows for slow in found.stages)
+
+
+def _saturation(
+    batches: Sequence[SpanBatch], tables: Sequence[StepTable], found: SlowStages, metrics: Sequence[MetricBatch]
+) -> Saturation:
+    return saturation(found, {t.rank: t.batch.process for t in tables}, metrics, pauses(batches))
 
 
 def _guards(

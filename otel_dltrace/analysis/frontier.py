@@ -11,15 +11,25 @@ import numpy as np
 
 from otel_dltrace.model.spans import Column
 
+CLEAR_LEAD = 0.01
+"""A lead of less than this share of the step is none."""
+MOST_STEPS = 0.5
+"""... and so is one in no more than this share of the steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrontierStage:
-    """One stage: *exposed* ns per step in the mean, and who led most often, in *led* of the steps."""
+    """One stage: *exposed* ns per step in the mean, and who led most often, in *led* of the steps.
+
+    It is *ambiguous* who leads where ranks are about as far (`CLEAR_LEAD`, in the median), as they are after
+    a stage in which they wait for each other, or where no rank leads in most of the steps.
+    """
 
     name: str
     exposed: int
     leader: int
     led: int
+    ambiguous: bool = False
 
 
 def frontier(names: Sequence[str], ranks: Sequence[int], durations: Column) -> tuple[FrontierStage, ...]:
@@ -30,8 +40,21 @@ def frontier(names: Sequence[str], ranks: Sequence[int], durations: Column) -> t
     front = sums.max(axis=0)
     exposed = np.diff(front, axis=1, prepend=0).mean(axis=0)
     leaders = sums.argmax(axis=0)
+    lead = _lead(sums)
+    num_steps, step = len(front), float(np.median(front[:, -1]))
     out = []
     for i, name in enumerate(names):
         times = np.bincount(leaders[:, i], minlength=len(ranks))
-        out.append(FrontierStage(name, round(float(exposed[i])), ranks[int(times.argmax())], int(times.max())))
+        led = int(times.max())
+        unclear = led <= MOST_STEPS * num_steps or lead[i] < CLEAR_LEAD * step
+        ambiguous = len(ranks) > 1 and bool(unclear)
+        out.append(FrontierStage(name, round(float(exposed[i])), ranks[int(times.argmax())], led, ambiguous))
     return tuple(out)
+
+
+def _lead(sums: Column) -> Column:
+    """Return by how much the first rank is ahead of the second after each stage, the median over the steps."""
+    ordered = np.sort(sums, axis=0)
+    before = ordered[-2] if len(ordered) > 1 else np.zeros_like(ordered[-1])
+    lead: Column = np.median(ordered[-1] - before, axis=0)
+    return lead

@@ -7,8 +7,7 @@ the stage only waits for the slowest rank's buckets (their ends are bounds and a
 
 import numpy as np
 
-from otel_dltrace.analysis.breakdown import BETWEEN, RESIDUAL
-from otel_dltrace.analysis.table import StepTable
+from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
@@ -33,6 +32,12 @@ def spent(t: StepTable) -> Column:
 
 def own(t: StepTable) -> Column:
     """Return the rank's own time in each column, (n, S + 2)."""
+    own_time: Column = np.maximum(spent(t) - blocked(t), 0)
+    return own_time
+
+
+def blocked(t: StepTable) -> Column:
+    """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
     launches = _rows(t, _launched(t))
     row, column, inside = _place(t, launches[0])
     last = np.zeros(t.total.shape, np.int64)
@@ -41,11 +46,10 @@ def own(t: StepTable) -> Column:
     begin, end = _rows(t, _blocking(t))
     begin, end = _merged(np.append(begin, last[cells]), np.append(end, t.last[cells]))
     row, column, inside = _place(t, begin)
-    blocked = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
+    time = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
     known = column >= -1
-    np.add.at(blocked, (row[known], column[known] + 1), (end - begin)[known])
-    own_time: Column = np.maximum(spent(t) - blocked, 0)
-    return own_time
+    np.add.at(time, (row[known], column[known] + 1), (end - begin)[known])
+    return time
 
 
 def steps_with_operations(t: StepTable) -> Column:
@@ -56,8 +60,11 @@ def steps_with_operations(t: StepTable) -> Column:
 
 
 def _exclusive(t: StepTable) -> Column:
-    """Return the stages' totals less those of stages inside them, as a copy to the device in ``prepare_batch``."""
-    time = t.total.copy()
+    """Return the stages' totals without those of stages inside them, as a copy to the device in ``prepare_batch``.
+
+    The live recording leaves them out itself; other sources tell of extents alone.
+    """
+    inside = np.zeros_like(t.total)
     for outer in range(len(t.stages)):
         for inner in range(len(t.stages)):
             if inner == outer:
@@ -67,8 +74,9 @@ def _exclusive(t: StepTable) -> Column:
                 (t.total[:, outer] == t.total[:, inner]) & (outer < inner)
             )
             both = (t.pieces[:, outer] == 1) & (t.pieces[:, inner] > 0)
-            time[:, outer] -= np.where(holds & longer & both, t.total[:, inner], 0)
-    exclusive: Column = np.maximum(time, 0)
+            inside[:, outer] += np.where(holds & longer & both, t.total[:, inner], 0)
+    extent = np.where(t.pieces == 1, t.last - t.first, t.total)
+    exclusive: Column = np.maximum(np.minimum(t.total, extent - inside), 0)
     return exclusive
 
 

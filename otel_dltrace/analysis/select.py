@@ -6,6 +6,7 @@ import numpy as np
 
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.metric_batch import HOST, MetricBatch
 from otel_dltrace.model.spans import SpanBatch
 
 
@@ -19,6 +20,21 @@ def select(
     """
     chosen = list(batches) if ranks is None else _of_ranks(batches, ranks)
     return chosen if steps is None else _in_steps(chosen, steps)
+
+
+def select_metrics(metrics: Sequence[MetricBatch], batches: Sequence[SpanBatch]) -> list[MetricBatch]:
+    """Return *metrics* cut to the time and the ranks of *batches*, with the next sample of each host around them."""
+    out = []
+    for metric in metrics:
+        here = [b for b in batches if (b.process.boot_id, b.process.host) == (metric.boot_id, metric.host) and len(b)]
+        if here and len(metric):
+            first, last = min(int(b["start"].min()) for b in here), max(int(b["end"].max()) for b in here)
+            times = np.unique(metric.time)
+            low = times[max(int(np.searchsorted(times, first)) - 1, 0)]
+            high = times[min(int(np.searchsorted(times, last)), len(times) - 1)]
+            inside = (metric.time >= low) & (metric.time <= high)
+            out.append(metric.take(inside & np.isin(metric.rank, [HOST, *(b.rank for b in here)])))
+    return out
 
 
 def _of_ranks(batches: Sequence[SpanBatch], ranks: Collection[int]) -> list[SpanBatch]:

@@ -88,11 +88,16 @@ def stragglers(
     """
     steps = common_steps(tables)
     steps = steps[steps >= warm_up]
-    durations = np.concatenate([t.duration[t.rows_of(steps)] for t in tables]) if tables else np.zeros(0)
-    threshold = max(round(SHARE_OF_STEP * median(durations)), LEAST)
+    threshold = excess_threshold(tables, steps)
     why = _why_not(tables, steps, expected, drifted)
     verdict, reason, found = _cannot_tell(why) if why else _judge(evidence(tables, steps, joined, threshold))
     return Stragglers(verdict, reason, found, len(steps), threshold, SHARE_OF_STEPS, _frontier(tables, steps))
+
+
+def excess_threshold(tables: Sequence[StepTable], steps: Column) -> int:
+    """Return the ns by which a rank must exceed the others in *steps*, to stand out."""
+    durations = np.concatenate([t.duration[t.rows_of(steps)] for t in tables]) if tables else np.zeros(0)
+    return max(round(SHARE_OF_STEP * median(durations)), LEAST)
 
 
 def _cannot_tell(reason: str) -> Judgement:

@@ -10,6 +10,9 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import Column, SpanBatch
 
+RESIDUAL = "residual"
+BETWEEN = "between steps"
+
 
 @dataclass(frozen=True)
 class StepTable:
@@ -63,12 +66,13 @@ class StepTable:
 
         Stages of one piece cover the union of their extents. The extent of a stage of several
         pieces (accumulation) holds the others' pieces too, so it covers its total; all together
-        never more than the union of all extents.
+        never more than the union of all extents, or than all totals, which leave out what is inside.
         """
         inside = (self.pieces > 0) & ~self.outside
         single = inside & (self.pieces == 1)
         several = np.where(inside & (self.pieces > 1), self.total, 0).sum(axis=1)
-        covered = np.minimum(self._union(single) + several, self._union(inside))
+        totals = np.where(inside, self.total, 0).sum(axis=1)
+        covered = np.minimum(np.minimum(self._union(single) + several, self._union(inside)), totals)
         rest: Column = self.duration - covered
         return rest
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from otel_dltrace.configure import drain_for
-from otel_dltrace.export.drain import LINGER_S, Drain
+from otel_dltrace.export.drain import CLOSE_S, LINGER_S, Drain
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record.launch import ALL_RINGS, take_lock
 from otel_dltrace.record.ring import make_ring_folder
@@ -28,6 +28,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--print-to", type=int, metavar="FD", help="what exporters print goes to this descriptor")
     parser.add_argument(
         "--linger", type=float, default=LINGER_S, metavar="SECONDS", help="wait so long for more writers (%(default)s)"
+    )
+    parser.add_argument(
+        "--deliver",
+        type=float,
+        default=CLOSE_S,
+        metavar="SECONDS",
+        help="at the end take so long to deliver what the collector has not taken yet; half of it if it is away, the "
+        "rest is spilled (%(default)s)",
     )
     parser.add_argument("--stay", action="store_true", help="wait for writers until SIGTERM")
     parser.add_argument(
@@ -47,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     os.nice(10)
     drain = drain_for(config, args.home)
     drain.linger = float("inf") if args.stay or args.while_open else args.linger
+    drain.delivery_s = args.deliver
     signal.signal(signal.SIGTERM, lambda number, frame: _stop(drain, number, frame))
     bell = config.rings / f"{name}.bell"
     pause = Bell(bell, drain, sys.stdin.fileno() if args.while_open else None, args.linger)

@@ -12,27 +12,38 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_dltrace.analysis.select import select
+from otel_dltrace.analysis.compose import slow_stages_of
+from otel_dltrace.analysis.select import select, select_metrics
+from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
 from otel_dltrace.configure import short_path
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.byteps_out import write_byteps, write_byteps_server
+from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.horovod_out import write_horovod
+from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
+from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.errors import DltraceError
+from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.report.machine import meanwhile, sentence
 
 
 class Format(NamedTuple):
-    """A format: what it is for, how runs are read for it (all, or some steps and ranks), how it is written."""
+    """A format: what it is for, how runs are read for it (all, or some steps and ranks), how it is written.
+
+    What *shows_metrics* is written with the arguments ``metrics`` and ``notes`` too.
+    """
 
     about: str
     read: Callable[[Sequence[Path], Container[int] | None, Collection[int] | None], Iterable[SpanBatch]]
-    write: Callable[[Iterable[SpanBatch], Path, Callable[[int], None]], int]
+    write: Callable[..., int]
     unit: str
+    shows_metrics: bool = False
 
 
 def _read_whole(
@@ -43,7 +54,11 @@ def _read_whole(
 
 FORMATS = {
     "chrome": Format(
-        "Chrome trace JSON, for https://ui.perfetto.dev and chrome://tracing", _read_whole, write_chrome, "events"
+        "Chrome trace JSON, for https://ui.perfetto.dev and chrome://tracing; metrics as counters",
+        _read_whole,
+        write_chrome,
+        "events",
+        shows_metrics=True,
     ),
     "otlp": Format(
         "OTLP JSON lines, as the OpenTelemetry Collector's file exporter writes them; its\n"
@@ -98,12 +113,30 @@ def run(args: argparse.Namespace) -> int:
             count(done)
 
         try:
-            written = form.write(batches, args.output, add)
+            if form.shows_metrics:
+                batches = list(batches)
+                metrics = [cut for run in args.runs for cut in select_metrics(read_metrics(run), batches)]
+                notes = slow_stage_notes(batches, metrics) if metrics else []
+                written = form.write(batches, args.output, add, metrics=metrics, notes=notes)
+            else:
+                written = form.write(batches, args.output, add)
         except OSError as error:
             raise DltraceError(f"{args.output} cannot be written: {error.strerror or error}") from None
     size = sum(path.stat().st_size for path in _files(args.output))
     print(f"{short_path(args.output)}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
     return 0
+
+
+def slow_stage_notes(batches: Sequence[SpanBatch], metrics: Sequence[MetricBatch]) -> list[Note]:
+    """Return a remark on each slow stage of *batches*, wherever it was slow: what the machine did meanwhile."""
+    found, windows = slow_stages_of(batches, metrics)
+    nonces = {t.rank: t.batch.process.nonce for t in step_tables(batches)}
+    notes = []
+    for stage, times in zip(found.stages, windows, strict=True):
+        args: dict[str, Value] = {"what": sentence(stage), "meanwhile": meanwhile(stage)}
+        name = f"slow {stage.slow.stage}"
+        notes += [Note(nonces[stage.slow.rank], start, end, name, args) for start, end in times.tolist()]
+    return notes
 
 
 def _files(path: Path) -> list[Path]:

@@ -16,7 +16,20 @@ from collections.abc import Sequence
 from otel_dltrace._version import __version__
 from otel_dltrace.model.errors import DltraceError
 
-COMMANDS = ("run", "report", "export", "import", "recover", "pushpull", "drain", "completion")
+COMMANDS = (
+    "run",
+    "report",
+    "compare",
+    "export",
+    "import",
+    "recover",
+    "open",
+    "doctor",
+    "collector",
+    "pushpull",
+    "drain",
+    "completion",
+)
 """Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``; that of a name
 which Python keeps for itself has an underscore behind it."""
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter

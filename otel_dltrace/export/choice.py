@@ -1,4 +1,4 @@
-"""Which exporters ``OTEL_TRACES_EXPORTER`` names; standard library only, since the training process checks it."""
+"""Which exporters ``OTEL_TRACES_EXPORTER`` and its like name; standard library only, for the training process."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -8,42 +8,46 @@ from otel_dltrace.model.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-VARIABLE = "OTEL_TRACES_EXPORTER"
-GROUP = "opentelemetry_traces_exporter"
-"""The entry points in which packages, the SDK's own too, offer their span exporters."""
+TRACES, METRICS = "TRACES", "METRICS"
+"""The signals, as they stand in the names of variables."""
 OTLP, NONE = "otlp", "none"
 
 
-def exporters(env: Mapping[str, str]) -> "tuple[EntryPoint, ...]":
-    """Return the exporters besides OTLP that *env* names, a list with commas, in its order.
+def exporters(env: Mapping[str, str], signal: str = TRACES) -> "tuple[EntryPoint, ...]":
+    """Return the exporters besides OTLP that *env* names for *signal*, a list with commas, in its order.
 
     Raises:
         ConfigError: No package that is installed has an exporter of a name.
     """
-    names = [name for name in _names(env) if name not in (OTLP, NONE)]
-    return tuple(_find(names)) if names else ()
+    names = [name for name in _names(env, signal) if name not in (OTLP, NONE)]
+    return tuple(_find(names, signal)) if names else ()
 
 
-def names_otlp(env: Mapping[str, str]) -> bool:
-    """Return whether *env* lets spans go out over OTLP: it names that, or nothing."""
-    names = _names(env)
+def names_otlp(env: Mapping[str, str], signal: str = TRACES) -> bool:
+    """Return whether *env* lets *signal* go out over OTLP: it names that, or nothing."""
+    names = _names(env, signal)
     return not names or OTLP in names
 
 
-def _names(env: Mapping[str, str]) -> list[str]:
-    names = (name.strip() for name in env.get(VARIABLE, "").split(","))
+def _variable(signal: str) -> str:
+    return f"OTEL_{signal}_EXPORTER"
+
+
+def _names(env: Mapping[str, str], signal: str) -> list[str]:
+    names = (name.strip() for name in env.get(_variable(signal), "").split(","))
     return list(dict.fromkeys(NONE if name.lower() == NONE else name for name in names if name))
 
 
-def _find(names: Iterable[str]) -> "Iterator[EntryPoint]":
+def _find(names: Iterable[str], signal: str) -> "Iterator[EntryPoint]":
+    """Yield the entry points in which packages, the SDK's own too, offer the exporters *names*."""
     # Imported here, since it costs the start of a program some ms.
     from importlib.metadata import entry_points
 
     installed: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=f"opentelemetry_{signal.lower()}_exporter"):
         installed.setdefault(point.name, point)  # the first counts, as in the SDK
     for name in names:
         if name not in installed:
             there = ", ".join(sorted({*installed, OTLP, NONE}))
-            raise ConfigError(f"{VARIABLE}: no exporter called {name!r} is installed; there are {there}")
+            raise ConfigError(f"{_variable(signal)}: no exporter called {name!r} is installed; there are {there}")
         yield installed[name]

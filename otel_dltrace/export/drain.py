@@ -14,6 +14,8 @@ from otel_dltrace.export.drift import Drift
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.member import Member
+from otel_dltrace.export.metrics.metering import Metering
+from otel_dltrace.export.metrics.segments import keep_metrics_within
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.roots import Roots
 from otel_dltrace.export.rundir import RunWriter, host_folder_name, run_root
@@ -35,7 +37,12 @@ if TYPE_CHECKING:
 LINGER_S = 5.0
 """A drain ends this long after its last writer."""
 CLOSE_S = 1.5
+"""What delivery gets at the end of a drain; what is left goes to the spill folder."""
+PATIENCE_S = 5.0
+"""What metrics get at the end of a drain that nobody waits for: to sample once more, and for a last export."""
 UNBORN_S = 60.0
+METRICS_PART = 10
+"""Metrics may fill the tenth part of the quota; their oldest go."""
 COMPACT_SEGMENTS = 2
 """Few, since rings are not read while segments become Parquet: about a second for each."""
 HEARD_SCANS = 3
@@ -78,11 +85,13 @@ class Drain:
     Args:
         serving: Which rings.
         outlet: Where spans go; None for nowhere.
+        metering: Where metrics go, and whether any are sampled; None for nowhere.
         own: This process's own ring, where the drain is one of its threads: path and bytes.
     """
 
     serving: Serving
     outlet: "Outlets | None" = None
+    metering: Metering | None = None
     own: tuple[Path, Any] | None = None
     followers: dict[Path, Follower] = field(default_factory=dict)
     writers: dict[Path, RunWriter] = field(default_factory=dict)
@@ -96,6 +105,7 @@ class Drain:
     def __post_init__(self) -> None:
         """Read the host's clocks."""
         self.linger = self.serving.linger
+        self.delivery_s = CLOSE_S
         self.clock = HostClock(self._read_clocks())
         self._boot = boot_id().hex()
         self._served = guard.guarded(self._read_and_send)
@@ -140,6 +150,8 @@ class Drain:
         self._send_roots(now)
         if self.outlet is not None:
             self.outlet.flush()
+        if self.metering is not None:
+            guard.guarded(self.metering.tick)([member for f in self.followers.values() for member in f.members])
         self._settle()
         self._heard = self._heard + 1 if self.hurry else 0
         if self._heard == HEARD_SCANS:
@@ -240,6 +252,7 @@ class Drain:
         if path := at_end.get(bind.role):
             self._at_end.setdefault(root, {})[bind.role] = path
         member = Member(source, bind, process, writer, self.serving.window, self.serving.budget)
+        member.metrics = self.metering.rank_of(member) if self.metering is not None else None
         self.roots.setdefault(member.run, Roots(bind))
         return member
 
@@ -327,12 +340,16 @@ class Drain:
             total = self.totals.get(root, {})
             if self.outlet is not None:
                 total |= delivery or self.outlet.figures()
+            if self.metering is not None and self.metering.trouble:
+                total["metrics"] = {"trouble": self.metering.trouble}
             writer.write_summary(total, ended)
 
     def finish(self) -> None:
         """Deliver or spill what is left, close the run directories."""
         self._remove_unborn()
-        delivery = self.outlet.close(CLOSE_S) if self.outlet is not None else None
+        if self.metering is not None:
+            guard.guarded(self.metering.finish)(PATIENCE_S)
+        delivery = self.outlet.close(self.delivery_s) if self.outlet is not None else None
         for path in [path for path, follower in self.followers.items() if follower.is_drained]:
             self._let_go(path)
         for root, writer in self.writers.items():
@@ -342,6 +359,8 @@ class Drain:
         for root, writer in self.writers.items():
             guard.guarded(self._write_at_end)(root, writer)
             guard.guarded(writer.close)()
+        if self.metering is not None:
+            self.metering.close(PATIENCE_S)
         for home, fd in self._locks.items():
             (self.serving.rings / f"{home}.lock").unlink(missing_ok=True)
             os.close(fd)
@@ -375,7 +394,8 @@ class Drain:
         if not writer.is_open:
             return
         compact(writer.folder, writer.number)
-        dropped = keep_within(writer.folder, self.serving.quota)
+        metrics = keep_metrics_within(writer.folder, self.serving.quota // METRICS_PART)
+        dropped = keep_within(writer.folder, self.serving.quota - metrics)
         if dropped:
             self._total(writer.root, dropped_by_quota=dropped)
 

@@ -1,16 +1,18 @@
 """Follows one ring from its first record to its last, for the drain."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.gate import MAX_HELD
+from otel_dltrace.export.horovod_live import Told
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.run_reader import read_descriptors
 from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.spans import Column, stack_rows
+from otel_dltrace.model.spans import Column, empty_rows, stack_rows
 from otel_dltrace.record import guard
 
 MakeMember = Callable[[RingSource, Bind], Member]
@@ -45,6 +47,7 @@ class Follower:
         self._taken_at = float("-inf")
         self._dirty = False
         self._takes = 0
+        self._told: Told | None = None
 
     def tick(self, now: float, alive: bool | None = None, hurry: bool = False) -> None:
         """Read what is new, and once a second pass it on, at once if in a *hurry*."""
@@ -64,8 +67,12 @@ class Follower:
             self._wait(rows, now)
         self._bind(now)
         if self.members:
+            self._follow_timelines()
+            for counters in self.source.take_counters():
+                self._share_counters(counters)
             if self._count:
                 self._pass_on(now)
+            self._tell(now)
         elif self._count >= KEEP_ROWS or (self._count and now - self._since >= KEEP_S):
             self._write_unbound(now)
 
@@ -111,15 +118,27 @@ class Follower:
 
     def _pass_on(self, now: float, may_come_again: bool = False) -> None:
         rows = self._drop_waiting()
+        renumbered = self._renumbered(rows)
+        if self._told is not None:
+            guard.guarded(self._told.know)(renumbered)
         try:
-            self._share_out(rows, now, may_come_again)
+            self._share_out(renumbered, now, may_come_again)
         except OSError:  # the disk is full: they are tried again
             self._wait(rows, now)
             raise
 
     def _share_out(self, rows: Column, now: float, may_come_again: bool) -> None:
+        for member, mine in self._by_member(rows):
+            member.take(mine, now, may_come_again)
+
+    def _share_counters(self, counters: Column) -> None:
+        for member, mine in self._by_member(self._renumbered(counters)):
+            member.take_counters(mine)
+
+    def _by_member(self, rows: Column) -> Iterator[tuple[Member, Column]]:
+        """Yield each member with those of *rows*, or records, that are of its steps."""
         if len(self.members) == 1:
-            self.members[0].take(rows, now, may_come_again)
+            yield self.members[0], rows
             return
         starts = np.array([member.bind.from_step for member in self.members[1:]], np.int64)
         steps = rows["step"].astype(np.int64)
@@ -127,7 +146,40 @@ class Follower:
         for i, member in enumerate(self.members):
             mine = rows.compress(whose == i)
             if len(mine):
-                member.take(mine, now, may_come_again)
+                yield member, mine
+
+    # -- timelines that the process's framework writes itself -----------------------------------
+
+    def _follow_timelines(self) -> None:
+        """Read the timelines that the process names; from then on its rows have one table with what they tell."""
+        source, timelines = self.source, self.source.names.timelines
+        if source.joint is not None or not timelines:
+            return
+        member = self.members[-1]
+        written = read_descriptors(member.writer.folder).get(source.nonce, ())
+        before = member.all_rows() if self._cursor.taken is not None else empty_rows()
+        self._told = Told(timelines, written, before, member.process.anchor.offset)
+        source.joint = self._told.names
+
+    def _renumbered(self, rows: Column) -> Column:
+        """Return *rows*, which have the ring's numbers of descriptors, with those that `members` know."""
+        joint = self.source.joint
+        return rows if joint is None else joint.translate(rows, self.source.own)
+
+    def _tell(self, now: float) -> None:
+        """Pass on what the timelines tell; one that we cannot make sense of is read no further."""
+        if self._told is None:
+            return
+        rows = guard.guarded(self._told.rows)(final=self.source.ended)
+        if rows is None:
+            self._told = None
+        elif len(rows):
+            self._dirty = True
+            try:
+                self._share_out(rows, now, may_come_again=False)
+            except OSError:
+                self._told.give_back(rows)
+                raise
 
     @property
     def is_drained(self) -> bool:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from otel_dltrace.export import columns
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.gate import Outgoing, StepGate
+from otel_dltrace.export.metrics.run import RankMetrics
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import last_step, newest_segment, read_table, span_files
 from otel_dltrace.export.rundir import RunWriter
@@ -17,6 +18,7 @@ from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, fill_ids, stack_rows
 from otel_dltrace.model.time import Anchor
+from otel_dltrace.record.guard import guarded
 
 DOUBT_S = 60.0
 """How long after a drain took over, a span that it reads may be one that its predecessor wrote."""
@@ -44,6 +46,7 @@ class Member:
         self.written = 0
         self.truncated = 0
         self.left_out = 0
+        self.metrics: RankMetrics | None = None
 
     @property
     def run(self) -> tuple[str, str, str]:
@@ -68,6 +71,13 @@ class Member:
         self.written += len(rows)
         self.truncated += int(np.count_nonzero(rows["flags"] & np.uint16(semconv.Flag.TRUNCATED)))
         self._hold(rows, now)
+        if self.metrics is not None:
+            guarded(self.metrics.take)(rows, self.source.descriptors)
+
+    def take_counters(self, records: Column) -> None:
+        """Give COUNTER *records* to the metrics."""
+        if self.metrics is not None:
+            guarded(self.metrics.take_records)(records, self.source.descriptors)
 
     def _hold(self, rows: Column, now: float) -> None:
         self.gate.add(rows, self.source.descriptors.is_kind(rows, semconv.STEP), now)
@@ -126,6 +136,10 @@ class Member:
         """Return the rows of *step* from the run directory."""
         paths = [path for path in span_files(self.writer.folder) if last_step(path) >= step]
         return stack_rows(self._stored(path, step=step)[0] for path in paths)
+
+    def all_rows(self) -> Column:
+        """Return every row of this process in the run directory."""
+        return stack_rows(self._stored(path)[0] for path in span_files(self.writer.folder))
 
     def outgoing(self, now: float, final: bool) -> list[Outgoing]:
         """Return what is decided by *now*."""

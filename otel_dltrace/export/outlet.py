@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from otel_dltrace.export.gate import Outgoing
+from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import Part, encode_together, trace_id_column
-from otel_dltrace.export.otlp.sender import Sender
+from otel_dltrace.export.otlp.sender import Delivery, Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.model import semconv
@@ -31,6 +32,7 @@ class Outlet:
 
     def __init__(self, settings: OtlpSettings) -> None:
         self._folder: Path | None = None
+        self._settings = settings
         self._sender = Sender(connect(settings), lambda: self._folder)
         self._merger = Merger()
         self._waiting: list[tuple[Tag, Part]] = []
@@ -70,12 +72,17 @@ class Outlet:
 
     def figures(self) -> dict[str, Any]:
         """Return what became of the spans so far."""
-        return {"sent": self.sent, **asdict(self._sender.delivery())}
+        return self._told(self._sender.delivery())
 
     def close(self, timeout: float) -> dict[str, Any]:
         """Deliver or spill what is left within *timeout* seconds; return the figures."""
         self.flush()
-        return {"sent": self.sent, **asdict(self._sender.close(timeout))}
+        return self._told(self._sender.close(timeout))
+
+    def _told(self, delivery: Delivery) -> dict[str, Any]:
+        """Return the figures of *delivery*, and what its trouble means."""
+        diagnosis = str(diagnose(self._settings, delivery.trouble)) if delivery.trouble else ""
+        return {"sent": self.sent, **asdict(delivery), "diagnosis": diagnosis}
 
 
 def hung(out: Outgoing, bind: Bind) -> Column:

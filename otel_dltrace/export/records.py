@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.model.spans import SPAN_DTYPE, Column
-from otel_dltrace.record.ring import AMEND, AMEND_ERROR, AMEND_PARENT, BEGIN, RECORD, SPAN
+from otel_dltrace.record.ring import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
 
 RECORD_DTYPE = np.dtype(
     [
@@ -36,6 +36,15 @@ PARENT_DTYPE = np.dtype(
     }
 )
 """What an AMEND says of a span whose parent is in another process; the trace (bytes 16 to 31) is that of the step."""
+DEVICE_DTYPE = np.dtype(
+    {
+        "names": ["span_no", "source", "start", "end", "residual", "total"],
+        "formats": ["<u4", "u1", "<u8", "<u8", "<u4", "<u8"],
+        "offsets": [0, 13, 16, 24, 32, 36],
+        "itemsize": RECORD,
+    }
+)
+"""What an AMEND says of when a device was at a span; the upper half of the byte *source* is the level."""
 _AMEND_TYPE_AT = RECORD - 8
 
 
@@ -50,12 +59,18 @@ class ErrorAmend:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Records by kind; *begun* and *spans* are rows of ``SPAN_DTYPE`` without ids, *parents* of `PARENT_DTYPE`."""
+    """Records by kind; *begun* and *spans* are rows of ``SPAN_DTYPE`` without ids, *parents* of `PARENT_DTYPE`.
+
+    *devices* are of `DEVICE_DTYPE`. *counters* are records as they are: their size is the value of the metric that
+    their descriptor names.
+    """
 
     spans: Column
     begun: Column
     errors: list[ErrorAmend]
     parents: Column
+    devices: Column
+    counters: Column
 
 
 def decode(records: Column) -> Decoded:
@@ -69,6 +84,8 @@ def decode(records: Column) -> Decoded:
         rows.compress(kind == BEGIN),
         [_error(record.tobytes()) for record in amends.compress(types == AMEND_ERROR)],
         amends.compress(types == AMEND_PARENT).view(PARENT_DTYPE),
+        amends.compress(types == AMEND_DEVICE).view(DEVICE_DTYPE),
+        records.compress(kind == COUNTER),
     )
 
 

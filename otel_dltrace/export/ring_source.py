@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from otel_dltrace.export.device import HELD, DeviceAmends
+from otel_dltrace.export.joint_names import JointNames
 from otel_dltrace.export.records import RECORD_DTYPE, ErrorAmend, decode
 from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
@@ -23,6 +25,8 @@ from otel_dltrace.record.ring import writer_is_alive
 
 MAX_OPEN = 10_000
 """Open spans, and errors without their span, that are held: where the ring was lapped their ends never come."""
+MAX_COUNTERS = 1000
+"""Batches of counters that are held while nobody knows whose they are."""
 REMEMBERED_STEPS = 64
 """A stage that comes when its step has gone is late; so many steps later, it is what came first."""
 NAMES_AT_ONCE = 1 << 24
@@ -67,6 +71,7 @@ class RingSource:
         self.reader = RingReader(buffer, taken)
         self._table = Descriptors(())
         self._table_at = -1
+        self.joint: JointNames | None = None
         self.read_names()
         self.waiting = 0
         self._records: list[Any] = []  # arrays, which are buffers
@@ -75,7 +80,8 @@ class RingSource:
         self._ended_before = np.zeros(0, np.uint32)
         self._closing = np.zeros(0, np.uint32)
         self._closed = np.zeros(0, np.uint32)
-        self._remote = RemoteParents()
+        self._remote, self._device = RemoteParents(), DeviceAmends()
+        self._counters: list[Column] = []
         self._error_numbers: dict[tuple[str, str], int] = {}
         self._pending_errors: dict[int, ErrorAmend] = {}
         self.errors: list[tuple[str, str]] = [("", "")]
@@ -89,6 +95,11 @@ class RingSource:
 
     @property
     def descriptors(self) -> Descriptors:
+        """The table that rows passed on are described by: the ring's, or one that holds more than its."""
+        return self.own if self.joint is None else self.joint.descriptors
+
+    @property
+    def own(self) -> Descriptors:
         """The names read so far; the table is made anew only when there are new ones, of which there may be 64k."""
         if self._table_at != self.names.position:
             self._table_at, self._table = self.names.position, Descriptors.of(self.names.descriptors)
@@ -125,6 +136,8 @@ class RingSource:
         self._records, self.waiting = [], 0
         for times in (decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
+        if len(decoded.counters):
+            self._counters = [*self._counters, decoded.counters][-MAX_COUNTERS:]
         self._pending_errors.update((error.span_no, error) for error in decoded.errors)
         self.late += _keep_newest(self._pending_errors, MAX_OPEN)
         is_own = decoded.spans["level"] == Level.STEP
@@ -135,8 +148,14 @@ class RingSource:
         if is_last:
             self.ended = True
             rows = stack_rows([rows, self._truncate()])
+        rows = self._device.place(rows, decoded.devices, self._last, is_last)
         self._apply_errors(rows)
         return rows
+
+    def take_counters(self) -> list[Column]:
+        """Return the COUNTER records that came with the rows taken since the last call."""
+        counters, self._counters = self._counters, []
+        return counters
 
     def _hold_begun(self, begun: Column, spans: Column) -> None:
         """Hold the spans that are still open.
@@ -170,11 +189,14 @@ class RingSource:
 
     def _steps_of(self, rows: Column) -> Column:
         """Return which steps ended, of *rows* that are steps and stages."""
-        return rows["step"].compress(self.descriptors.is_kind(rows, semconv.STEP))
+        return rows["step"].compress(self.own.is_kind(rows, semconv.STEP))
 
     def unfinished(self) -> Column:
-        """Return what was read but may still change: open spans, stages of steps that are not over, lost children."""
-        return stack_rows([self._begun, self._stages, self._remote.held])
+        """Return what was read but may still change.
+
+        Open spans, stages of steps that are not over, children without parent, what a device is late at.
+        """
+        return stack_rows([self._begun, self._stages, self._remote.held, self._device.held])
 
     def _apply_errors(self, rows: Column) -> None:
         if not self._pending_errors:
@@ -211,6 +233,8 @@ class RingSource:
     def _hold_again(self, rows: Column) -> None:
         is_lost = rows["flags"] & np.uint16(Flag.REMOTE) != 0
         self._remote.held, rows = rows.compress(is_lost), rows.compress(~is_lost)
+        waits = rows["flags"] & HELD != 0
+        self._device.held, rows = rows.compress(waits), rows.compress(~waits)
         is_open = rows["end"] == 0
         self._begun, self._stages = rows.compress(is_open), rows.compress(~is_open)
         self._closing = self._steps_of(self._stages)

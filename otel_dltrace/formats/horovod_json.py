@@ -20,10 +20,10 @@ _MOST_NAME = 1 << 12
 _AT_ONCE = 1 << 12
 _WINDOWS = (1 << 9, 1 << 16)
 
-_BETWEEN = re.compile(rb"[\s,\[\]]*")
+BETWEEN = re.compile(rb"[\s,\[\]]*")
 _ARRAY = re.compile(rb"\s*\[")
 _WRAPPER = re.compile(rb'\s*\{\s*"traceEvents"\s*:\s*(?=\[)')
-_RECORD = re.compile(
+RECORD = re.compile(
     rb'\{"ph": "([BEX])"(?:, "name": "([^"\\\x00-\x1f]*)")?, "ts": (\d{1,15}), "pid": (\d{1,18})(?:, "dur": 0)?'
     rb'(?:, "args": \{"dtype": "([^"\\\x00-\x1f]*)", "shape": "([^"\\\x00-\x1f]*)"\})?\}[\s,]*'
 )
@@ -33,7 +33,7 @@ _NAME = re.compile(
     re.DOTALL,
 )
 _SORT = re.compile(rb'\{"name": "process_sort_index", "ph": "M", "pid": \d{1,18}, "args": \{"sort_index": \d{1,18}\}\}')
-_NEXT = re.compile(rb'\{\s*"(?:ph|name)"')
+NEXT = re.compile(rb'\{\s*"(?:ph|name)"')
 _RANK = re.compile(rb'"name": ?"(\d{1,6})"')
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -82,10 +82,10 @@ class Reader:
         at = opening.end() if opening else 0
         is_array, is_inside, is_closed = _ARRAY.match(self.data, at) is not None, False, _is_closed(self.data)
         while True:
-            between = _BETWEEN.match(self.data, at)
+            between = BETWEEN.match(self.data, at)
             assert between is not None
             at = between.end()
-            while (match := _RECORD.match(self.data, at)) is not None:
+            while (match := RECORD.match(self.data, at)) is not None:
                 yield self._record(match)
                 at = match.end()
             here = self.data[at : at + 1]
@@ -96,7 +96,7 @@ class Reader:
                 break
             read = self._other(at)
             if read is None:
-                following = _NEXT.search(self.data, at + 1)
+                following = NEXT.search(self.data, at + 1)
                 if following is None:
                     is_inside = True
                     break

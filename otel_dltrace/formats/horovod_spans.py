@@ -21,12 +21,12 @@ from otel_dltrace.model.spans import Column, SpanBatch, empty_rows
 
 _US = 1000
 _LAST_OF_US = _US - 1
-_NUMBERED = re.compile(r"\.noname\.(0|[1-9][0-9]{0,8})(?![0-9])")
+_NUMBERED = re.compile(r"\.noname\.(0|[1-9][0-9]{0,8})(?=\Z|_[0-9]+of[0-9]+\Z)")
 _FOLDED = ".noname.N"
 _RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 _COLUMNS = ("span_no", "step", "descriptor", "level", "flags", "start", "end", "size", "parent_no", "seq", "a")
 _Y2000 = 946_684_800_000_000
-_Row = tuple[int, ...]
+Row = tuple[int, ...]
 
 
 class _Bar(NamedTuple):
@@ -66,7 +66,7 @@ class Builder:
         self.unended = self.unbegun = self.backwards = 0
         self._known: dict[tuple[str, ...], int] = {}
         self._lanes: dict[str, _Lane] = {}
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._number = 0
         self._origin = self._nth = self._now = self._events = 0
         self._last = -1
@@ -96,21 +96,24 @@ class Builder:
 
     def rows(self) -> Column:
         """Return the rows that are complete, and forget them."""
-        out = _as_rows(self._rows)
+        out = as_rows(self._rows)
         self._rows = []
         return out
 
     def finish(self) -> Column:
         """Return the last rows: what is still open, cut off at the last event, and the steps."""
-        for lane in self._lanes.values():
+        self._end_all()
+        for step, (start, end) in sorted(self._extents.items()):
+            self._rows.append((self._draw(), step, 0, s.Level.STEP, 0, start, end, NO_USER_STEP, 0, 0, 0))
+        return self.rows()
+
+    def _end_all(self) -> None:
+        for lane in [*self._lanes.values()]:
             self._release(lane, 0)
             while lane.bars:
                 self.unended += 1
                 self._close(lane, "", s.Flag.TRUNCATED)
             self._release(lane, 0)
-        for step, (start, end) in sorted(self._extents.items()):
-            self._rows.append((self._draw(), step, 0, s.Level.STEP, 0, start, end, NO_USER_STEP, 0, 0, 0))
-        return self.rows()
 
     def notes(self) -> list[str]:
         """Return what of begins and ends has no other half, a sentence each."""
@@ -286,7 +289,8 @@ def _size(args: str) -> int:
     return size if size < 1 << 63 else 0
 
 
-def _as_rows(rows: list[_Row]) -> Column:
+def as_rows(rows: list[Row]) -> Column:
+    """Return *rows* as columns, without ids."""
     out = empty_rows(len(rows))
     if rows:
         for name, values in zip(_COLUMNS, zip(*rows, strict=True), strict=True):

@@ -1,14 +1,18 @@
 """When a training step begins and what its stages are (contract 4); knows no framework."""
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from threading import get_ident, main_thread
 
+from otel_dltrace.record.device import Mark
 from otel_dltrace.record.steps import Steps, Tracer
 
 AHEAD = 8
 """Batches that may be fetched before the first of them is trained on; more is a pass over the data."""
 MAX_USES = 1000
+MAX_HELD = 64
+"""Batches whose size is known and that are not trained on yet; pieces of stages whose step is not known yet."""
 
 
 def _nobody() -> None:
@@ -54,6 +58,19 @@ class Loop:
         """When the optimizer began, or went on after its closure; 0 while that runs."""
         self._closure_seen = False
         self._home = main_thread().ident
+        self._sizes: deque[int] = deque(maxlen=MAX_HELD)
+        """Of the batches that were fetched and not trained on yet."""
+        self._fetching = False
+        self._pieces: list[tuple[str, int, int, Mark | None]] = []
+        """Of stages within a fetch, and since one of a batch of which it is not known what for."""
+        self._mark: Mark | None = None
+        """From the begin of the forward, backward or optimizer that runs."""
+        steps.block = self.piece
+
+    def fetch_begins(self) -> None:
+        """Know that a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
+        if self.is_home:
+            self._fetching = True
 
     def fetched(
         self, batches: object, start: int, end: int, size: int = 0, source: Hashable = 0, *, training: bool = True
@@ -68,13 +85,15 @@ class Loop:
             source: What is the same for all batches that are used alike.
             training: False where nothing can be learned now, as gradients are off.
         """
-        if not training:
-            self._evaluate(start, end)
-        elif get_ident() != self._home:
+        if training and not self.is_home:
             # A prefetching thread is ahead by a number of batches that no other rank shares.
             self._stage("dataloader_next", start, end)
-        else:
+            return
+        self._fetching = False
+        if training:
             self._judge(batches, start, end, size, source)
+        else:
+            self._evaluate(start, end)
 
     def _judge(self, batches: object, start: int, end: int, size: int, source: Hashable) -> None:
         if self._evaluated:
@@ -97,9 +116,10 @@ class Loop:
             self._begin(start)
         self._batches = self._last
         self._optimizer, self._fetched = 0, end
+        self._place_pieces(end)
         self._stage("dataloader_next", start, end)
         if size:
-            self.steps.batch_size = size
+            self._sizes.append(size)
 
     def _settle(self, *, training: bool) -> None:
         """Know what the batches of late are for."""
@@ -112,24 +132,34 @@ class Loop:
         if wrong and self._cycle_done:
             self._begin(self._evaluating)
             self._batches = self._last
+        if not training:
+            self._sizes.clear()
         ahead, self._ahead = self._ahead, []
         for source, start, end, size in ahead:
             self._uses[source] = training
+            self._place_pieces(start)
             if training:
                 self._take(start, end, size)
             else:
                 self._evaluate(start, end)
+        self._place_pieces()
         if len(self._uses) > MAX_USES:
             self._uses.clear()
 
     def exhausted(self, batches: object) -> None:
         """Know that *batches* has no more: loops that prefetch train on the last one after this."""
+        self.fetch_failed()
         if self._batches() is batches:
             self._batches = _nobody
         if self._last() is batches and (self._evaluated or len(self._ahead) > 1):
             self._settle(training=False)
         if self._last() is batches:
             self._last = _nobody
+
+    def fetch_failed(self) -> None:
+        """Know that there was no batch, and an error instead."""
+        self._fetching = False
+        self._place_pieces()
 
     def forward_begins(self, start: int, *, training: bool = True) -> None:
         """Know that the forward of a root module begins."""
@@ -149,11 +179,13 @@ class Loop:
             self._evaluating = 0  # it was an evaluation in the middle of a step
             if self._optimizer:
                 self._closure_begins(start)
+            self._train_on_one()
+            self._mark = self.steps.mark()
 
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
         if training:
-            self._stage("forward", start, end)
+            self._stage("forward", start, end, self._take_mark())
         else:
             self._evaluate(start, end)
 
@@ -164,18 +196,22 @@ class Loop:
         self._fetched = 0
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
+        if not self._forward_seen:
+            self._train_on_one()
+        self._mark = self.steps.mark()
 
     def backward_ended(self, start: int, end: int) -> None:
         """Know that a backward, begun at *start*, is over."""
         self._evaluating = 0
-        self._stage("backward", start, end)
+        self._stage("backward", start, end, self._take_mark())
         if self._optimizer:
             self._updating, self._closure_seen = end, True
+            self._mark = self.steps.mark()
 
     def _closure_begins(self, start: int) -> None:
         """Leave out of the optimizer's time what its closure does, and what comes before the first."""
         if self._updating and self._closure_seen:
-            self._stage("optimizer", self._updating, start)
+            self._stage("optimizer", self._updating, start, self._take_mark())
         self._updating, self._closure_seen = 0, True
 
     def optimizer_begins(self, optimizer: object, start: int) -> None:
@@ -186,6 +222,7 @@ class Loop:
         if self._optimizer in (0, id(optimizer)) or self._closure_seen:
             self._optimizer, self._closure_seen = id(optimizer), False
             self._optimizing = self._updating = start
+            self._mark = self.steps.mark()
 
     def optimizer_ended(self, optimizer: object, end: int, *, failed: bool = False) -> None:
         """Know that *optimizer* has stepped; inside the step of another one (a scaler) it says nothing."""
@@ -195,12 +232,46 @@ class Loop:
         if failed:
             return
         self._evaluating = 0
-        self._stage("optimizer", start, end)
+        self._stage("optimizer", start, end, self._take_mark())
+        if not self.steps.batch_size:  # neither a forward nor a backward was seen
+            self._train_on_one()
         self._cycle_done, self._cycle_end = True, end
 
     def scheduler_ended(self, start: int, end: int) -> None:
         """Know that a learning-rate scheduler has stepped."""
         self._stage("step_lr_schedulers", start, end)
+
+    def piece(self, name: str, start: int, end: int, mark: Mark | None = None) -> None:
+        """Know of a piece of the stage *name*, which a framework or the program itself tells of."""
+        if self._evaluating and not self.steps.marked:  # the step that follows begins with it
+            self._evaluating = min(self._evaluating, max(start, self._cycle_end))
+        elif self._awaits and len(self._pieces) < MAX_HELD and self.is_home:
+            self._pieces.append((name, start, end, mark))
+            return
+        self._stage(name, start, end, mark)
+
+    @property
+    def _awaits(self) -> bool:
+        """Whether it is not known yet which step is going on."""
+        return self._fetching or (bool(self._ahead) and self._cycle_done)
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this is the thread that trains: what others do is beside the stages of a step."""
+        return get_ident() == self._home
+
+    def _place_pieces(self, before: int = 1 << 63) -> None:
+        """Give the pieces that were held and began *before* to the step of which it is known by now."""
+        while self._pieces and self._pieces[0][1] < before:
+            self._stage(*self._pieces.pop(0))
+
+    def _train_on_one(self) -> None:
+        if self._sizes:
+            self.steps.trained_on(self._sizes.popleft())
+
+    def _take_mark(self) -> Mark | None:
+        mark, self._mark = self._mark, None
+        return mark
 
     def _begin(self, start: int) -> None:
         if self.steps.marked:
@@ -213,14 +284,17 @@ class Loop:
     def _evaluate(self, start: int, end: int) -> None:
         if self._cycle_done and not self._evaluating and not self.steps.marked:
             self._evaluating = self._ahead[0][1] if self._ahead else start
+        self._place_pieces(end)
         self._stage("evaluate", start, end)
 
-    def _stage(self, name: str, start: int, end: int) -> None:
+    def _stage(self, name: str, start: int, end: int, mark: Mark | None = None) -> None:
         between = not self.steps.is_open if self.steps.marked else self._evaluating != 0
-        self.steps.stage(name, start, end, upcoming=between)
+        self.steps.stage(name, start, end, upcoming=between, mark=mark)
 
 
 _loop: Loop | None = None
+joins: list[Callable[[Tracer], None]] = []
+"""Who else follows a tracer, and is told of a new one."""
 
 
 def loop_of(tracer: Tracer) -> Loop:
@@ -228,4 +302,6 @@ def loop_of(tracer: Tracer) -> Loop:
     global _loop  # noqa: PLW0603  -- the one of the live tracer
     if _loop is None or _loop.steps is not tracer.steps:
         _loop = Loop(tracer.steps)
+        for join in joins:
+            join(tracer)
     return _loop

@@ -39,6 +39,7 @@ class Site:
         level: The level from which on it is traced.
         since: The framework's first version that has it, such as ``2.8``; "" for all that are supported.
         until: The first version that has it no more; "" if there is none yet.
+        around: Makes, of the traced function and the bare one, what is put in place, where that is not the traced one.
     """
 
     module: str
@@ -49,6 +50,7 @@ class Site:
     level: int = Level.STEP
     since: str = ""
     until: str = ""
+    around: Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +186,4 @@ def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
             failed(name, broken)
         return result
 
-    return wrapper
+    return wrapper if site.around is None else site.around(wrapper, original)

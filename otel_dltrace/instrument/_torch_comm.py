@@ -124,7 +124,7 @@ class Comm:
 class Running:
     """An operation inside its call."""
 
-    __slots__ = ("_comm", "call", "ends", "group", "inner", "operation", "seq", "source", "waits")
+    __slots__ = ("_comm", "call", "ends", "group", "inner", "mark", "operation", "seq", "source", "waits")
 
     def __init__(self, comm: Comm, call: Call, group: Any, args: Args, kwargs: Kwargs) -> None:
         self._comm, self.call, self.group = comm, call, group
@@ -144,6 +144,7 @@ class Running:
         elif group is not None:
             b = _root(call, group, args, kwargs)
         flags = Flag.ASYNC if self.waits else 0
+        self.mark = comm.tracer.steps.mark() if self.source == Source.HOST_ISSUE else None
         self.operation = Operation(comm.tracer.recorder, descriptor, size, a, b, flags)
 
     def part(self, call: Call, args: Args, kwargs: Kwargs) -> "_Part | None":
@@ -182,6 +183,7 @@ class Running:
             known = self.ends is None or self.ends.peer != ANY
             settle = None if known else self._take_source
             pending = Pending(self.operation, self.seq, self.source, pollable=self.ends is None, settle=settle)
+            pending.mark = self.mark
             works.launched(result, pending, self.group)
         elif self.call.is_operator:
             tensors = list(tensors_in(result))
@@ -189,7 +191,10 @@ class Running:
         elif self.waits and result is not None:
             works.launched_future(result, Pending(self.operation, self.seq, self.source), self.group)
         else:
-            self.operation.close(self.seq, self.source)
+            device, operation = self._comm.tracer.steps.device, self.operation
+            if device and self.mark and device.operation(operation.number, operation.step, self.mark):
+                operation.flags |= Flag.DEVICE
+            operation.close(self.seq, self.source)
 
     def _take_source(self, pending: Pending, work: Any) -> None:
         """Learn from *work*, which is done, who has sent."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from otel_dltrace.instrument._torch_groups import c10d
 from otel_dltrace.model.semconv import Flag, Level, Source
+from otel_dltrace.record.device import Mark
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.steps import Operation, Tracer
 
@@ -43,13 +44,17 @@ class Pending:
         done: When its callback saw it done; 0 before.
         watched: It has a callback.
         pollable: Its work says whether it is done; those of point-to-point calls do not.
+        mark: When the device was told of it, where that is followed.
+        asked: When the device was told to wait for it.
     """
 
     __slots__ = (
         "__weakref__",
+        "asked",
         "closed",
         "done",
         "group",
+        "mark",
         "operation",
         "pollable",
         "seen",
@@ -71,6 +76,8 @@ class Pending:
         self.operation, self.seq, self.source = operation, seq, source
         self.pollable, self.settle = pollable, settle
         self.group: Any = None
+        self.mark: Mark | None = None
+        self.asked: Mark | None = None
         self.seen, self.done = monotonic_ns(), 0
         self.closed = self.watched = False
 
@@ -107,7 +114,7 @@ class Works:
     """The works under way of one process."""
 
     def __init__(self, tracer: Tracer, wait: int) -> None:
-        self._recorder, self._wait = tracer.recorder, wait
+        self._recorder, self._steps, self._wait = tracer.recorder, tracer.steps, wait
         self._pending: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
         self._by_storage: dict[int, Pending] = {}
         self._finished: deque[Pending] = deque()
@@ -129,6 +136,8 @@ class Works:
         if pending.source != Source.HOST_DONE:
             # A device's future is complete as soon as the work is enqueued, and a callback on it
             # would make another stream wait for the transfer.
+            if pending.mark:
+                operation.flags |= Flag.DEVICE
             pending.close(pending.seen)
         elif not pending.pollable or operation.descriptor in self._silent:
             pending.pollable, pending.group = False, None
@@ -246,6 +255,8 @@ class Works:
         if pending is None or (pending.closed and pending.source == Source.HOST_DONE):
             return None
         completed = bool(pending.done) or (pending.pollable and self._is_completed(work))
+        if pending.mark:
+            pending.asked = self._steps.mark()
         return pending, work, monotonic_ns(), completed
 
     def tensor_wait_begins(self, tensor: Any) -> Wait | None:
@@ -255,18 +266,26 @@ class Works:
         pending = self._by_storage.pop(tensor.untyped_storage()._cdata, None)
         return None if pending is None or pending.closed else (pending, tensor, monotonic_ns(), False)
 
+    def _succeeded(self, pending: Pending, work: Any) -> None:
+        """Learn what only a wait that has succeeded tells."""
+        device, operation = self._steps.device, pending.operation
+        if pending.asked is not None and device is not None:
+            device.waited(operation.number, operation.step, pending.mark, pending.asked)
+        if pending.settle is not None:
+            pending.settle(pending, work)
+
     def waited(self, wait: Wait, error: BaseException | None = None) -> None:
         """End what was waited for."""
         end = monotonic_ns()
         pending, work, start, completed = wait
         operation = pending.operation
+        if error is None and (pending.asked is not None or pending.settle is not None):
+            self._succeeded(pending, work)
         if operation.flags & Flag.ASYNC:
             flags = Flag.ERROR if error else 0
             self._recorder.span(
                 self._wait, Level.PHASE, start, end, parent=operation.number, flags=flags, step=operation.step
             )
-        if pending.settle is not None and error is None:
-            pending.settle(pending, work)
         if pending.closed:
             return
         if error is not None or pending.done:

@@ -10,11 +10,16 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument import (
+    accelerate,
     byteps,
+    horovod,
+    lightning,
     mpi4py,
     opentelemetry,
+    process,
     pushpull,
     torch_ddp,
+    torch_device,
     torch_distributed,
     torch_fsdp,
     torch_training,
@@ -27,11 +32,16 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "torch_ddp": torch_ddp.ROWS,
     "torch_distributed": torch_distributed.ROWS,
     "torch_fsdp": torch_fsdp.ROWS,
+    "torch_device": torch_device.ROWS,
+    "accelerate": accelerate.ROWS,
+    "lightning": lightning.ROWS,
     "torch_world": torch_distributed.WORLD,
     "byteps": byteps.ROWS,
+    "horovod": horovod.ROWS,
     "pushpull": pushpull.ROWS,
     "opentelemetry": opentelemetry.ROWS,
     "mpi4py": mpi4py.ROWS,
+    "process": process.ROWS,
 }
 """The sources by name; each can be traced without the others."""
 COMMON = "torch_world"

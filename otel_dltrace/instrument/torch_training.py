@@ -8,6 +8,7 @@ from typing import Any
 
 from otel_dltrace.instrument._loop import Loop, loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
+from otel_dltrace.instrument._stage_calls import stage_site
 from otel_dltrace.instrument._torch_roots import Roots
 from otel_dltrace.instrument._torch_script import SCRIPT
 from otel_dltrace.record.guard import failed, tried
@@ -25,6 +26,7 @@ def _loop() -> Loop:
 
 def _fetch_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
     roots.forget_running()
+    _loop().fetch_begins()
     return args[0], monotonic_ns()
 
 
@@ -42,6 +44,8 @@ def _fetched(span: tuple[Any, int], batch: Any) -> None:
 def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
     if isinstance(error, StopIteration):
         _loop().exhausted(span[0])
+    else:
+        _loop().fetch_failed()
 
 
 def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
@@ -210,6 +214,8 @@ def _compiled(module: Any, _result: object) -> None:
 SCHEDULERS = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts")
 """Those of torch that have a ``step`` of their own."""
 
+DCP_SAVES = ("save", "async_save", "save_state_dict")
+
 ROWS: tuple[Row, ...] = (
     Site(
         "torch.utils.data.dataloader",
@@ -219,6 +225,8 @@ ROWS: tuple[Row, ...] = (
         fail=_fetch_failed,
     ),
     Site("torch.utils.data._utils.worker", "_worker_loop", begin=_worker_begins),
+    # In the loader's own thread it is beside the step; here it is a part of the way to the device.
+    stage_site("torch.utils.data._utils.pin_memory", "pin_memory", "to_device"),
     Attachment("torch.nn.modules.module", roots.attach),
     Site("torch.nn.modules.module", "Module.compile", begin=_compile_begins, finish=_compiled),
     # Before that it has none of its own, and does not mind global hooks.
@@ -249,5 +257,7 @@ ROWS: tuple[Row, ...] = (
         finish=_scheduler_made,
         fail=_scheduler_made,
     ),
+    stage_site("torch.serialization", "save", "checkpoint"),
+    *(stage_site("torch.distributed.checkpoint.state_dict_saver", name, "checkpoint") for name in DCP_SAVES),
     *SCRIPT,
 )

@@ -38,7 +38,7 @@ def constant_attributes(descriptor: Descriptor, source: int, flags: int, error_t
         (s.ERROR_TYPE, error_type),
     )
     out.update({name: value for name, value in named if value})
-    if d.kind not in (s.STEP, s.STAGE):
+    if d.kind not in (s.STEP, s.STAGE) or source == s.Source.DEVICE:
         out[s.DL_TIME_SOURCE] = s.SOURCE_NAMES[min(source, s.Source.BOUND)]
     if flags & s.Flag.TRUNCATED:
         out[s.DL_SPAN_TRUNCATED] = True
@@ -69,6 +69,8 @@ def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tup
         (s.DL_EPOCH, b, step & (b >= 0)),
         (s.DL_STAGE_COUNT, a, stage),
         (s.DL_STAGE_TOTAL, size, stage),
+        (s.DL_TIME_RESIDUAL, b, stage & (rows["source"] == s.Source.DEVICE)),
+        (s.CPYTHON_GC_GENERATION, b, batch.is_pause),
         (s.DL_COMM_SEQ, seq, comm & (seq > 0)),
         (s.DL_COMM_SIZE, size, comm | (phase & (size > 0))),
         (s.DL_COMM_ROOT, b, collective & (b >= 0)),

@@ -8,7 +8,7 @@ from otel_dltrace.model import semconv
 
 MAX_DESCRIPTORS = 1 << 16
 MAX_TEXT = 4096
-_NONAME = re.compile(r"\.noname\.\d+")
+_NONAME = re.compile(r"\.noname\.\d+(?=\Z|_\d+of\d+\Z)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Flag(IntFlag):
     ERROR = 2
     TRUNCATED = 4
     REMOTE = 8  # an AMEND says in which process's step and below which span of it
+    DEVICE = 16  # an AMEND says when the device was at it
 
 
 # Kinds of descriptors: they say how a record's fields are read (contract 2).
@@ -52,6 +53,7 @@ METRIC: Final = "metric"
 TRAIN_STEP: Final = "train.step"
 RANK_STEP: Final = "rank.step"
 WAIT: Final = "wait"
+GC: Final = "gc"
 PUSH_PULL: Final = "push_pull"
 PUSH: Final = "push"  # a request, as the server sees it; a worker's stage is the queue type PUSH
 PULL: Final = "pull"
@@ -72,7 +74,10 @@ STAGES: Final = (
     "to_device",
     "from_device",
     "reduce_metrics",
+    "checkpoint",
 )
+DEVICE_STAGES: Final = ("to_device", "forward", "backward", "optimizer", "from_device")
+"""Those that a device does: where there is one, their times are its own. The others are the host's doing."""
 
 # Resource attributes.
 SERVICE_NAME: Final = "service.name"
@@ -123,6 +128,8 @@ DL_SPANS_LEFT_OUT: Final = "dl.spans.left_out"
 DL_ROOT: Final = "dl.root"
 DL_SPAN_TRUNCATED: Final = "dl.span.truncated"
 DL_TIME_SOURCE: Final = "dl.time.source"
+DL_TIME_RESIDUAL: Final = "dl.time.residual"
 DL_CLOCK_OFFSET: Final = "dl.clock.offset"
 DL_CLOCK_UNCERTAINTY: Final = "dl.clock.uncertainty"
+CPYTHON_GC_GENERATION: Final = "cpython.gc.generation"
 ERROR_TYPE: Final = "error.type"

@@ -96,6 +96,11 @@ class Descriptors(Sequence[Descriptor]):
         )
 
     @cached_property
+    def pauses(self) -> Column:
+        """Which are garbage collections, shape (len + 1,)."""
+        return self.column(lambda d: (d.kind, d.name) == (semconv.PHASE, semconv.GC), bool)
+
+    @cached_property
     def rank_steps(self) -> Column:
         """Which are a rank's own steps, shape (len + 1,)."""
         return self.column(lambda d: (d.kind, d.name) == (semconv.STEP, semconv.RANK_STEP), bool)
@@ -194,6 +199,12 @@ class SpanBatch:
     def is_request(self) -> Column:
         """A mask, shape (n,), of the rows that are pushes and pulls, as a parameter server answers them."""
         mask: Column = self._table.requests[self._numbers]
+        return mask
+
+    @property
+    def is_pause(self) -> Column:
+        """A mask, shape (n,), of the rows that are garbage collections."""
+        mask: Column = self._table.pauses[self._numbers]
         return mask
 
     def is_kind(self, *kinds: str) -> Column:

@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+REFUSED = "refused by the collector"
+"""Why spans were dropped that a collector said no to for good."""
+
 
 def summary_line(figures: Mapping[str, Any]) -> str:
     """Return e.g. ``4,068 spans recorded, 4,268 sent, none waiting, none lost``.
+
+    What was not sent is in the run directory all the same; lost is what is nowhere.
 
     Args:
         figures: The ``summary`` of a ``drain.json``: counts of spans, ``otlp`` where spans were sent, and
@@ -16,24 +21,31 @@ def summary_line(figures: Mapping[str, Any]) -> str:
     if figures.get("truncated"):
         parts.append(f"{figures['truncated']:,} of them cut off by the end of their process")
     if otlp:
-        waiting = otlp.get("waiting", 0) + otlp.get("spilled", 0)
-        parts += [f"{otlp.get('accepted', 0):,} sent", f"{waiting:,} waiting" if waiting else "none waiting"]
-        if otlp.get("trouble") and waiting:
-            parts[-1] += f" ({otlp['trouble']})"
+        parts += _sent(otlp)
     for name, exporter in exporters.items():
         parts.append(f"{exporter['accepted']:,} to {name}")
         if exporter["waiting"]:
             parts.append(f"{exporter['waiting']:,} waiting for {name}")
-    return ", ".join([*parts, _lost(figures, otlp or {}, exporters)])
+    trouble = figures.get("metrics", {}).get("trouble", [])
+    return "; ".join([", ".join([*parts, _lost(figures, exporters)]), *trouble])
 
 
-def _lost(figures: Mapping[str, Any], otlp: Mapping[str, Any], exporters: Mapping[str, Any]) -> str:
+def _sent(otlp: Mapping[str, Any]) -> list[str]:
+    waiting = otlp.get("waiting", 0) + otlp.get("spilled", 0)
+    trouble = otlp.get("diagnosis") or otlp.get("trouble")
+    why = f" ({trouble})" if trouble else ""
+    parts = [f"{otlp.get('accepted', 0):,} sent", f"{waiting:,} waiting{why}" if waiting else "none waiting"]
+    kept = {f" (rejected: {otlp.get('rejection')})": otlp.get("rejected", 0)}
+    for reason, count in otlp.get("dropped", {}).items():
+        kept[why if reason == REFUSED and why else f" ({reason})"] = count
+    return parts + [f"{count:,} kept here and not sent{reason}" for reason, count in kept.items() if count]
+
+
+def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any]) -> str:
     reasons = {
         **{f"ring full at level {k[7:]}": n for k, n in figures.items() if k.startswith("lapped_")},
         "no room in the ring": figures.get("unrecorded", 0),
         "quota": figures.get("dropped_by_quota", 0),
-        f"rejected: {otlp.get('rejection')}": otlp.get("rejected", 0),
-        **otlp.get("dropped", {}),
         **{f"{name} {why}": n for name, exporter in exporters.items() for why, n in exporter["dropped"].items()},
     }
     lost = [f"{n:,} lost ({why})" for why, n in reasons.items() if n]

@@ -56,11 +56,45 @@ class TorchFsdpInstrumentor(SourceInstrumentor):
     source = "torch_fsdp"
 
 
+class TorchDeviceInstrumentor(SourceInstrumentor):
+    """The times of CUDA devices."""
+
+    source = "torch_device"
+
+
+class AccelerateInstrumentor(SourceInstrumentor):
+    """Transfers, shared metrics and checkpoints of Hugging Face Accelerate."""
+
+    source = "accelerate"
+    needs = ("accelerate >= 1",)
+
+
+class LightningInstrumentor(SourceInstrumentor):
+    """Transfers, shared metrics and checkpoints of Lightning, under both of its names."""
+
+    source = "lightning"
+    needs = ()
+
+
+class ProcessInstrumentor(SourceInstrumentor):
+    """Garbage collections, where metrics are on."""
+
+    source = "process"
+    needs = ()
+
+
 class BytepsInstrumentor(SourceInstrumentor):
     """The push_pulls of BytePS's PyTorch plugin."""
 
     source = "byteps"
     needs = ("byteps >= 0.2",)
+
+
+class HorovodInstrumentor(SourceInstrumentor):
+    """The operations of Horovod's PyTorch plugin."""
+
+    source = "horovod"
+    needs = ("horovod >= 0.28.1",)
 
 
 class PushpullInstrumentor(SourceInstrumentor):

@@ -4,7 +4,7 @@ from contextvars import Token
 from time import monotonic_ns
 from types import TracebackType
 
-from otel_dltrace.model.semconv import Flag, Level
+from otel_dltrace.model.semconv import DEVICE_STAGES, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Open, Operation, Tracer, live, open_span
@@ -20,12 +20,13 @@ class step:  # noqa: N801  -- used as a context manager, named as one
 
     Args:
         number: Your own number of the step (``dl.step.user``); the ordinal counts by itself.
+        batch_size: Samples that it trains on, where no DataLoader tells.
     """
 
-    __slots__ = ("_number", "_tracer")
+    __slots__ = ("_batch_size", "_number", "_tracer")
 
-    def __init__(self, number: int | None = None) -> None:
-        self._number = number
+    def __init__(self, number: int | None = None, *, batch_size: int = 0) -> None:
+        self._number, self._batch_size = number, batch_size
         self._tracer: Tracer | None = None
 
     @guarded
@@ -33,7 +34,7 @@ class step:  # noqa: N801  -- used as a context manager, named as one
         """Begin the step."""
         self._tracer = tracer = live.tracer  # it ends what it began, whatever is switched on in between
         if tracer is not None:
-            tracer.steps.begin_own(self._number)
+            tracer.steps.begin_own(self._number, self._batch_size)
         return self
 
     @guarded
@@ -55,7 +56,7 @@ class phase:  # noqa: N801
         size: Bytes moved, if any.
     """
 
-    __slots__ = ("_name", "_recorder", "_token", "descriptor", "number", "parent", "size", "start", "step")
+    __slots__ = ("_mark", "_name", "_recorder", "_token", "descriptor", "number", "parent", "size", "start", "step")
     _recorder: Recorder | None
     _token: "Token[Open | None]"
 
@@ -86,6 +87,8 @@ class phase:  # noqa: N801
                 self.step = now = recorder.step
                 self.parent = 0 if outer is None or outer.step != now else outer.drawn()
                 self._token = _set_open(self)
+            else:
+                self._mark = tracer.steps.mark() if self._name in DEVICE_STAGES else None
             self.start = monotonic_ns()
         except Exception as broken:  # noqa: BLE001  -- see above
             self._recorder = None
@@ -136,7 +139,7 @@ class phase:  # noqa: N801
 
     def _end_stage(self, end: int) -> None:
         if live.tracer is not None:
-            live.tracer.steps.stage(self._name, self.start, end)
+            live.tracer.steps.block(self._name, self.start, end, self._mark)
 
 
 class operation:  # noqa: N801

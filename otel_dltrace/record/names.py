@@ -5,7 +5,7 @@ import os
 import struct
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -17,9 +17,17 @@ from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.guard import say
 from otel_dltrace.record.ring import close_if_still, file_of
 
-STRING, DESCRIPTOR, BIND, ANCHOR = 1, 2, 3, 4
+STRING, DESCRIPTOR, BIND, ANCHOR, TIMELINE = 1, 2, 3, 4, 5
 _HEAD = struct.Struct("<IB")
 _CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A timeline that the process's framework writes itself, at *path*; *anchor* are the clocks when it was named."""
+
+    path: str
+    anchor: Anchor
 
 
 class NamesWriter:
@@ -36,6 +44,7 @@ class NamesWriter:
         self._strings: dict[str, int] = {}
         self._next_descriptor = self._next_string = 1
         self.binds: list[Bind] = []
+        self._timelines: list[Followed] = []
 
     def open(self, path: Path, mode: int, anchor: Anchor, home: dict[str, Any]) -> None:
         """Write what is known so far to *path*, then everything that comes.
@@ -56,12 +65,12 @@ class NamesWriter:
                 os.fchmod(self._fd, mode)  # whatever the umask is
             except OSError as error:
                 raise RingError(f"{path} cannot be made: {error.strerror}; tracing is off") from None
-            clocks = {"monotonic": anchor.monotonic, "wall": anchor.wall, "uncertainty": anchor.uncertainty}
             # Copies: a signal handler may add a name meanwhile, which then writes itself.
-            written = [self._append(ANCHOR, json.dumps(clocks | home).encode())]
+            written = [self._append(ANCHOR, json.dumps(asdict(anchor) | home).encode())]
             written += [self._append_descriptor(number, known) for known, number in [*self._descriptors.items()]]
             written += [self._append_string(number, text) for text, number in [*self._strings.items()]]
             written += [self._append_bind(bind) for bind in [*self.binds]]
+            written += [self._append_timeline(timeline) for timeline in [*self._timelines]]
         if not all(written):
             self.close()
             raise RingError(f"no room for {path}; tracing is off")
@@ -106,6 +115,15 @@ class NamesWriter:
             if not self._append_bind(bind):
                 say("the names file cannot grow (is the ring folder full?): who this process is may be lost")
 
+    def follow(self, timeline: Followed) -> None:
+        """Have the drain read *timeline* as it grows."""
+        with self._lock:
+            self._timelines.append(timeline)
+            self._append_timeline(timeline)
+
+    def _append_timeline(self, timeline: Followed) -> bool:
+        return self._append(TIMELINE, json.dumps(asdict(timeline)).encode())
+
     def _append_descriptor(self, number: int, descriptor: Descriptor) -> bool:
         return self._append(DESCRIPTOR, json.dumps({"id": number, **descriptor.fields()}).encode())
 
@@ -139,8 +157,9 @@ class NamesWriter:
                 close_if_still(fd, self._file)
 
     def after_fork(self) -> None:
-        """Forget the parent's file, which this child must not write to, and its lock."""
+        """Forget the parent's file, which this child must not write to, its lock, and what its framework writes."""
         self._lock = threading.RLock()
+        self._timelines = []
         self.close()
 
 
@@ -151,6 +170,7 @@ class Names:
     descriptors: list[Descriptor] = field(default_factory=lambda: [OTHER])
     strings: dict[int, str] = field(default_factory=dict)
     binds: list[Bind] = field(default_factory=list)
+    timelines: list[Followed] = field(default_factory=list)
     anchor: Anchor | None = None
     home: dict[str, Any] = field(default_factory=dict)
     position: int = 0
@@ -179,7 +199,7 @@ class Names:
         if kind == STRING:
             self.strings[int.from_bytes(payload[:4], "little")] = payload[4:].decode("utf-8", "replace")
             return
-        if kind not in (DESCRIPTOR, BIND, ANCHOR):
+        if kind not in (DESCRIPTOR, BIND, ANCHOR, TIMELINE):
             return
         fields = json.loads(payload)
         if kind == DESCRIPTOR:
@@ -192,6 +212,8 @@ class Names:
                 self.descriptors[number] = known
         elif kind == BIND:
             self.binds.append(Bind.read(fields))
+        elif kind == TIMELINE:
+            self.timelines.append(Followed(fields["path"], Anchor(**fields["anchor"])))
         elif kind == ANCHOR:
             self.anchor = Anchor(fields.pop("monotonic"), fields.pop("wall"), fields.pop("uncertainty"))
             self.home = fields

@@ -14,9 +14,10 @@ from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.time import tightest_anchor
 from otel_dltrace.record import guard
 from otel_dltrace.record.carrier import Remote
-from otel_dltrace.record.names import NamesWriter
+from otel_dltrace.record.names import Followed, NamesWriter
 from otel_dltrace.record.ring import (
     AMEND,
+    AMEND_DEVICE,
     AMEND_ERROR,
     AMEND_PARENT,
     BEGIN,
@@ -34,6 +35,7 @@ _pack_begin = struct.Struct("<IIIBBHQ8xQIIii4xI").pack_into
 _pack_phase = struct.Struct("<IIIIQQQI16xI").pack_into
 _PHASE_SPAN = SPAN | Level.PHASE << 12
 _pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
+_pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
 _pack_amend_parent = struct.Struct("<IIIBBH16s8sII8xII").pack_into
 _error = struct.error
 _HOLE = bytes(RECORD)
@@ -322,6 +324,26 @@ class Recorder:
         text = message.encode("utf-8", "replace")[:36]
         self._write(self._lane(), _pack_amend_error, (*head, self.names.string(kind), text, AMEND_ERROR))
 
+    def device(
+        self, number: int, level: int, start: int, end: int, residual: int, total: int, source: int, step: int
+    ) -> None:
+        """Record that a device was at the span *number*, which says so by ``Flag.DEVICE``, from *start* to *end*.
+
+        Args:
+            number: The span's.
+            level: The span's.
+            start: Monotonic ns of the host.
+            end: Likewise.
+            residual: By how many ns the device's clock, as it is tied to the host's, may be wrong.
+            total: ns in all its pieces together, of a stage.
+            source: What the end means.
+            step: The span's.
+        """
+        if level <= self.level:
+            head = (number & _M32, step & _M32, 0, AMEND, level << 4 | source, int(Flag.DEVICE))
+            times = (start & _M64, end & _M64, min(residual, _M32), total & _M64)
+            self._write(self._lane(), _pack_amend_device, (*head, *times, AMEND_DEVICE))
+
     def remote_parent(self, number: int, level: int, remote: Remote) -> None:
         """Record that the span *number*, which says so by ``Flag.REMOTE``, is in another process's step and trace."""
         if level > self.level:
@@ -434,6 +456,11 @@ class Recorder:
         """Say who this process is, from the current step on (from the first, if it is the first to say so)."""
         start = 0 if self.step == NO_STEP or not self.names.binds else self.step
         self.names.bind(bind.from_now(start))
+
+    def follow(self, path: str) -> None:
+        """Have the drain read the timeline *path*, which the process's framework writes, as it grows."""
+        anchor = tightest_anchor(time.monotonic_ns, time.time_ns)
+        self.names.follow(Followed(str(Path(path).absolute()), anchor))
 
     @property
     def bound(self) -> Bind | None:

@@ -1,8 +1,10 @@
 """Which step is current, its stages, and the spans a program opens itself (contract 3 and 4)."""
 
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from itertools import count
+from threading import get_ident
 from time import monotonic_ns
 from typing import Protocol
 
@@ -10,12 +12,15 @@ from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, PHASE, STAGE, STAGES, Flag, Level, Source
 from otel_dltrace.model.topology import World
+from otel_dltrace.record.device import DeviceTimes, Mark
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _STEP, _COLLECTIVE = int(Level.STEP), int(Level.COLLECTIVE)
-_HOST_DONE = int(Source.HOST_DONE)
+_HOST_DONE, _DEVICE = int(Source.HOST_DONE), int(Flag.DEVICE)
+MAX_PIECES = 4096
+"""Pieces of stages that are remembered, to take those inside a longer one out of it."""
 AS_STAGE = -1
 """In place of a descriptor: a phase of this name is counted as a stage."""
 
@@ -37,10 +42,13 @@ class Steps:
     """The current step of this process and the stages seen in it.
 
     A stage that happens several times in a step is one span: every piece writes the span again,
-    longer, under the same number, so that a kill loses none of them. *group_seq* returns the
-    world group's number, by which drains notice ranks whose ordinals drift apart. *on_begin* is
-    called when a step has begun, *on_end* when one is about to end, *on_left* when one has ended
-    and no other begins where it did.
+    longer, under the same number, so that a kill loses none of them. Of pieces inside one another
+    each counts for what is not in the inner one, so that the totals of a step's stages add up to
+    no more than the step. *group_seq* returns the world group's number, by which drains notice
+    ranks whose ordinals drift apart. *on_begin* is called when a step has begun, *on_end* when one
+    is about to end, *on_left* when one has ended and no other begins where it did. *block* is told
+    of a stage that the program marks: by default it is one of the current step. *device*, where
+    there is one, finds out when the device was at a stage.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -49,15 +57,21 @@ class Steps:
         self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.on_left: Callable[[], None] = lambda: None
+        self.block: Callable[[str, int, int, Mark | None], None] = self._block
+        self.device: DeviceTimes | None = None
         self.upcoming = 0
         self.is_open = False
         self.own, self.marked = 0, False
         self.user = NO_USER_STEP
         self.batch_size, self.epoch = 0, -1
+        self._is_told = False
         self._start = self._seq = self._number = self._last_end = 0
         self._rank_step = 0
         self._stages: dict[str, list[int]] = {}
         self._descriptors: dict[str, int] = {}
+        self._thread = 0
+        self._pieces: list[tuple[int, int, str]] = []
+        """Disjoint, by time: what the stages of the thread that begins steps cover."""
 
     def begin(self, start: int = 0, user: int | None = None) -> None:
         """Begin the next step at *start* (monotonic ns, default now); the one before ends there."""
@@ -70,6 +84,8 @@ class Steps:
         self.upcoming += 1
         self.is_open = True
         self._start, self._last_end = start, start
+        self._thread, self._pieces = get_ident(), [piece for piece in self._pieces if piece[1] > start]
+        self.batch_size, self._is_told = 0, False
         self.user = NO_USER_STEP if user is None else user
         self._seq = self.group_seq()
         self._rank_step = self._rank_step or recorder.intern(RANK_STEP)
@@ -82,6 +98,8 @@ class Steps:
         self.on_left()
 
     def _end(self, end: int) -> None:
+        if self.device is not None:
+            self.device.step_ends()
         self.on_end()
         if not self.is_open:
             return
@@ -98,12 +116,13 @@ class Steps:
             number=self._number,
         )
 
-    def begin_own(self, user: int | None) -> None:
+    def begin_own(self, user: int | None, batch_size: int = 0) -> None:
         """Begin a step that the program marks itself; from then on (`marked`) no other sign begins one."""
         self.own += 1
         self.marked = True
         if self.own == 1:
             self.begin(user=user)
+            self.batch_size, self._is_told = batch_size, bool(batch_size)
 
     def end_own(self) -> None:
         """End the step that the program marked."""
@@ -111,25 +130,78 @@ class Steps:
         if self.own == 0:
             self.end(monotonic_ns())
 
-    def stage(self, name: str, start: int, end: int, upcoming: bool = False) -> None:
+    def trained_on(self, size: int) -> None:
+        """Know that a batch of *size* samples is trained on in the current step; what the program says comes first."""
+        if not self._is_told:
+            self.batch_size += size
+
+    def mark(self) -> Mark | None:
+        """Return when the device comes to what the program asks of it next; None where nobody will know."""
+        return None if self.device is None else self.device.mark()
+
+    def _block(self, name: str, start: int, end: int, mark: Mark | None) -> None:
+        self.stage(name, start, end, mark=mark)
+
+    def stage(self, name: str, start: int, end: int, upcoming: bool = False, mark: Mark | None = None) -> None:
         """Add a piece of stage *name*, from *start* to *end* (monotonic ns), to the current step.
 
-        With *upcoming* it belongs to the step that follows, as evaluation does.
+        With *upcoming* it belongs to the step that follows, as evaluation does. *mark* is from its begin.
         """
         step = self.upcoming if upcoming else self.recorder.step
         if step == NO_STEP:
             return
         seen = self._stages.get(name)
         if seen is None or seen[5] != step:
-            seen = self._stages[name] = [self.recorder.number(), start, end, 0, 0, step]
-        seen[2] = end
-        seen[3] += end - start
-        seen[4] += 1
+            seen = self._stages[name] = [self.recorder.number(), start, end, 0, 0, step, 0]
+        inner, again = self._cover(name, start, end) if get_ident() == self._thread else (0, 0)
+        seen[1], seen[2] = min(seen[1], start), max(seen[2], end)
+        seen[3] += end - start - inner
+        seen[4] += 1 - min(again, seen[4])
         if not upcoming and end > self._last_end:
             self._last_end = end
+        if mark is not None and self.device is not None and self.device.piece(seen[0], step, seen[4], mark):
+            seen[6] = _DEVICE
         self.recorder.span(
-            self._descriptor(name), _STEP, seen[1], end, size=seen[3], a=seen[4], number=seen[0], step=step
+            self._descriptor(name),
+            _STEP,
+            seen[1],
+            seen[2],
+            size=seen[3],
+            a=seen[4],
+            flags=seen[6],
+            number=seen[0],
+            step=step,
         )
+
+    def _cover(self, name: str, start: int, end: int) -> tuple[int, int]:
+        """Note a piece; return how much of it earlier pieces, inside it, have, and how many of these are of *name*."""
+        pieces = self._pieces
+        if pieces and pieces[-1][1] > end:
+            return self._cover_late(name, start, end), 0
+        inner = again = 0
+        first = start
+        while pieces and pieces[-1][1] > start:
+            since, until, whose = pieces.pop()
+            if since < start:  # they overlap, or it is in the earlier one
+                first = since
+                inner += until - start
+            else:
+                inner += until - since
+                again += whose == name
+        pieces.append((first, end, name))
+        if len(pieces) > MAX_PIECES:
+            del pieces[: MAX_PIECES // 2]
+        return inner, again
+
+    def _cover_late(self, name: str, start: int, end: int) -> int:
+        """Note a piece that is told of after a later one; return how much of it others have: nothing is inside it."""
+        pieces = self._pieces
+        at = bisect(pieces, (start, end))
+        before, after = pieces[at - 1][1] if at else start, pieces[at][0] if at < len(pieces) else end
+        if before <= start and end <= after:
+            pieces.insert(at, (start, end, name))
+            return 0
+        return min(end, before) - start if before > start else end - after
 
     def _descriptor(self, name: str) -> int:
         number = self._descriptors.get(name)
@@ -199,6 +271,8 @@ class Tracer:
         starter: What started the drain, and waits for it at the end.
         span_budget: Spans per trace over OTLP, by which all compute in which trace a rank's step is.
         server_key: The one key of which a parameter server records pushes and pulls; -1: of all.
+        horovod_timeline: Returns where the user wants Horovod's own timeline now, "" for nowhere.
+        metrics: Whether to record what only this process knows of itself.
     """
 
     def __init__(
@@ -214,6 +288,8 @@ class Tracer:
         self.recorder = recorder
         self.job_name, self.environment, self.world_name = job_name, environment, world_name
         self.starter, self.span_budget, self.server_key = starter, span_budget, server_key
+        self.horovod_timeline: Callable[[], str] = str
+        self.metrics = False
         self.steps = Steps(recorder)
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
         self.occurrences: dict[tuple[str, str], Iterator[int]] = {}

@@ -6,10 +6,11 @@ from dataclasses import asdict
 from otel_dltrace.analysis.compose import RunReport
 from otel_dltrace.analysis.keys import Keys
 from otel_dltrace.analysis.negotiation import Negotiations
+from otel_dltrace.analysis.scaling import Scaling
 
 SCHEMA_VERSION = 1
 
 
-def to_json(report: RunReport | Keys | Negotiations) -> str:
+def to_json(report: RunReport | Keys | Negotiations | Scaling) -> str:
     """Return *report* as one JSON object; what cannot be told is null."""
     return json.dumps({"schema": SCHEMA_VERSION, **asdict(report)}, indent=2, allow_nan=False)

@@ -6,13 +6,18 @@ from collections.abc import Collection, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.breakdown import BETWEEN, RESIDUAL, Breakdown, RankBreakdown
+from otel_dltrace.analysis.breakdown import OPERATIONS, Breakdown, RankBreakdown
 from otel_dltrace.analysis.compose import RunReport
 from otel_dltrace.analysis.operations import OperationRow
 from otel_dltrace.analysis.select import spell
+from otel_dltrace.analysis.spread import Spread
+from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
+from otel_dltrace.analysis.throughput import Throughput
 from otel_dltrace.analysis.waits import RankWaits, Waits
 from otel_dltrace.report import words
+from otel_dltrace.report.machine import saturation_parts, utilisation_parts
 from otel_dltrace.report.tables import MOST_ROWS, new_table, section
+from otel_dltrace.report.timings import rates, timing_parts
 from otel_dltrace.report.words import ms, plain, size
 
 _STYLES = {"straggler": "bold red", "none": "bold green", "cannot tell": "bold yellow"}
@@ -44,15 +49,18 @@ def parts(report: RunReport) -> list[RenderableType]:
         out.append(Text(exposed))
     named = {straggler.rank for straggler in report.stragglers.found}
     b = report.breakdown
+    out += saturation_parts(report.saturation)
     if b.stages:
-        out += _steps(b, named)
+        out += _steps(b, report.throughput, named)
         out += _stages(b, b.steady, f"Steps from {b.warm_up} on: mean ms of each stage per step", named)
     if b.first and b.stages:
         out += _stages(b, b.first, f"The first steps apart: {spell(range(b.warm_up))}", named, mark=False)
+    out += timing_parts(report.timings)
     if report.operations:
         out += _operations(report.operations)
     if report.waits.joined:
         out += _waits(report.waits, named)
+    out += utilisation_parts(report.utilisation)
     out.append(Text(f"\n{words.rests_on(report.guards)}", style="dim"))
     return out
 
@@ -65,30 +73,35 @@ def _shown(ranks: Sequence[int], named: Collection[int]) -> tuple[set[int], str]
     return set(order[:MOST_ROWS]), f"{len(ranks) - MOST_ROWS} more ranks: choose with --rank, or --json has all"
 
 
-def _steps(b: Breakdown, named: Collection[int]) -> list[RenderableType]:
-    numbers = ["steps", "mean", "p50", "p95", "max", "steps/s", "samples/s"]
+def _steps(b: Breakdown, done: Throughput, named: Collection[int]) -> list[RenderableType]:
+    numbers = ["steps", "mean", "p50", "p95", "max", "steps/s", "batches/s", "samples/s"]
     table = new_table(["rank"], numbers)
     shown, hidden = _shown([r.rank for r in b.steady], named)
-    for r in (r for r in b.steady if r.rank in shown):
-        mean = _cell(ms(r.step.mean), ("step", r.rank) in b.slowest)
-        samples = "" if r.samples_per_second is None else f"{r.samples_per_second:,.1f}"
-        spread = (ms(r.step.p50), ms(r.step.p95), ms(r.step.max))
-        table.add_row(str(r.rank), f"{r.step.count:,}", mean, *spread, f"{r.steps_per_second:,.2f}", samples)
+    for r, throughput in zip(b.steady, done.ranks, strict=True):
+        if r.rank in shown:
+            mean = _cell(ms(r.step.mean), ("step", r.rank) in b.slowest)
+            spread = (ms(r.step.p50), ms(r.step.p95), ms(r.step.max))
+            table.add_row(str(r.rank), f"{r.step.count:,}", mean, *spread, *rates(throughput.rates))
+    if done.overall is not None and len(done.ranks) > 1:
+        table.add_row("all", *[""] * 5, *rates(done.overall))
     return section(f"Steps from {b.warm_up} on, ms", table, hidden)
 
 
 def _stages(
     b: Breakdown, ranks: Sequence[RankBreakdown], title: str, named: Collection[int], mark: bool = True
 ) -> list[RenderableType]:
-    names = (*b.stages, RESIDUAL, BETWEEN)
+    has_operations = any(r.operations for r in ranks)
+    names = (*b.stages, *([OPERATIONS] if has_operations else []), RESIDUAL, BETWEEN)
     table = new_table(["rank"], [plain(name).replace("_", "_\n").replace(" ", "\n") for name in names])
     shown, hidden = _shown([r.rank for r in ranks], named)
     for r in (r for r in ranks if r.rank in shown):
-        times = [*(stage.time for stage in r.stages), r.residual, r.between]
+        outside = [r.operations or Spread()] if has_operations else []
+        times = [*(stage.time for stage in r.stages), *outside, r.residual, r.between]
         marked = [mark and (name, r.rank) in b.slowest for name in names]
         table.add_row(str(r.rank), *(_cell(ms(time.mean), star) for time, star in zip(times, marked, strict=True)))
     legend = "* the slowest, where one stands out" if mark and b.slowest else ""
-    return section(title, table, legend, hidden)
+    note = "operations: blocked in communication outside any stage" if has_operations else ""
+    return section(title, table, legend, note, hidden)
 
 
 def _cell(text: str, marked: bool) -> Text:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from otel_dltrace.analysis.breakdown import BETWEEN, RESIDUAL
 from otel_dltrace.analysis.compose import Guards
 from otel_dltrace.analysis.drift import Drift
 from otel_dltrace.analysis.frontier import FrontierStage
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.stragglers import Straggler, Stragglers
+from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
 
 _SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of its step outside any stage takes"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -68,8 +68,12 @@ def where_the_step_goes(stages: Sequence[FrontierStage]) -> str:
     longest = sorted((stage for stage in stages if stage.exposed > 0), key=lambda stage: -stage.exposed)
     if not longest:
         return ""
-    parts = [f"{plain(stage.name)} {ms(stage.exposed)} (rank {stage.leader})" for stage in longest]
+    parts = [f"{plain(stage.name)} {ms(stage.exposed)} ({_leader(stage)})" for stage in longest]
     return f"Where the slowest rank's step goes, waiting included, ms and who leads: {', '.join(parts)}."
+
+
+def _leader(stage: FrontierStage) -> str:
+    return "no rank alone" if stage.ambiguous else f"rank {stage.leader}"
 
 
 def drift(d: Drift) -> list[str]:

@@ -43,6 +43,7 @@ WAIT_COLOUR, ERROR_COLOUR, TRUNCATED_COLOUR = "thread_state_runnable", "terrible
 FIRST_FREE_PID = 1_000_001
 _ROLE_ORDER = {"worker": 0, "server": 1_000_000, "scheduler": 2_000_000}
 UNKNOWN_ORDER = 3_000_000
+HOST_ORDER = 4_000_000
 _METADATA = '{"ph":"M","pid":%d,"tid":%d,"name":"%s","args":{"%s":%s}}'
 
 

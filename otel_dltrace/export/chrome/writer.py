@@ -1,33 +1,47 @@
 """Write spans as a Chrome trace, which Perfetto and chrome://tracing show: a process per rank, lanes below."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from otel_dltrace.export.chrome.counters import track_chunks, tracks
 from otel_dltrace.export.chrome.events import Chunk, counter_chunks, span_chunks, step_marks
 from otel_dltrace.export.chrome.flows import Flows
 from otel_dltrace.export.chrome.layout import Lanes, lay_out
 from otel_dltrace.export.chrome.marks import (
+    FIRST_FREE_PID,
+    HOST_ORDER,
     UNKNOWN_ORDER,
+    free_pid,
     lane_metadata,
     process_metadata,
     process_names,
     rank_pid,
 )
+from otel_dltrace.export.chrome.notes import Note, note_lines
 from otel_dltrace.export.files import open_whole
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value, resource_attributes
+from otel_dltrace.model.metric_batch import HOST, MetricBatch
 from otel_dltrace.model.spans import Process, SpanBatch
 
 MARGIN = 86_400_000_000_000
 """The first batch begins a day after the trace's zero: another rank may be earlier, and Perfetto drops what is < 0."""
 
 
-def write_chrome(batches: Iterable[SpanBatch], path: Path, progress: Callable[[int], None] | None = None) -> int:
+def write_chrome(
+    batches: Iterable[SpanBatch],
+    path: Path,
+    progress: Callable[[int], None] | None = None,
+    metrics: Iterable[MetricBatch] = (),
+    notes: Sequence[Note] = (),
+) -> int:
     """Write *batches* to *path* as Chrome trace JSON, gzipped if it ends in ``.gz``; return the number of events.
 
     Batches are drawn as they come, each forgotten before the next is asked for; those of one process
@@ -40,11 +54,16 @@ def write_chrome(batches: Iterable[SpanBatch], path: Path, progress: Callable[[i
         batches: The spans, each batch of one process.
         path: The file; its folder exists.
         progress: Called with the number of rows done since its last call.
+        metrics: What to draw as counters, each batch of one host; asked for after the spans.
+        notes: Remarks on some of these spans' processes.
     """
     with open_whole(path) as out, ExitStack() as files:
         trace = _Trace(out, Flows(files))
         for batch in batches:
             trace.add(batch, progress or _ignore)
+        for metric_batch in metrics:
+            trace.add_metrics(metric_batch, progress or _ignore)
+        trace.add_notes(notes)
         trace.close()
     return trace.events
 
@@ -64,6 +83,10 @@ class _Drawn:
     os_pid: int = 0
     spans: int = 0
     base: int | None = None
+    rank: int = HOST
+    wall: int = 0
+    machine: tuple[str, str] = ("", "")
+    """Boot and host: who has these in common shares a monotonic clock."""
 
     def summary(self, base: int | None) -> dict[str, Any]:
         """Return what is told of it; its own zero too, if that is not the *base* of the trace."""
@@ -86,6 +109,7 @@ class _Trace:
         self._flows = flows
         self._base: int | None = None
         self._processes: dict[int, _Drawn] = {}
+        self._hosts: set[int] = set()
         self._job: dict[str, Any] = {}
         # "ns", since chrome://tracing nests slices to the us under "ms": what is shorter lands in its neighbour.
         self.out.write(b'{"displayTimeUnit":"ns","traceEvents":[')
@@ -113,6 +137,39 @@ class _Trace:
             self._write(marks.text, marks.events)
         for chunk in counter_chunks(batch, drawn.base, drawn.pid):
             self._write_chunk(chunk, progress)
+
+    def add_metrics(self, batch: MetricBatch, progress: Callable[[int], None]) -> None:
+        """Write one host's metrics as counters, on the clocks of the spans of that host."""
+        if not len(batch):
+            return
+        here = [one for one in self._processes.values() if one.machine == (batch.boot_id, batch.host)]
+        wall = here[0].wall if here else batch.wall
+        if self._base is None:
+            self._base = int(batch.time.min()) + wall - MARGIN
+        base = here[0].base if here and here[0].base is not None else self._base
+        ranks = {one.rank: (one.pid, one.wall - (one.base or 0)) for one in here if one.rank != HOST}
+        host: tuple[int, int] | None = None
+        for usage, name, times, values in tracks(batch):
+            place = ranks.get(usage.rank)
+            if place is None:
+                place = host = host or (self._host(batch.host), wall - base)
+            pid, shift = place
+            for chunk in track_chunks(name, times + np.int64(shift), values, pid):
+                self._write_chunk(chunk, progress)
+
+    def add_notes(self, notes: Sequence[Note]) -> None:
+        """Write remarks below the lanes of the processes that they are about."""
+        for nonce, drawn in self._processes.items():
+            mine = [note for note in notes if note.nonce == nonce]
+            if mine:
+                self._write_lines(note_lines(mine, drawn.wall - (drawn.base or 0), drawn.pid))
+
+    def _host(self, name: str) -> int:
+        """Return the process that stands for a host; name it."""
+        pid = free_pid(FIRST_FREE_PID, {drawn.pid for drawn in self._processes.values()} | self._hosts)
+        self._hosts.add(pid)
+        self._write_lines(process_metadata(pid, f"host {name}", "metrics", HOST_ORDER))
+        return pid
 
     def close(self) -> None:
         """Write what needs all ranks, and what describes the whole."""
@@ -151,6 +208,9 @@ class _Trace:
         if name != drawn.name:
             drawn.name, drawn.os_pid = name, process.pid
             self._write_lines(process_metadata(drawn.pid, name, label, order))
+        drawn.rank = process.bind.rank if process.bind and process.bind.role == "worker" else HOST
+        drawn.wall = process.anchor.offset
+        drawn.machine = (process.boot_id, process.host)
         drawn.uncertainty = max(drawn.uncertainty, process.anchor.uncertainty)
         if process.bind is not None and not self._job:
             bind = process.bind

@@ -10,9 +10,9 @@ from time import monotonic, sleep
 
 from otel_dltrace.export.otlp.spill import Spill, Spilled
 from otel_dltrace.export.otlp.transport import Outcome, Transport, Verdict
+from otel_dltrace.model.summary import REFUSED
 from otel_dltrace.record.guard import guarded, say
 
-REFUSED = "refused by the collector"
 SPILL_FULL = "spill folder full"
 NO_ROOM = "memory full and no spill folder that can be written"
 UNREADABLE = "spill file gone or unreadable"

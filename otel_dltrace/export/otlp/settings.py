@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from otel_dltrace.export.choice import names_otlp
+from otel_dltrace.export.choice import TRACES, names_otlp
 from otel_dltrace.model.errors import ConfigError
 
 GRPC = "grpc"
@@ -56,21 +56,22 @@ class OtlpSettings:
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> "OtlpSettings | None":
+    def from_env(cls, env: Mapping[str, str], signal: str = TRACES) -> "OtlpSettings | None":
         """Return what *env* asks for, or None where it names no endpoint: nothing is sent then.
 
-        The ``OTEL_EXPORTER_OTLP_TRACES_*`` form of a variable wins over the common one; an empty value counts as unset.
+        The form of a variable for *signal*, as ``OTEL_EXPORTER_OTLP_TRACES_*``, wins over the common one; an empty
+        value counts as unset.
 
         Raises:
             ConfigError: A value cannot be used.
         """
-        variables = _Variables(env)
+        variables = _Variables(env, signal)
         name, endpoint = variables.find("ENDPOINT")
-        if not endpoint or not names_otlp(env):
+        if not endpoint or not names_otlp(env, signal):
             return None
         protocol = variables.read("PROTOCOL", _protocol, HTTP)
         insecure = variables.read("INSECURE", _boolean, False)
-        target, tls = _grpc_target(name, endpoint, insecure) if protocol == GRPC else _http_url(name, endpoint)
+        target, tls = _grpc_target(name, endpoint, insecure) if protocol == GRPC else _http_url(name, endpoint, signal)
         settings = cls(
             endpoint=target,
             protocol=protocol,
@@ -94,11 +95,12 @@ class _Variables:
     """The environment, asked by the last part of a variable's name."""
 
     env: Mapping[str, str]
+    signal: str
 
     def find(self, last: str) -> tuple[str, str]:
         """Return the variable that counts and its value, "" where unset."""
         common = f"OTEL_EXPORTER_OTLP_{last}"
-        for name in (f"OTEL_EXPORTER_OTLP_TRACES_{last}", common):
+        for name in (f"OTEL_EXPORTER_OTLP_{self.signal}_{last}", common):
             if value := self.env.get(name, "").strip():
                 return name, value
         return common, ""
@@ -108,13 +110,13 @@ class _Variables:
         return parse(name, value) if value else default
 
 
-def _http_url(name: str, value: str) -> tuple[str, bool]:
+def _http_url(name: str, value: str, signal: str) -> tuple[str, bool]:
     url = _split(name, value)
     if url.scheme not in _DEFAULT_PORTS or not url.hostname:
         raise ConfigError(f"{name}={_public(value)!r} is not a URL: write http://host:4318 or https://host:4318")
-    if "_TRACES_" in name:  # used as it is; a URL without a path means the root
+    if f"_{signal}_" in name:  # used as it is; a URL without a path means the root
         return url._replace(path=url.path or "/").geturl(), url.scheme == "https"
-    return url._replace(path=url.path.rstrip("/") + "/v1/traces").geturl(), url.scheme == "https"
+    return url._replace(path=url.path.rstrip("/") + f"/v1/{signal.lower()}").geturl(), url.scheme == "https"
 
 
 def _grpc_target(name: str, value: str, insecure: bool) -> tuple[str, bool]:

@@ -113,7 +113,11 @@ class GrpcTransport:
 
 
 class HttpTransport:
-    """OTLP over HTTP/protobuf; proxies and certificates of the environment count, as they do with requests."""
+    """OTLP over HTTP/protobuf; proxies and certificates of the environment count, as they do with requests.
+
+    Attributes:
+        answered_in: The content type of the last answer; a receiver of OTLP answers in what it was asked in.
+    """
 
     def __init__(self, settings: OtlpSettings) -> None:
         self._url = settings.endpoint
@@ -131,6 +135,7 @@ class HttpTransport:
         if "authorization" in dict(settings.headers):
             self._session.auth = lambda request: request  # else an entry in ~/.netrc replaces the header
         self._packed = (b"", b"")
+        self.answered_in = ""
 
     def send(self, body: bytes, deadline_s: float) -> Outcome:
         """Make one attempt to send *body*."""
@@ -146,6 +151,7 @@ class HttpTransport:
             return Outcome(Verdict.REFUSED, message=_brief(error))
         except OSError as error:  # every other error of requests, and a certificate that vanished
             return Outcome(Verdict.RETRY, message=_brief(_cause(error)))
+        self.answered_in = response.headers.get("content-type", "")
         return _http_outcome(response)
 
     def close(self) -> None:

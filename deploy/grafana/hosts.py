@@ -1,0 +1,102 @@
+"""What the machines do meanwhile: hosts and GPUs as the drain sees them, ranks, and nodes as the sidecar sees them."""
+
+from panels import JOBS, OF_JOB, Dashboard, Panel, rate
+
+# The sidecar's collector calls itself the service "node"; its metrics have the names of the drain's, and other labels.
+OF_HOST = 'host_name=~"$host",service_name!="node"'
+OF_NODE = 'host_name=~"$host",service_name="node"'
+HOST, GPU, RANK = "{{host_name}}", "{{host_name}} {{hw_id}}", "rank {{dl_rank}}"
+
+
+def _host(metric: str, where: str = "", of: str = OF_HOST) -> dict[str, str]:
+    return {HOST: f"sum by (host_name) ({metric}{{{of}{where}}})"}
+
+
+def _directions(counter: str, label: str, of: str = OF_HOST) -> dict[str, str]:
+    return {f"{HOST} {{{{{label}}}}}": rate(counter, of, f"host_name, {label}")}
+
+
+def _gpu(metric: str) -> dict[str, str]:
+    return {GPU: f"max by (host_name, hw_id) ({metric}{{{OF_HOST}}})"}
+
+
+def _rank(metric: str) -> dict[str, str]:
+    return {RANK: f"sum by (dl_rank) ({metric}{{{OF_JOB}}})"}
+
+
+HOSTS = (
+    Panel(
+        "CPU",
+        "Share of all CPUs that is busy.",
+        _host("system_cpu_utilization_ratio", ',cpu_mode!~"|idle|iowait"'),
+        "percentunit",
+    ),
+    Panel(
+        "Memory in use",
+        "Of the host, or of the container that limits us.",
+        _host("system_memory_utilization_ratio", ',system_memory_state="used"'),
+        "percentunit",
+    ),
+    Panel("Disks", "A second.", _directions("system_disk_io_bytes_total", "disk_io_direction"), "Bps"),
+    Panel("Disk operations", "A second.", _directions("system_disk_operations_total", "disk_io_direction"), "iops"),
+    Panel("Network", "A second.", _directions("system_network_io_bytes_total", "network_io_direction"), "Bps"),
+)
+GPUS = (
+    Panel("GPU", "Share of the time in which a kernel ran.", _gpu("hw_gpu_utilization_ratio"), "percentunit"),
+    Panel("GPU memory in use", "Share of it.", _gpu("hw_gpu_memory_utilization_ratio"), "percentunit"),
+    Panel("GPU power", "What it draws.", _gpu("hw_power_watts"), "watt"),
+    Panel("GPU temperature", "What it measures itself.", _gpu("hw_temperature_celsius"), "celsius"),
+    Panel(
+        "GPU throttled",
+        "1 while it is slowed down for this reason.",
+        {
+            GPU + " {{dl_gpu_throttle_reason}}": (
+                f"max by (host_name, hw_id, dl_gpu_throttle_reason) (dl_gpu_throttled_ratio{{{OF_HOST}}})"
+            )
+        },
+        "short",
+    ),
+    Panel(
+        "PCIe and NVLink",
+        "A second.",
+        {
+            GPU + " {{dl_gpu_link}} {{network_io_direction}}": rate(
+                "hw_gpu_io_bytes_total", OF_HOST, "host_name, hw_id, dl_gpu_link, network_io_direction"
+            )
+        },
+        "Bps",
+    ),
+)
+PROCESSES = (
+    Panel("Memory of ranks", "Resident.", _rank("process_memory_usage_bytes"), "bytes"),
+    Panel("CPU of ranks", "Share of all CPUs of the host.", _rank("process_cpu_utilization_ratio"), "percentunit"),
+    Panel(
+        "Garbage collection",
+        "Share of the time in which it held the interpreter.",
+        {RANK: rate("dl_gc_pause_seconds_sum", OF_JOB, "dl_rank")},
+        "percentunit",
+    ),
+)
+NODES = (
+    Panel(
+        "CPU of nodes",
+        "Share of all CPUs that is busy.",
+        _host("system_cpu_utilization_ratio", ',state!~"idle|wait"', OF_NODE),
+        "percentunit",
+    ),
+    Panel(
+        "Memory of nodes",
+        "Share in use.",
+        _host("system_memory_utilization_ratio", ',state="used"', OF_NODE),
+        "percentunit",
+    ),
+    Panel("Network of nodes", "A second.", _directions("system_network_io_bytes_total", "direction", OF_NODE), "Bps"),
+    Panel("Load of nodes", "Threads that run or want to.", _host("system_cpu_load_average_1m", of=OF_NODE), "short"),
+)
+
+MACHINES = Dashboard(
+    "hosts",
+    "Hosts and GPUs",
+    {"host": "label_values(system_cpu_utilization_ratio, host_name)", **JOBS},
+    {"Hosts": HOSTS, "GPUs": GPUS, "Ranks": PROCESSES, "Nodes (with sidecar.yaml)": NODES},
+)

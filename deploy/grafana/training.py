@@ -1,0 +1,98 @@
+"""Steps, their stages, and who makes the others wait."""
+
+from panels import JOBS, OF_JOB, ROWS, SPANS, STACK, TRACES, Dashboard, Panel, mean, quantile, rate
+
+STEP, EXPOSED = "dl_step_duration_seconds", "dl_step_grad_sync_exposed_seconds"
+STAGE = "dl_step_stage_duration_seconds"
+RANKS = "service_name, dl_rank"
+RANK = "rank {{dl_rank}}"
+OWN_TIME = (
+    f"({rate(STEP + '_sum', OF_JOB, RANKS)} - {rate(EXPOSED + '_sum', OF_JOB, RANKS)})"
+    f" / {rate(STEP + '_count', OF_JOB, RANKS)}"
+)
+MEDIAN_RANK = f"quantile by (service_name) (0.5, {OWN_TIME})"
+
+STEPS = (
+    Panel(
+        "Step time by rank",
+        "The mean. In synchronous training all ranks take as long as the slowest.",
+        {RANK: mean(STEP, OF_JOB, "dl_rank")},
+    ),
+    Panel(
+        "Step time",
+        "Quantiles over all ranks, from the spans. A dot is a step: it leads to its trace, where that was kept.",
+        {f"p{100 * q:g}": quantile(q, SPANS, f'{OF_JOB},span_name="rank.step"') for q in (0.5, 0.95, 0.99)},
+    ),
+    Panel(
+        "Samples a second",
+        "All ranks together.",
+        {"{{service_name}}": f"sum by (service_name) (dl_throughput_samples_per_second{{{OF_JOB}}})"},
+        "short",
+    ),
+    Panel(
+        "Steps a second",
+        "The mean of the ranks.",
+        {"{{service_name}}": f"avg by (service_name) (dl_throughput_batches_per_second{{{OF_JOB}}})"},
+        "short",
+    ),
+)
+STAGES = (
+    Panel(
+        "Stages",
+        "The mean time of each stage in a step. A stage that gets slow changes its colour.",
+        {"{{dl_phase}}": mean(STAGE, OF_JOB, "dl_phase")},
+        show=ROWS,
+    ),
+    Panel(
+        "Where a step goes",
+        "The same, stacked; `residual` is the part of the step that no stage covers.",
+        {"{{dl_phase}}": mean(STAGE, OF_JOB, "dl_phase")},
+        show=STACK,
+    ),
+)
+STRAGGLERS = (
+    Panel(
+        "Own time by rank",
+        "A step without the time blocked by communication. The rank whose row stands out makes the others wait.",
+        {RANK: OWN_TIME},
+        show=ROWS,
+    ),
+    Panel(
+        "Behind the median rank",
+        "How much longer than the median rank the five slowest work in a step.",
+        {"{{service_name}} " + RANK: f"topk(5, ({OWN_TIME}) - on (service_name) group_left () {MEDIAN_RANK})"},
+    ),
+    Panel(
+        "Exposed communication by rank",
+        "Share of the step in which the training thread is blocked by communication. A straggler has the least.",
+        {RANK: f"{rate(EXPOSED + '_sum', OF_JOB, 'dl_rank')} / {rate(STEP + '_sum', OF_JOB, 'dl_rank')}"},
+        "percentunit",
+    ),
+    Panel(
+        "Waiting for data by rank",
+        "The mean time in `dataloader_next`.",
+        {RANK: mean(STAGE, f'{OF_JOB},dl_phase="dataloader_next"', "dl_rank")},
+    ),
+)
+OF_THIS_JOB = 'resource.service.name =~ "$job"'
+KEPT = (
+    Panel(
+        "Slow steps",
+        "Steps above a second that Tempo has; each leads to its trace.",
+        {"": f'{{ {OF_THIS_JOB} && span:name = "train.step" && span:duration > 1s }} | select(span.dl.step)'},
+        show=TRACES,
+    ),
+    Panel(
+        "What was cut off or failed",
+        "Spans that were open when their process was killed, and operations that raised an error.",
+        {
+            "": f"{{ {OF_THIS_JOB} && (span.dl.span.truncated = true || span:status = error) }}"
+            " | select(resource.dl.rank, span.dl.step)"
+        },
+        show=TRACES,
+    ),
+)
+
+TRAINING = Dashboard(
+    "training", "Training", JOBS, {"Steps": STEPS, "Stages": STAGES, "Stragglers": STRAGGLERS, "Traces": KEPT}
+)

@@ -1,0 +1,48 @@
+"""Write what the operator's collector is configured by: a resource that must hold the text, and cannot name a file.
+
+python deploy/kubernetes/generate.py [--check]
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1] / "collector-config" / "sidecar.yaml"
+TARGET = HERE / "overlays" / "operator" / "collector.yaml"
+HEAD = "# Written by deploy/kubernetes/generate.py from collector-config/sidecar.yaml; change that, and run it again.\n"
+
+
+def collector() -> dict[str, Any]:
+    """Return the OpenTelemetryCollector; but for its configuration it is the sidecar of components/traced-pod."""
+    template = yaml.safe_load((HERE / "components" / "traced-pod" / "pod-template.yaml").read_text())["template"][
+        "spec"
+    ]
+    sidecar = next(c for c in template["initContainers"] if c["name"] == "otel-collector")
+    tags = yaml.safe_load((HERE / "components" / "traced-pod" / "kustomization.yaml").read_text())["images"]
+    tag = next(image["newTag"] for image in tags if image["name"] == sidecar["image"])
+    spec = {
+        "mode": "sidecar",
+        "image": f"{sidecar['image']}:{tag}",
+        **{name: sidecar[name] for name in ("env", "resources", "securityContext")},
+        "volumes": [v for v in template["volumes"] if v["name"] == "otel-collector-queue"],
+        "volumeMounts": [m for m in sidecar["volumeMounts"] if m["name"] == "otel-collector-queue"],
+        "config": yaml.safe_load(SOURCE.read_text()),
+    }
+    kind = {"apiVersion": "opentelemetry.io/v1beta1", "kind": "OpenTelemetryCollector"}
+    return {**kind, "metadata": {"name": "otel-sidecar"}, "spec": spec}
+
+
+def main() -> int:
+    """Write the file; with ``--check`` say only whether it is what it would be."""
+    text = HEAD + yaml.safe_dump(collector(), sort_keys=False, width=110)
+    if "--check" in sys.argv[1:]:
+        return int(text != TARGET.read_text())
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""How a job scales: the same figures of several runs, with the number of ranks as the axis, the first epoch apart.
+
+As the Horovod analyses of ANL do it: bad scaling may be the first epoch's alone (spec: analyses C and O). Of a run of
+n ranks, against the run with the fewest, n_0: speed-up = rate / rate_0, efficiency = speed-up / (n / n_0). The rate is
+that of samples, of all ranks together; where a run does not tell them it is that of rank-steps, which takes each
+rank's batch to be as large in all runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_dltrace.analysis.breakdown import num_warm_up_steps
+from otel_dltrace.analysis.negotiation import negotiations, union
+from otel_dltrace.analysis.own import blocked
+from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.analysis.table import StepTable, step_tables, worker_batches
+from otel_dltrace.analysis.throughput import rank_throughput
+from otel_dltrace.model import activities as h
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.spans import Column, SpanBatch
+
+SAMPLES, RANK_STEPS = "samples/s", "rank-steps/s"
+FIRST_EPOCH, WARM_UP = "the first epoch", "the first steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of a run's steps.
+
+    *step* (ns) is of the slowest rank in each. The shares are of the time of the ranks, of steps and between them:
+    *communication* is under way (the union of operations), *exposed* of it blocks the rank (None: cannot be told).
+    *negotiation* is the share of negotiation in Horovod's communication, None without Horovod's timeline.
+    """
+
+    steps: int
+    step: Spread
+    steps_per_second: float
+    samples_per_second: float | None
+    communication: float
+    exposed: float | None
+    negotiation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunScaling:
+    """One run of *ranks* ranks, of which *told* tell of steps; *first* are the steps called *apart*, *steady* the rest.
+
+    *speed_up* and *efficiency* are None where a rate is not known.
+    """
+
+    name: str
+    ranks: int
+    told: int
+    apart: str
+    first: Part | None
+    steady: Part
+    speed_up: float | None
+    efficiency: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """All runs, the one with the fewest ranks first: it is what the others are compared with, by *rate*."""
+
+    rate: str
+    runs: tuple[RunScaling, ...]
+
+
+def scaling(runs: Mapping[str, Sequence[SpanBatch]]) -> Scaling:
+    """Return how the steps of *runs*, batches (one per process) by the run's name, change with the ranks."""
+    measured = sorted((_measure(name, batches) for name, batches in runs.items()), key=lambda run: run.ranks)
+    by_samples = all(run.steady.samples_per_second is not None for run in measured)
+    rates = [_rate(run, by_samples) for run in measured]
+    compared = (_compared(run, rate, measured[0].ranks, rates[0]) for run, rate in zip(measured, rates, strict=True))
+    return Scaling(SAMPLES if by_samples else RANK_STEPS, tuple(compared))
+
+
+def _rate(run: RunScaling, by_samples: bool) -> float:
+    return (run.steady.samples_per_second or 0.0) if by_samples else run.steady.steps_per_second * run.ranks
+
+
+def _compared(run: RunScaling, rate: float, base_ranks: int, base_rate: float) -> RunScaling:
+    speed_up = rate / base_rate if rate and base_rate else None
+    efficiency = None if speed_up is None else speed_up * base_ranks / run.ranks
+    return RunScaling(run.name, run.ranks, run.told, run.apart, run.first, run.steady, speed_up, efficiency)
+
+
+def _measure(name: str, batches: Sequence[SpanBatch]) -> RunScaling:
+    tables = [table for table in step_tables(batches) if len(table.steps)]
+    ranks = max((b.process.bind.world_size for b in batches if b.process.bind), default=max(1, len(tables)))
+    apart, first = _first_steps(tables)
+    steps = np.unique(np.concatenate([table.steps for table in tables])) if tables else first
+    steady = np.setdiff1d(steps, first)
+    return RunScaling(
+        name,
+        ranks,
+        len(tables),
+        apart,
+        _part(tables, batches, first, ranks) if len(first) else None,
+        _part(tables, batches, steady, ranks),
+        None,
+        None,
+    )
+
+
+def _first_steps(tables: Sequence[StepTable]) -> tuple[str, Column]:
+    """Return what the steps apart are called, and which they are: an epoch where it is known, else the warm-up."""
+    for table in tables:
+        own = table.batch.rows[table.batch.is_rank_step]
+        epochs = own["b"]
+        if len(epochs) and epochs.min() >= 0 and epochs.max() > epochs.min():
+            return FIRST_EPOCH, np.unique(own["step"][epochs == epochs.min()].astype(np.int64))
+    return WARM_UP, np.arange(num_warm_up_steps(tables))
+
+
+def _part(tables: Sequence[StepTable], batches: Sequence[SpanBatch], steps: Column, ranks: int) -> Part:
+    chosen = [batch.take(np.isin(batch["step"], steps)) for batch in worker_batches(batches)]
+    rates = [rank_throughput(table, table.rows_of(steps)).rates for table in tables]
+    samples = [rate.samples_per_second for rate in rates if rate.samples_per_second is not None]
+    span = sum(int((table.duration + table.between)[table.rows_of(steps)].sum()) for table in tables)
+    share = negotiations(chosen).whole
+    return Part(
+        len(steps),
+        spread(_slowest(tables, steps)),
+        min((rate.steps_per_second for rate in rates), default=0.0),
+        sum(samples) if len(samples) == ranks else None,
+        _communication(tables, steps) / span if span else 0.0,
+        _exposed(tables, steps, span),
+        share.negotiation / share.communication if share and share.communication else None,
+    )
+
+
+def _slowest(tables: Sequence[StepTable], steps: Column) -> Column:
+    """Return how long each of *steps* took on the rank that took longest, shape (n,)."""
+    longest = np.zeros(len(steps), np.int64)
+    for table in tables:
+        here = table.rows_of(steps)
+        np.maximum.at(longest, np.searchsorted(steps, table.steps[here]), table.duration[here])
+    return longest
+
+
+def _communication(tables: Sequence[StepTable], steps: Column) -> int:
+    """Return for how long any operation was under way on the ranks, summed over them."""
+    time = 0
+    for table in tables:
+        batch = table.batch
+        rows = batch.rows[batch.lookup(_communicates, bool) & np.isin(batch["step"], steps)]
+        rows = rows[rows["flags"] & s.Flag.TRUNCATED == 0]
+        time += union(rows["start"], rows["end"])
+    return time
+
+
+def _communicates(d: Descriptor) -> bool:
+    return d.kind in (s.COLLECTIVE, s.P2P) or (
+        d.backend == h.BACKEND
+        and d.kind == s.PHASE
+        and (d.activity.startswith(h.NEGOTIATE) or d.activity in h.OPERATIONS)
+    )
+
+
+def _exposed(tables: Sequence[StepTable], steps: Column, span: int) -> float | None:
+    """Return the share of the time in which ranks were blocked; a timeline of Horovod alone does not tell it."""
+    if not span or not all(table.stages or not _is_timeline(table) for table in tables):
+        return None
+    return float(sum(int(blocked(table)[table.rows_of(steps)].sum()) for table in tables)) / span
+
+
+def _is_timeline(table: StepTable) -> bool:
+    return any(d.backend == h.BACKEND for d in table.batch.descriptors)

@@ -1,0 +1,114 @@
+"""Which stages were slow, on which rank, and when: against the other ranks, or against the rank's other steps.
+
+Own times are compared, without waiting for others (`own`), so that a rank which only waits is not called slow.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from otel_dltrace.analysis.evidence import SHARE_OF_STEPS, others_median
+from otel_dltrace.analysis.own import columns, own, steps_with_operations
+from otel_dltrace.analysis.spread import median
+from otel_dltrace.analysis.stragglers import excess_threshold
+from otel_dltrace.analysis.table import StepTable, common_steps
+from otel_dltrace.model.spans import Column
+
+OUTLIER_SHARE = 0.2
+"""A step's stage is an outlier if it exceeds the rank's median by more than this share of the median step ..."""
+OUTLIER_LEAST = 5_000_000
+"""... and by more than this many ns."""
+_BACKWARD = "backward"
+Against = Literal["others", "usual"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStage:
+    """A *stage* that was slow on *rank* in *steps*, of *of* steady steps; ns, medians over the slow steps.
+
+    *own* is its own time, *usual* that of the others in the same steps (*against* the ``others``) or of the
+    rank in its median step (*against* the ``usual``).
+    """
+
+    rank: int
+    stage: str
+    against: Against
+    own: int
+    usual: int
+    excess: int
+    steps: tuple[int, ...]
+    of: int
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A slow stage, and the intervals in which it ran, shape (k, 2), in ns of the host's monotonic clock."""
+
+    stage: SlowStage
+    windows: Column
+
+    @property
+    def total(self) -> int:
+        """About how much time it cost, in ns."""
+        return self.stage.excess * len(self.stage.steps)
+
+
+@dataclass(frozen=True)
+class SlowStages:
+    """The slow stages, the most time first, and the ns above which one is: against the others, against its median."""
+
+    stages: tuple[Slow, ...]
+    excess: int
+    outlier: int
+
+
+def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
+    """Return the slow stages in the steps from *warm_up* on that all ranks closed.
+
+    A stage is slow against the others if it exceeds their median in more than half of the steps, by what
+    makes a straggler; else it is slow in those steps in which it is an outlier on its own rank.
+    """
+    steps = common_steps(tables)
+    steps = steps[steps >= warm_up]
+    excess = excess_threshold(tables, steps)
+    if not len(steps):
+        return SlowStages((), excess, OUTLIER_LEAST)
+    step = median(np.concatenate([t.duration[t.rows_of(steps)] for t in tables]))
+    outlier = max(round(OUTLIER_SHARE * step), OUTLIER_LEAST)
+    found = _found(tables, steps, excess, outlier)
+    return SlowStages(tuple(sorted(found, key=lambda slow: -slow.total)), excess, outlier)
+
+
+def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int) -> Iterator[Slow]:
+    times = np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64)
+    others = others_median(times) if len(tables) > 1 else times
+    usual = np.broadcast_to(np.median(times, axis=1, keepdims=True), times.shape)
+    over_others, outliers = times - others > excess, times - usual > outlier
+    often = over_others.sum(axis=1) > SHARE_OF_STEPS * len(steps)
+    for r, t in enumerate(tables):
+        for c, name in enumerate(columns(t.stages)):
+            if name == _BACKWARD and len(tables) > 1 and not steps_with_operations(t).any():
+                continue  # it waits inside C++, and nobody recorded for how long
+            against: Against = "others" if often[r, c] else "usual"
+            base = others if often[r, c] else usual
+            which = (over_others if often[r, c] else outliers)[r, :, c]
+            if which.any():
+                mine, theirs = times[r, which, c], base[r, which, c]
+                figures = (median(mine), median(theirs), median(mine - theirs))
+                slow_in = tuple(steps[which].tolist())
+                stage = SlowStage(t.rank, name, against, *figures, slow_in, len(steps))
+                yield Slow(stage, _windows(t, c - 1, steps[which]))
+
+
+def _windows(t: StepTable, column: int, steps: Column) -> Column:
+    """Return when stage *column* ran in *steps*, sorted; of the residual the whole steps, -1: the time before them."""
+    rows = np.flatnonzero(t.rows_of(steps))
+    if column < 0:
+        windows = np.stack((t.end[np.maximum(rows - 1, 0)], t.start[rows]), axis=1)
+    elif column == len(t.stages):
+        windows = np.stack((t.start[rows], t.end[rows]), axis=1)
+    else:
+        windows = np.stack((t.first[rows, column], t.last[rows, column]), axis=1)
+    return windows[windows[:, 1] > windows[:, 0]]

@@ -1,0 +1,142 @@
+"""How long each part of a step takes on each rank: the stages, and three parts that are made of them.
+
+``train_batch`` is the whole batch: from when it was fetched to the end of the optimizer, without the fetches
+of the further batches of an accumulation; ``grad_sync`` is the exposed communication, for which a rank is
+blocked in the backward, in the optimizer or outside any stage; ``residual`` is what neither a stage nor such
+communication covers. The first two lie over other rows, so they add nothing to the sum of a step; all else
+adds up to it, unless stages nest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_dltrace.analysis.breakdown import outside_stages, stands_out
+from otel_dltrace.analysis.own import blocked, steps_with_operations
+from otel_dltrace.analysis.table import RESIDUAL, StepTable
+from otel_dltrace.model.spans import Column
+
+TRAIN_BATCH = "train_batch"
+GRAD_SYNC = "grad_sync"
+OVERLAPPING = (TRAIN_BATCH, GRAD_SYNC)
+_FETCH = "dataloader_next"
+_BATCH_STAGES = ("to_device", "prepare_batch", "forward", "backward", "optimizer")
+_SYNC_STAGES = ("backward", "optimizer")
+_NEVER = np.iinfo(np.int64).max
+Times = tuple[Column, Column]
+"""Of each step, shape (n,): the ns, and the pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One part on one rank, in ns over the *steps* steps in which it happened, in *pieces* pieces.
+
+    *share* is its part of all the rank's steps, the ones without it too.
+    """
+
+    rank: int
+    steps: int
+    pieces: int
+    total: int
+    mean: int
+    p50: int
+    p99: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimings:
+    """One part of the step on the *ranks* that have it; *overlaps* says that its time is in other parts too.
+
+    *slowest* is the rank that spends most on it, by *excess* ns per step above the median of the others
+    (steps and ranks without it count as 0); None for a single rank. *stands_out*: that is more than noise.
+    """
+
+    name: str
+    overlaps: bool
+    ranks: tuple[Timing, ...]
+    slowest: int | None
+    excess: int
+    stands_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """All parts in the order in which they happen, the residual last, over the steps from *warm_up* on."""
+
+    warm_up: int
+    stages: tuple[StageTimings, ...]
+
+
+def timings(tables: Sequence[StepTable], warm_up: int = 0) -> Timings:
+    """Return the timings of each rank of *tables* in the steps from *warm_up* on."""
+    names = tables[0].stages if tables else ()
+    recorded = [(name, [_recorded(t, column) for t in tables]) for column, name in enumerate(names)]
+    waits = [(t, blocked(t)) for t in tables]
+    made = [
+        (TRAIN_BATCH, [_where(train_batch(t) > 0, train_batch(t)) for t in tables]),
+        (GRAD_SYNC, [_where(steps_with_operations(t), grad_sync(t, wait)) for t, wait in waits]),
+        (RESIDUAL, [_where(t.steps >= 0, t.residual - outside_stages(t, wait)) for t, wait in waits]),
+    ]
+    parts = (_part(name, tables, times, warm_up) for name, times in (*recorded, *made))
+    return Timings(warm_up, tuple(part for part in parts if part.ranks))
+
+
+def train_batch(t: StepTable) -> Column:
+    """Return how long the batches of each step were worked on, shape (n,)."""
+    columns = [t.stages.index(name) for name in _BATCH_STAGES if name in t.stages]
+    there = t.pieces[:, columns] > 0
+    first = np.where(there, t.first[:, columns], _NEVER).min(axis=1, initial=_NEVER)
+    last = np.where(there, t.last[:, columns], 0).max(axis=1, initial=0)
+    further = np.zeros(len(t.steps), np.int64)
+    if _FETCH in t.stages:
+        fetch = t.stages.index(_FETCH)
+        pieces = np.maximum(t.pieces[:, fetch], 1)
+        further = t.total[:, fetch] * (pieces - 1) // pieces
+    time: Column = np.maximum(last - first - further, 0)
+    return np.where(there.any(axis=1), time, 0)
+
+
+def grad_sync(t: StepTable, waits: Column) -> Column:
+    """Return the exposed communication of each step, shape (n,); *waits* is `blocked`."""
+    columns = [1 + t.stages.index(name) for name in _SYNC_STAGES if name in t.stages]
+    time: Column = waits[:, columns].sum(axis=1) + outside_stages(t, waits)
+    return time
+
+
+def _recorded(t: StepTable, column: int) -> Times:
+    return t.total[:, column], t.pieces[:, column]
+
+
+def _where(there: Column, time: Column) -> Times:
+    return time, there.astype(np.int64)
+
+
+def _part(name: str, tables: Sequence[StepTable], times: Sequence[Times], warm_up: int) -> StageTimings:
+    steady = [t.steps >= warm_up for t in tables]
+    found = [
+        _timing(t.rank, time[rows], pieces[rows], int(t.duration[rows].sum()))
+        for t, rows, (time, pieces) in zip(tables, steady, times, strict=True)
+    ]
+    ranks = tuple(timing for timing in found if timing is not None)
+    if len(tables) < 2:
+        return StageTimings(name, name in OVERLAPPING, ranks, None, 0, False)
+    counts = [max(1, int(rows.sum())) for rows in steady]
+    means = [timing.total / count if timing else 0.0 for timing, count in zip(found, counts, strict=True)]
+    worst = int(np.argmax(means))
+    others = float(np.median(np.delete(means, worst)))
+    step = float(tables[worst].duration[steady[worst]].mean()) if steady[worst].any() else 0.0
+    marked = stands_out(means[worst], others, step)
+    return StageTimings(name, name in OVERLAPPING, ranks, tables[worst].rank, round(means[worst] - others), marked)
+
+
+def _timing(rank: int, time: Column, pieces: Column, whole: int) -> Timing | None:
+    times = time[pieces > 0]
+    if not len(times):
+        return None
+    total = int(times.sum())
+    p50, p99 = np.percentile(times, (50, 99))
+    mean = round(total / len(times))
+    share = total / whole if whole else 0.0
+    return Timing(rank, len(times), int(pieces.sum()), total, mean, round(float(p50)), round(float(p99)), share)

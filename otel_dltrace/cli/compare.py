@@ -1,0 +1,46 @@
+"""Compare runs of one job on different numbers of ranks: speed-up, efficiency, communication, negotiation.
+
+    otel-dltrace compare RUN1 RUN2 RUN4
+    otel-dltrace compare RUN1 RUN2 RUN4 --steps 100-500 --json
+
+The run with the fewest ranks is what the others are compared with. The first epoch, or the first steps where epochs
+are not known, are told apart: what begins slowly does not scale badly for that.
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from otel_dltrace.analysis.scaling import scaling
+from otel_dltrace.analysis.select import select
+from otel_dltrace.cli.report import WIDTH
+from otel_dltrace.cli.selection import read_spans, steps_of
+from otel_dltrace.configure import short_path
+from otel_dltrace.model.errors import DltraceError, RunNotFoundError
+from otel_dltrace.report.json import to_json
+from otel_dltrace.report.scaling import write_scaling
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, two or more")
+    parser.add_argument("--steps", metavar="A-B", help="only these steps, by ordinal, both ends included")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print how the runs compare."""
+    if len(set(args.runs)) < 2:
+        raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
+    steps = steps_of(args)
+    batches = {short_path(path): select(read_spans([path]), steps) for path in dict.fromkeys(args.runs)}
+    found = scaling(batches)
+    empty = [run.name for run in found.runs if not run.steady.steps]
+    if empty:
+        raise RunNotFoundError(f"{', '.join(empty)}: no step is in there, and without steps nothing can be compared")
+    if args.json:
+        print(to_json(found))
+    else:
+        write_scaling(found, Console(width=max(WIDTH, Console().width)))
+    return 0

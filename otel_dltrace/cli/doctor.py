@@ -1,0 +1,43 @@
+"""Say what is wired, what is not, and why: environment, installation, frameworks, collector, host, last run.
+
+    otel-dltrace doctor
+    OTEL_DLTRACE=1 OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318 otel-dltrace doctor --json
+
+Run it with the Python, in the folder and under the environment that the training gets. It changes nothing, and sends
+the collector one request without a span. Exit code: 0 where nothing is wrong (notes are no errors), 1 where a finding
+is a problem, 2 where the command itself is wrong.
+"""
+
+import argparse
+import os
+
+from rich.console import Console
+
+from otel_dltrace.cli.progress import progress
+from otel_dltrace.doctor.checks import examine
+from otel_dltrace.model.findings import PROBLEM, worst
+from otel_dltrace.report.findings import findings_json, write_findings
+
+WIDTH = 100
+"""Characters below which the table is not squeezed."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--quick", action="store_true", help="do not import the frameworks to see what of them is traced"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; return 1 if one is a problem."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC says of a handshake that fails, we say
+    with progress("looking"):
+        findings = examine(dict(os.environ), import_frameworks=not args.quick)
+    verdict = worst(findings)
+    if args.json:
+        print(findings_json(findings, verdict))
+    else:
+        write_findings(findings, Console(width=max(WIDTH, Console().width)))
+    return int(verdict == PROBLEM)

@@ -1,0 +1,87 @@
+"""Print the address of a step's trace in Jaeger, Tempo, Grafana or Perfetto: by its derived id, without a search.
+
+    otel-dltrace open RUN --step 120
+    otel-dltrace open JOB --step 120 --rank 3 --in grafana
+    otel-dltrace open RUN --step 120 --in perfetto --serve
+
+A job's name stands for its newest run in OTEL_DLTRACE_DIR. For Perfetto the step is written to a Chrome trace first.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from otel_dltrace.analysis.select import select
+from otel_dltrace.configure import short_path
+from otel_dltrace.export.chrome.writer import write_chrome
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.serve import serve_once
+from otel_dltrace.export.step_trace import StepTrace, find_run, find_step, is_sent
+from otel_dltrace.model.errors import ConfigError, DltraceError
+from otel_dltrace.model.plan import Window
+from otel_dltrace.report import links
+from otel_dltrace.settings import VIEWERS, Config, viewer_url
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run_or_job", metavar="RUN|JOB", help="a run directory, or the name of a job")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step, by its ordinal")
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="point at this rank's span (Jaeger); its part of the step"
+    )
+    parser.add_argument("--in", dest="viewer", choices=sorted(VIEWERS), default="jaeger", help="where (%(default)s)")
+    parser.add_argument("--url", help="the viewer's address, instead of that in its variable, see below")
+    parser.add_argument("--datasource", default="tempo", metavar="UID", help="of Tempo in Grafana (%(default)s)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Perfetto: where the Chrome trace is written")
+    parser.add_argument("--serve", action="store_true", help="Perfetto: hand the trace to the page, then end")
+    defaults = "\n".join(f"  {viewer.variable:26} {viewer.address}" for viewer in VIEWERS.values())
+    parser.epilog = f"variables, and what they are by default:\n{defaults}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the address; return 0."""
+    config = Config.from_env()
+    base = args.url.rstrip("/") if args.url else viewer_url(os.environ, args.viewer)
+    if urlsplit(base).scheme not in ("http", "https"):
+        raise ConfigError(f"{base!r} is no address of {args.viewer}: write --url http://HOST:PORT")
+    path = find_run(args.run_or_job, Path(config.directory))
+    trace = find_step(path, args.step, args.rank, config.span_budget)
+    if args.viewer == "perfetto":
+        return _perfetto(args, path, base)
+    print(_address(args, base, trace))
+    if not is_sent(path):
+        _say(f"nothing of {short_path(path)} has reached a collector so far; --in perfetto shows what is on disk")
+    return 0
+
+
+def _address(args: argparse.Namespace, base: str, trace: StepTrace) -> str:
+    if args.viewer == "jaeger":
+        return links.jaeger(base, trace.trace_id, "" if args.rank is None else trace.span_id)
+    if args.viewer == "tempo":
+        return links.tempo(base, trace.trace_id)
+    return links.grafana(base, trace.trace_id, trace.start, trace.end, args.datasource)
+
+
+def _perfetto(args: argparse.Namespace, path: Path, base: str) -> int:
+    rank = "" if args.rank is None else f"-rank-{args.rank}"
+    file: Path = args.output or Path(f"{path.resolve().name}-step-{args.step}{rank}.json.gz")
+    ranks = None if args.rank is None else [args.rank]
+    batches = select(read_run(path), Window.parse(f"{args.step}-{args.step}"), ranks)
+    try:
+        write_chrome(batches, file)
+    except OSError as error:
+        raise DltraceError(f"{file} cannot be written: {error.strerror or error}") from None
+    print(links.perfetto(base, file.name), flush=True)
+    if args.serve:
+        parts = urlsplit(base)
+        serve_once(file, f"{parts.scheme}://{parts.netloc}", links.PERFETTO_PORT)
+    else:
+        _say(f"the trace is in {short_path(file)}: drop it on {base}, or let --serve hand it to the address above")
+    return 0
+
+
+def _say(sentence: str) -> None:
+    print(f"otel-dltrace: {sentence}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""What is wired on this machine, what is not, and why; each check gives findings."""

@@ -1,0 +1,93 @@
+"""Whether the collector is there, speaks OTLP, and lets us in."""
+
+import ssl
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+
+from otel_dltrace.export.choice import VARIABLE, names_otlp
+from otel_dltrace.export.otlp.diagnosis import CERTIFICATE, ENDPOINT, PROTOCOL, diagnose
+from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.transport import Verdict
+from otel_dltrace.export.probe import Answer, certificate, other_ways, probe
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
+
+AREA = "endpoint"
+LONGEST_S = 5.0
+"""One attempt takes no longer, whatever the environment allows."""
+_SOON = timedelta(days=14)
+
+
+def check(env: Mapping[str, str]) -> list[Finding]:
+    """Return what the collector that *env* names answers to an empty request."""
+    try:
+        settings = OtlpSettings.from_env(env)
+        if settings is None:
+            return [_nowhere(env)]
+        answer = probe(settings, LONGEST_S)
+    except ConfigError as error:
+        return [Finding(AREA, PROBLEM, str(error))]
+    return [*_proxy(settings), *_certificate(settings), _judge(settings, answer)]
+
+
+def _nowhere(env: Mapping[str, str]) -> Finding:
+    if not names_otlp(env):
+        return Finding(AREA, FINE, f"{VARIABLE}={env[VARIABLE]} leaves OTLP out, so nothing is sent to a collector")
+    cure = f"{ENDPOINT}=http://localhost:4318 sends them to a collector as well"
+    return Finding(AREA, FINE, "no endpoint is set, so spans stay in the run directory", cure)
+
+
+def _judge(settings: OtlpSettings, answer: Answer) -> Finding:
+    outcome = answer.outcome
+    if outcome.verdict is Verdict.ACCEPTED and not answer.is_otlp:
+        what = f"{settings.where} says yes in {answer.answered_in}, which is no answer of OTLP: spans may vanish there"
+        return Finding(AREA, PROBLEM, what, f"see whether another server listens there, and correct {ENDPOINT}")
+    if outcome.verdict is Verdict.ACCEPTED and not (outcome.rejected or outcome.message):
+        took = f"{answer.seconds * 1000:,.0f} ms"
+        return Finding(AREA, FINE, f"{settings.where} answers OTLP over {settings.protocol} ({took})")
+    if outcome.verdict is Verdict.ACCEPTED:
+        what = f"{settings.where} answers, and rejects a part ({outcome.rejected} spans: {outcome.message})"
+        return Finding(AREA, PROBLEM, what, "see the collector's log for why")
+    diagnosis = diagnose(settings, outcome.message)
+    works = None if answer.is_spoken or "refused" in outcome.message else _what_works(settings)
+    return Finding(AREA, PROBLEM, diagnosis.what, _how(settings, works) if works else diagnosis.cure)
+
+
+def _what_works(settings: OtlpSettings) -> OtlpSettings | None:
+    """Return another way of speaking to the same address that it answers."""
+    return next((way for way in other_ways(settings) if probe(way, LONGEST_S / 2).is_spoken), None)
+
+
+def _how(settings: OtlpSettings, works: OtlpSettings) -> str:
+    parts = []
+    if works.protocol != settings.protocol:
+        parts.append(f"set {PROTOCOL}={works.protocol}")
+    if works.tls != settings.tls:
+        parts.append(f"write {'https' if works.tls else 'http'}:// in {ENDPOINT}")
+    return f"{' and '.join(parts)}: it answers that"
+
+
+def _certificate(settings: OtlpSettings) -> list[Finding]:
+    try:
+        shown = certificate(settings, LONGEST_S)
+    except ssl.SSLCertVerificationError as error:
+        what = f"the certificate of {settings.where} is not good: {error.verify_message}"
+        return [Finding("TLS", PROBLEM, what, f"name the PEM file of its authority in {CERTIFICATE}")]
+    except OSError:
+        return []  # the request itself says what is the matter
+    if shown is None:
+        return []
+    what = f"{shown.subject}, signed by {shown.issuer}, is good until {shown.expires:%Y-%m-%d}"
+    is_short = shown.expires - datetime.now(timezone.utc) < _SOON
+    return [Finding("TLS", NOTE if is_short else FINE, what, "renew it soon" if is_short else "")]
+
+
+def _proxy(settings: OtlpSettings) -> list[Finding]:
+    from requests.utils import get_environ_proxies
+
+    proxies = get_environ_proxies(settings.endpoint) if "://" in settings.endpoint else {}
+    proxy = proxies.get("https" if settings.tls else "http")
+    if proxy is None:
+        return []
+    what = f"requests to {settings.where} go through the proxy {proxy.rpartition('@')[2]}"
+    return [Finding(AREA, NOTE, what, "name its host in NO_PROXY if they should not")]

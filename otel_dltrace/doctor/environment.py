@@ -1,0 +1,93 @@
+"""What the environment says: which variables act, which do nothing, which cannot be used."""
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+
+from otel_dltrace.doctor.variables import OBEYED, OF_THE_SDK, OWN, SWITCH
+from otel_dltrace.export.choice import exporters
+from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.findings import FINE, PROBLEM, Finding
+from otel_dltrace.settings import VARIABLES, Config, is_switched_on
+
+AREA = "environment"
+_PREFIXES = ("OTEL_", "DLTRACE")
+_PASSWORD = re.compile(r"//[^/@]*@")
+
+
+def check(env: Mapping[str, str]) -> list[Finding]:
+    """Return what the variables in *env* do, one finding for each, and whether tracing is on."""
+    set_here = {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES) and value.strip()}
+    bad = list(_bad_values(env))
+    fine = [name for name in set_here if not any(finding.what.startswith(name) for finding in bad)]
+    return [_switch(env), *(_variable(name, set_here[name]) for name in fine), *bad]
+
+
+def _switch(env: Mapping[str, str]) -> Finding:
+    try:
+        if is_switched_on(env):
+            return Finding(AREA, FINE, f"tracing is on in programs started with this environment{_as(env)}")
+        if env.get(SWITCH, "").strip() and is_switched_on({**env, "OTEL_SDK_DISABLED": ""}):
+            what = (
+                f"{SWITCH}={env[SWITCH]} asks for tracing, and OTEL_SDK_DISABLED={env['OTEL_SDK_DISABLED']} forbids it"
+            )
+            return Finding(AREA, PROBLEM, what, "unset OTEL_SDK_DISABLED to trace")
+    except ConfigError as error:
+        return Finding(AREA, PROBLEM, str(error), "tracing is off until it can be read")
+    cure = f"{SWITCH}=1 switches it on, and so does: otel-dltrace run -- PROGRAM"
+    return Finding(AREA, FINE, "tracing is off in programs started with this environment", cure)
+
+
+def _as(env: Mapping[str, str]) -> str:
+    return "" if env.get(SWITCH, "").strip() else ", since BytePS's own variables ask for it"
+
+
+def _variable(name: str, value: str) -> Finding:
+    said = f"{name}={_shown(name, value)}"
+    if name in OWN or name in OBEYED:
+        return Finding(AREA, FINE, said)
+    if name in OF_THE_SDK:
+        return Finding(AREA, FINE, f"{said}, for your own OpenTelemetry spans")
+    near = get_close_matches(name, [*OWN, *OBEYED], 1, 0.85)
+    cure = f"did you mean {near[0]}?" if near else "`otel-dltrace run --help` lists the variables"
+    if name.startswith("OTEL_") and not name.startswith(SWITCH) and not near:
+        return Finding(AREA, FINE, f"{said} is not for us")
+    return Finding(AREA, PROBLEM, f"{said} is no variable that we know, and does nothing", cure)
+
+
+def _shown(name: str, value: str) -> str:
+    """Return *value* without what is secret in it: of headers, the names."""
+    if name.endswith("HEADERS"):
+        return ",".join(f"{entry.partition('=')[0].strip()}=..." for entry in value.split(","))
+    return _PASSWORD.sub("//", value)
+
+
+def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield each variable that cannot be used; each is tried alone, so that one does not hide another."""
+    ours = {name: value for name, value in env.items() if name.startswith((f"{SWITCH}_", "BYTEPS_")) and value.strip()}
+    alone = [{name: value} for name, value in ours.items() if name.startswith(SWITCH)]
+    found: dict[str, None] = {}
+    for part in [*alone, ours]:
+        try:
+            Config.from_env(part)
+        except ConfigError as error:
+            found[str(error)] = None
+    for read in (exporters, OtlpSettings.from_env):
+        try:
+            read(env)
+        except ConfigError as error:
+            found[str(error)] = None
+    said = [sentence for sentence in found if not sentence.startswith(VARIABLES["directory"])]  # the host's checks do
+    yield from (Finding(AREA, PROBLEM, sentence, "with it, programs run untraced") for sentence in said)
+
+
+def config_of(env: Mapping[str, str]) -> Config:
+    """Return the configuration that *env* describes, the default one where it cannot be used."""
+    for tried in (env, {}):
+        try:
+            return Config.from_env(tried)
+        except ConfigError:
+            continue
+    return Config(directory=tempfile.gettempdir())  # this folder cannot be written

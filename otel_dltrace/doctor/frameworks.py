@@ -1,0 +1,109 @@
+"""Which frameworks are there, and what of each would be traced; they are imported in processes of their own."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from otel_dltrace.doctor.child import Child
+from otel_dltrace.instrument._sites import Row, Site, applies, resolve
+from otel_dltrace.instrument.registry import TABLES, Registry
+from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
+
+AREA = "frameworks"
+_QUIET = {"OTEL_DLTRACE": "0", "BYTEPS_TRACE_ON": "0", "BYTEPS_SERVER_ENABLE_PROFILE": "0"}
+_CODE = """
+import json, sys
+from otel_dltrace.doctor.frameworks import patched
+answer = patched({names!r})
+"""
+_OWN = "otel_dltrace"
+_DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk"}
+
+
+def check(*, import_them: bool = True) -> list[Finding]:
+    """Return, for each framework that we trace, whether it is there, and what of it is put in place."""
+    packages = sorted({row.module.partition(".")[0] for rows in TABLES.values() for row in rows} - {_OWN})
+    there = [name for name in packages if find_spec(name) is not None]
+    absent = [name for name in packages if name not in there]
+    found = [finding for name in there for finding in _framework(name, import_them)]
+    if absent:
+        found.append(Finding(AREA, FINE, f"not installed: {', '.join(absent)}"))
+    if not there:
+        found.append(
+            Finding(AREA, NOTE, "no framework that we trace is installed", "step() and phase() trace any loop")
+        )
+    return found
+
+
+def _framework(name: str, import_it: bool) -> list[Finding]:
+    called = f"{name} {_version(name)}".strip()
+    if not import_it:
+        return [Finding(AREA, FINE, f"{called} is installed")]
+    child = Child.ask(_CODE.format(names=[name]), _QUIET)
+    if child.answer is None:
+        what = f"{called} cannot be imported: {child.trouble}"
+        return [Finding(AREA, PROBLEM, what, f"mend it first: {sys.executable} -c 'import {name}'")]
+    broken = [
+        line.removeprefix("otel_dltrace: ") for line in child.said.splitlines() if line.startswith("otel_dltrace: ")
+    ]
+    return [
+        _judge(called, child.answer),
+        *(Finding(AREA, PROBLEM, line, "say so in an issue, please") for line in broken),
+    ]
+
+
+def _judge(called: str, answer: Mapping[str, Sequence[str]]) -> Finding:
+    placed, missing, absent = (answer[name] for name in ("placed", "missing", "absent"))
+    what = f"{called}: {len(placed)} of the {len(placed) + len(missing)} functions and hooks of our tables are in place"
+    if absent:
+        what += f"; without {', '.join(absent)}"
+    if missing:
+        what += f"; not there: {', '.join(missing)}"
+    cure = "the rest is traced; this version is not one of those we know" if missing else ""
+    return Finding(AREA, NOTE if missing else FINE, what, cure)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(_DISTRIBUTIONS.get(package, package))
+    except PackageNotFoundError:
+        return ""
+
+
+def patched(packages: Sequence[str]) -> dict[str, list[str]]:
+    """Import what we trace of *packages*, put our rows in place, and return which are, and which find nothing.
+
+    For a process of its own.
+    """
+    if "mpi4py" in packages:
+        import_module("mpi4py").rc.initialize = False  # no MPI begins here
+    rows = [row for table in TABLES.values() for row in table if row.module.partition(".")[0] in packages]
+    registry = Registry({"doctor": rows})
+    registry.watch()
+    absent = [name for name in dict.fromkeys(row.module for row in rows) if not _is_imported(name)]
+    rows = [row for row in rows if row.module not in absent and (not isinstance(row, Site) or applies(row))]
+    traced = [_function(row) for row in rows]
+    registry.unwatch()
+    is_placed = [not isinstance(row, Site) or was is not _function(row) for row, was in zip(rows, traced, strict=True)]
+    names = [f"{row.module}.{row.name}" if isinstance(row, Site) else f"{row.module} (hook)" for row in rows]
+    return {
+        "placed": [name for name, is_there in zip(names, is_placed, strict=True) if is_there],
+        "missing": [name for name, is_there in zip(names, is_placed, strict=True) if not is_there],
+        "absent": absent,
+    }
+
+
+def _is_imported(name: str) -> bool:
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _function(row: Row) -> object:
+    """Return what is now where *row* is to be, None where nothing is, or where that cannot be told."""
+    found = resolve(sys.modules[row.module], row.name) if isinstance(row, Site) else None
+    return found and found[2]

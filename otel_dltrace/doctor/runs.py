@@ -1,0 +1,73 @@
+"""What became of the last run's spans, and what earlier ones left behind."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
+from otel_dltrace.model.summary import summary_line
+from otel_dltrace.record.ring import writer_is_alive
+from otel_dltrace.settings import Config
+
+AREA = "last run"
+_UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+
+
+def check(config: Config) -> list[Finding]:
+    """Return what the newest run directory says of its spans, and which rings wait for somebody to read them."""
+    runs = sorted(Path(config.directory).glob("dltrace-*/hosts/*/drain.json"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        found = [Finding(AREA, FINE, f"there is no run in {config.directory} yet")]
+    else:
+        newest = runs[-1].parents[2]
+        ago = _ago(time.time() - runs[-1].stat().st_mtime)
+        found = [_host(newest, ago, path) for path in runs if path.parents[2] == newest]
+    return [*found, *_orphans(config.rings)]
+
+
+def _host(run: Path, ago: str, path: Path) -> Finding:
+    try:
+        figures: dict[str, Any] = json.loads(path.read_text())["summary"]
+    except (OSError, ValueError, KeyError):
+        return Finding(AREA, NOTE, f"{run.name}, {ago}: {path.name} cannot be read", f"otel-dltrace report {run}")
+    otlp = figures.get("otlp", {})
+    what = f"{run.name}, {ago}: {summary_line(figures)}"
+    lost = any(figures.get(name) for name in figures if name.startswith(("lapped_", "unrecorded", "dropped_by")))
+    if lost:
+        return Finding(
+            AREA, PROBLEM, what, "a larger OTEL_DLTRACE_RING_SIZE or OTEL_DLTRACE_QUOTA, or a coarser _LEVEL"
+        )
+    if otlp.get("rejected") or otlp.get("dropped"):
+        cure = f"mend the cause; every span is kept: otel-dltrace export {run} --to otlp"
+        return Finding(AREA, PROBLEM, what, cure)
+    if otlp.get("waiting") or otlp.get("spilled"):
+        return Finding(AREA, NOTE, what, f"send what waits: otel-dltrace recover {run}")
+    return Finding(AREA, FINE, what)
+
+
+def _ago(seconds: float) -> str:
+    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= size), _UNITS[-1])
+    count = max(0, int(seconds // size))
+    return f"{count} {unit}{'s' * (count != 1)} ago"
+
+
+def _orphans(rings: Path) -> Iterator[Finding]:
+    """Yield a finding where rings are left that nobody writes."""
+    left = [path for path in rings.glob("*.ring") if not _is_written(path)] if rings.is_dir() else []
+    if left:
+        what = f"{len(left)} rings in {rings} are without their writer: a drain reads them, or was killed"
+        yield Finding("left behind", NOTE, what, "otel-dltrace recover does what a killed drain did not")
+
+
+def _is_written(ring: Path) -> bool:
+    try:
+        fd = os.open(ring, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True  # gone meanwhile, or of somebody else
+    try:
+        return writer_is_alive(fd)
+    finally:
+        os.close(fd)

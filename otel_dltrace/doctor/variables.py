@@ -1,0 +1,41 @@
+"""The names of all variables that act on us, or on the OpenTelemetry SDK beside us."""
+
+from otel_dltrace.settings import VARIABLES, VIEWERS
+
+SWITCH = "OTEL_DLTRACE"
+OWN = frozenset({SWITCH, *VARIABLES.values(), *(viewer.variable for viewer in VIEWERS.values())})
+
+_OTLP = (
+    "ENDPOINT",
+    "PROTOCOL",
+    "HEADERS",
+    "TIMEOUT",
+    "COMPRESSION",
+    "CERTIFICATE",
+    "CLIENT_KEY",
+    "CLIENT_CERTIFICATE",
+    "INSECURE",
+)
+_SIGNALS = ("", "TRACES_", "METRICS_", "LOGS_")
+_CHROME = frozenset(f"OTEL_EXPORTER_CHROME_TRACE_{name}" for name in ("FILE", "MAX_BYTES", "MAX_FILES"))
+OBEYED = frozenset(
+    {
+        *(f"OTEL_EXPORTER_OTLP_{signal}{name}" for signal in _SIGNALS for name in _OTLP),
+        *_CHROME,
+        "OTEL_SDK_DISABLED",
+        "OTEL_SERVICE_NAME",
+        "OTEL_RESOURCE_ATTRIBUTES",
+        "OTEL_TRACES_EXPORTER",
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
+    }
+)
+"""Variables of OpenTelemetry that we obey; those of other signals are there since they are no mistake."""
+OF_THE_SDK = frozenset(
+    {
+        "OTEL_PYTHON_ID_GENERATOR",
+        "OTEL_TRACES_SAMPLER",
+        "OTEL_TRACES_SAMPLER_ARG",
+        "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS",
+    }
+)
+"""Those by which our plugins serve the user's own spans."""

@@ -1,0 +1,257 @@
+"""Horovod's own timeline, read while Horovod writes it: phases below the operations that its ring tells of.
+
+Both are of one process and one clock. An operation of the timeline belongs to the operation of the ring, of the same
+tensor, in which it ended: Horovod has but one of a tensor under way at a time. Of unnamed tensors the number says it.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from otel_dltrace.export.joint_names import JointNames
+from otel_dltrace.formats.horovod_json import START
+from otel_dltrace.formats.horovod_spans import Row, as_rows
+from otel_dltrace.formats.horovod_tail import TailBuilder, TailReader
+from otel_dltrace.model import activities as h
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.spans import Column, empty_rows, stack_rows
+from otel_dltrace.record.names import Followed
+
+FIRST_NUMBER = 0x8000_0000
+"""Of its spans: the process itself counts its own from 1, and comes this far after two billion."""
+PATIENCE_NS = 60_000_000_000
+"""How long an operation of the timeline waits for the ring's, whose end is when the program asked for its result."""
+SLACK_NS = 2_000
+"""The timeline counts microseconds."""
+REMEMBERED = 256
+"""Operations of a tensor, and steps, that wait for the timeline."""
+MOST_UNNAMED = 1 << 16
+"""Unnamed operations that do."""
+SAME_OFFSET_NS = 10_000
+"""Offsets that differ by less are the same one, read twice; with that of the spans a timeline comes back as it was."""
+AT_ONCE = 1 << 20
+_HEAD = 256
+_WALL_SLACK_NS = 1_000_000_000
+_OPEN_END = 1 << 62
+_UNNAMED = ".noname.N"
+_START, _END, _PARENT = 5, 6, 8  # places in a Row
+
+
+@dataclass(slots=True)
+class _Known:
+    """An operation of the ring."""
+
+    start: int
+    end: int
+    step: int
+    number: int
+    seq: int
+
+
+@dataclass
+class _Group:
+    """What the timeline tells of one operation; *number* and *end* are its own once it is over."""
+
+    rows: list[Row] = field(default_factory=list)
+    number: int = 0
+    end: int = 0
+
+
+class _Tail:
+    """One timeline: as much of it as has been read."""
+
+    def __init__(self, followed: Followed, draw: Iterator[int]) -> None:
+        self.followed, self._draw = followed, draw
+        self._begin_anew()
+
+    def named_again(self, followed: Followed) -> None:
+        """Know that the process named the same file again: Horovod has begun anew."""
+        self.followed = followed
+        if self._is_foreign:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.reader, self.builder = TailReader(), TailBuilder(self._draw)
+        self.groups: dict[tuple[str, int], _Group] = {}
+        self._position, self._head, self._is_foreign = 0, b"", False
+
+    def read(self) -> list[Row]:
+        """Return the rows that are new: Horovod empties the file at each of its starts."""
+        rows: list[Row] = []
+        try:
+            fd = os.open(self.followed.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return rows  # not there yet, or no more
+        try:
+            head = os.pread(fd, _HEAD, 0)
+            if not head.startswith(self._head):
+                rows += self.builder.cut_off()
+                self._begin_anew()
+            self._head = head[: max(len(head) - 1, 0)]  # a bracket may become a comma
+            while data := os.pread(fd, AT_ONCE, self._position):
+                self._position += len(data)
+                rows += self._take(data)
+        finally:
+            os.close(fd)
+        return rows
+
+    def _take(self, data: bytes, *, final: bool = False) -> list[Row]:
+        for event in self.reader.feed(data, final=final):
+            # A later run may have taken the file for its own before this one was read.
+            self._is_foreign |= event.phase == START and event.ts * 1000 > self.followed.anchor.wall + _WALL_SLACK_NS
+            if not self._is_foreign:
+                self.builder.add(event)
+        return self.builder.take()
+
+    def finish(self) -> list[Row]:
+        """Return the last rows."""
+        return [*self.read(), *self._take(b"", final=True), *self.builder.cut_off()]
+
+
+class Told:
+    """What timelines tell of one process.
+
+    Args:
+        timelines: Those that it named so far; the list grows.
+        written: Its descriptors as far as they are in the run directory.
+        before: Its rows that an earlier drain wrote there.
+        offset: What its times are taken to be before Unix time, in ns.
+    """
+
+    def __init__(
+        self, timelines: Sequence[Followed], written: Sequence[Descriptor], before: Column, offset: int
+    ) -> None:
+        self._timelines, self._offset = timelines, offset
+        self.names = JointNames(written)
+        self._draw = count(FIRST_NUMBER)
+        self._tails: dict[str, _Tail] = {}
+        self._opened = 0
+        self._known: dict[str, deque[_Known]] = {}
+        self._unnamed: dict[tuple[str, int], _Known] = {}
+        self._steps: deque[tuple[int, int, int]] = deque(maxlen=REMEMBERED)
+        self._seen = 0
+        self._loose: list[tuple[_Tail, Row]] = []
+        self._kept = empty_rows()
+        is_told = before["span_no"] >= FIRST_NUMBER
+        self._written = set(before["span_no"][is_told].tolist())
+        self.know(before.compress(~is_told))
+
+    def know(self, rows: Column) -> None:
+        """Learn of the ring's operations and steps in *rows*, whose descriptors are those of `names`."""
+        table = self.names.descriptors
+        if not len(rows):
+            return
+        self._seen = max(self._seen, int(rows["end"].max()))
+        for row in rows.compress(table.is_kind(rows, s.COLLECTIVE)):
+            d = table[int(row["descriptor"])]
+            if d.backend == h.BACKEND:
+                is_cut = row["source"] == s.Source.HOST_ISSUE or row["flags"] & s.Flag.TRUNCATED
+                end = _OPEN_END if is_cut else int(row["end"])
+                known = _Known(int(row["start"]), end, int(row["step"]), int(row["span_no"]), int(row["seq"]))
+                self._remember(d.tensor, known)
+        for row in rows.compress(table.is_kind(rows, s.STEP)):
+            self._steps.append((int(row["start"]), int(row["end"]), int(row["step"])))
+
+    def _remember(self, tensor: str, known: _Known) -> None:
+        if _UNNAMED not in tensor:
+            self._known.setdefault(tensor, deque(maxlen=REMEMBERED)).append(known)
+            return
+        self._unnamed[tensor, known.seq] = known
+        if len(self._unnamed) > MOST_UNNAMED:
+            del self._unnamed[next(iter(self._unnamed))]
+
+    def rows(self, *, final: bool) -> Column:
+        """Return the rows that are new and know their place; all of them, if *final*."""
+        for followed in self._timelines[self._opened :]:
+            self._opened += 1
+            if followed.path in self._tails:
+                self._tails[followed.path].named_again(followed)
+            else:
+                self._tails[followed.path] = _Tail(followed, self._draw)
+        out = [self._kept]
+        self._kept = empty_rows()
+        for tail in self._tails.values():
+            self._sort(tail, tail.finish() if final else tail.read())
+            out.append(self._columns(tail, [*self._place(tail, final=final), *self._place_loose(tail, final=final)]))
+        return stack_rows(out)
+
+    def give_back(self, rows: Column) -> None:
+        """Take *rows* again, which could not be written."""
+        self._kept = rows
+
+    def _sort(self, tail: _Tail, rows: list[Row]) -> None:
+        """Put *rows* with their operation; in the clock of the ring."""
+        table, offset = tail.builder.descriptors, self._offset
+        if abs(tail.followed.anchor.offset - offset) > SAME_OFFSET_NS:
+            offset = tail.followed.anchor.offset  # the wall clock was set, or drifted, since Horovod read it
+        for number, _, descriptor, level, flags, start, end, size, parent, seq, a in rows:
+            row = (number, NO_STEP, descriptor, level, flags, start - offset, end - offset, size, parent, seq, a)
+            d = table[descriptor]
+            if not d.tensor:
+                self._loose.append((tail, row))
+                continue
+            group = tail.groups.setdefault((d.tensor, seq), _Group())
+            if d.kind == s.COLLECTIVE:
+                group.number, group.end = number, end - offset
+            else:
+                group.rows.append(row)
+
+    def _place(self, tail: _Tail, *, final: bool) -> Iterator[Row]:
+        """Yield the rows of the operations whose place is known, below the ring's operation."""
+        for key, group in [*tail.groups.items()]:
+            if final and group.rows and not group.number:
+                group.end = group.rows[-1][_END]
+            found = self._find(*key, group.end) if group.end else None
+            if found is not None:
+                del tail.groups[key]
+                for number, _, *rest, parent, _, a in group.rows:
+                    below = found.number if parent in (group.number, 0) else parent
+                    yield (number, found.step, *rest, below, found.seq, a)
+            elif final or self._is_stale(group.rows[-1] if group.rows else None):
+                del tail.groups[key]
+                self._loose += [(tail, _without(row, group.number)) for row in group.rows]
+
+    def _find(self, tensor: str, seq: int, end: int) -> _Known | None:
+        """Return the ring's operation on *tensor* in which the timeline's ended at *end*."""
+        if _UNNAMED in tensor:
+            return self._unnamed.pop((tensor, seq), None)
+        known = self._known.get(tensor, ())
+        return next((one for one in known if one.start - SLACK_NS <= end <= one.end + SLACK_NS), None)
+
+    def _is_stale(self, last: Row | None) -> bool:
+        return last is None or last[_END] + PATIENCE_NS < self._seen
+
+    def _place_loose(self, tail: _Tail, *, final: bool) -> list[Row]:
+        """Return what is in no operation of the ring's, in the step in which it began."""
+        out, waiting = [], []
+        reached = self._steps[-1][1] if self._steps else 0
+        for of, row in self._loose:
+            start = row[_START]
+            if of is not tail:
+                waiting.append((of, row))
+            elif final or start <= reached or start + PATIENCE_NS < self._seen:
+                step = next((n for begin, end, n in reversed(self._steps) if begin <= start <= end), NO_STEP)
+                out.append((row[0], step, *row[2:]))
+            else:
+                waiting.append((of, row))
+        self._loose = waiting
+        return out
+
+    def _columns(self, tail: _Tail, rows: list[Row]) -> Column:
+        """Return *rows* as columns, but for those that an earlier drain wrote."""
+        rows = [row for row in rows if row[0] not in self._written]
+        columns = as_rows(rows)
+        places = np.array([self.names.number(d) for d in tail.builder.descriptors], np.uint32)
+        columns["descriptor"] = places[columns["descriptor"]]
+        return columns
+
+
+def _without(row: Row, number: int) -> Row:
+    """Return *row* below nothing, if it was below *number*."""
+    return (*row[:_PARENT], 0 if row[_PARENT] == number else row[_PARENT], *row[_PARENT + 1 :])

@@ -1,0 +1,89 @@
+"""How long collectives held a rank's training thread up in each step, from its spans as they come.
+
+Blocked is the time in ``wait`` phases and in blocking collectives, and in the stage from which DDP launches its
+buckets the time after the last launch. Only what happens in the backward, in the optimizer or outside any stage
+counts: what a rank waits for while it fetches data is no gradients.
+"""
+
+import numpy as np
+
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.spans import Column, Descriptors, empty_rows, stack_rows
+
+_BACKWARD, _OPTIMIZER = "backward", "optimizer"
+_MOST_HELD = 100_000
+"""Rows of steps that have not ended; beyond, the older half is let go of."""
+
+
+class Exposed:
+    """Holds a rank's operations until their step has ended."""
+
+    def __init__(self) -> None:
+        self._held = empty_rows()
+
+    def add(self, rows: Column, descriptors: Descriptors, ended: Column) -> dict[int, int]:
+        """Take *rows*; return the ns of each of the steps *ended* (rows, by start) in which there were operations."""
+        kept = rows.compress(_concerns(rows, descriptors))
+        held = stack_rows([self._held, kept])
+        is_over = np.isin(held["step"], ended["step"])
+        stages = rows.compress(descriptors.is_kind(rows, s.STAGE) & (rows["a"] <= 1))
+        last = int(ended["step"].max(initial=0)) if len(ended) else -1
+        self._held = held.compress(~is_over & (held["step"].astype(np.int64) > last))[-_MOST_HELD:]
+        operations = held.compress(is_over)
+        if not len(operations):
+            return {}
+        return _blocked(operations, stages, descriptors)
+
+
+def _concerns(rows: Column, descriptors: Descriptors) -> Column:
+    is_wait = descriptors.column(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)[descriptors.numbers(rows)]
+    mask: Column = is_wait | descriptors.is_kind(rows, s.COLLECTIVE) | descriptors.is_kind(rows, s.P2P)
+    return mask
+
+
+def _blocked(operations: Column, stages: Column, descriptors: Descriptors) -> dict[int, int]:
+    names = descriptors.column(lambda d: d.name, object)[descriptors.numbers(stages)]
+    order = np.argsort(stages["start"], kind="stable")
+    stages, names = stages.take(order), names[order]
+    is_call = descriptors.is_kind(operations, s.COLLECTIVE) | descriptors.is_kind(operations, s.P2P)
+    is_async = operations["flags"] & np.uint16(s.Flag.ASYNC) != 0
+    is_bound = operations["source"] == s.Source.BOUND
+    within = _stage_at(stages, names, operations["start"])
+    launched = is_call & (within == _BACKWARD) & (is_bound | is_async)
+    blocking = ~is_call | (~is_async & ~is_bound)
+    counts = blocking & np.isin(within, np.array(["", _BACKWARD, _OPTIMIZER], object))
+    begin, end = operations["start"][counts], operations["end"][counts]
+    step = operations["step"][counts]
+    tail = _after_last_launch(operations.compress(launched), stages.compress(names == _BACKWARD))
+    begin, end, step = (np.concatenate(pair) for pair in zip((begin, end, step), tail, strict=True))
+    out = dict.fromkeys(operations["step"].tolist(), 0)
+    for number, length in zip(*_lengths(begin, end, step), strict=True):
+        out[number] += length
+    return out
+
+
+def _stage_at(stages: Column, names: Column, at: Column) -> Column:
+    """Return the name of the stage that holds each time, "" outside any."""
+    if not len(stages):
+        return np.full(len(at), "", object)
+    place = np.maximum(np.searchsorted(stages["start"], at, "right") - 1, 0)
+    holds = (stages["start"][place] <= at) & (at < stages["end"][place])
+    return np.where(holds, names[place], "")
+
+
+def _after_last_launch(launched: Column, backward: Column) -> tuple[Column, Column, Column]:
+    """Return (begin, end, step) from each step's last launch to the end of its backward."""
+    launched = launched.take(np.argsort(launched["start"], kind="stable"))
+    last = dict(zip(launched["step"].tolist(), launched["start"].tolist(), strict=True))
+    ends = dict(zip(backward["step"].tolist(), backward["end"].tolist(), strict=True))
+    both = [(last[step], ends[step], step) for step in last.keys() & ends.keys()]
+    begin, end, steps = zip(*both, strict=True) if both else ((), (), ())
+    return np.array(begin, np.int64), np.array(end, np.int64), np.array(steps, np.uint32)
+
+
+def _lengths(begin: Column, end: Column, step: Column) -> tuple[list[int], list[int]]:
+    """Return the step of each interval, and what it adds to the union of those before it: a wait lies in its call."""
+    order = np.argsort(begin, kind="stable")
+    begin, end, step = begin[order], end[order], step[order]
+    reached = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end[:-1])) if len(end) else end
+    return step.tolist(), np.maximum(end - np.maximum(begin, reached), 0).tolist()

@@ -1,0 +1,164 @@
+"""From the latest values to OpenTelemetry's own metrics pipeline: one meter provider for each run on this host."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint
+from threading import Thread
+from typing import Any
+
+from opentelemetry.metrics import CallbackOptions, Histogram, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+
+from otel_dltrace._version import __version__
+from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.model import metrics as m
+from otel_dltrace.model import semconv
+from otel_dltrace.model.metric_batch import HOST, Point
+from otel_dltrace.record.guard import say, tried
+
+SCOPE = "otel_dltrace.metrics"
+BOUNDS = tuple(1e-5 * 2**i for i in range(25))
+"""Seconds, from 10 us to some minutes: a stage's and a pause's; the SDK's own are for milliseconds."""
+_OBSERVABLE = {
+    m.GAUGE: "create_observable_gauge",
+    m.COUNTER: "create_observable_counter",
+    m.UPDOWNCOUNTER: "create_observable_up_down_counter",
+}
+Key = tuple[str, int]
+"""Attributes of a point, as text, and its rank."""
+
+
+class Pipeline:
+    """Holds the latest value of each series for the SDK to collect, and records what is a histogram.
+
+    Args:
+        settings: Where to.
+        resource: Who the points are about: the job and the host.
+        gone: The ranks whose processes are gone: their present values are shown once more, what they added up stays.
+    """
+
+    def __init__(self, settings: MetricSettings, resource: Mapping[str, str | int], gone: set[int]) -> None:
+        _tell_of_trouble(settings.where)
+        readers = [*_readers(settings)]
+        self._provider = MeterProvider(readers, Resource(dict(resource)), shutdown_on_exit=False)
+        self._meter = self._provider.get_meter(SCOPE, __version__)
+        self._latest: dict[str, dict[Key, float]] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._attributes: dict[Key, dict[str, Any]] = {}
+        self._gone = gone
+        self._closing: Thread | None = None
+        self._timeout_ms = settings.timeout_ms
+
+    def observe(self, points: Iterable[Point]) -> None:
+        """Take *points*; what is no histogram replaces the value that its series had."""
+        for metric, value, attributes, rank in points:
+            key = (attributes, rank)
+            if m.METRICS[metric].instrument == m.HISTOGRAM:
+                self._histogram(metric).record(value, self._attributes_of(key))
+            else:
+                self._series(metric)[key] = value
+
+    def _attributes_of(self, key: Key) -> dict[str, Any]:
+        known = self._attributes.get(key)
+        if known is None:
+            rank = {} if key[1] == HOST else {semconv.DL_RANK: key[1]}
+            known = self._attributes[key] = {**m.attributes_of(key[0]), **rank}
+        return known
+
+    def _histogram(self, name: str) -> Histogram:
+        known = self._histograms.get(name)
+        if known is None:
+            metric = m.METRICS[name]
+            known = self._histograms[name] = self._meter.create_histogram(
+                name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=BOUNDS
+            )
+        return known
+
+    def _series(self, name: str) -> dict[Key, float]:
+        """Return the series of the metric *name*; its instrument is made with the first, so there is none without."""
+        series = self._latest.get(name)
+        if series is None:
+            series = self._latest[name] = {}
+            metric = m.METRICS[name]
+            create = getattr(self._meter, _OBSERVABLE[metric.instrument])
+            stays = metric.instrument == m.COUNTER
+            create(name, [partial(self._observed, series, stays)], metric.unit, metric.description)
+        return series
+
+    def _observed(self, series: dict[Key, float], stays: bool, _options: CallbackOptions) -> list[Observation]:
+        """Return the values of *series*; those of ranks that are gone for the last time, unless it *stays*."""
+        values = [*series.items()]
+        for key, _ in values:
+            if key[1] in self._gone and not stays:
+                series.pop(key, None)
+        return [Observation(value, self._attributes_of(key)) for key, value in values]
+
+    def finish(self) -> None:
+        """Begin to export what there is and to end; `wait` waits for it."""
+        shut_down = self._provider.shutdown
+        self._closing = Thread(
+            target=lambda: tried(shut_down, self._timeout_ms), name="otel_dltrace metrics end", daemon=True
+        )
+        self._closing.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Return whether all has ended within *timeout* seconds."""
+        if self._closing is None:
+            return True
+        self._closing.join(max(timeout, 0.0))
+        return not self._closing.is_alive()
+
+
+def _readers(settings: MetricSettings) -> Iterable[MetricReader]:
+    """Yield a reader for each way out; what cannot be made is told, and the others go on."""
+    makers: dict[str, Callable[[], Any]] = {point.name: partial(_from, point) for point in settings.exporters}
+    if settings.otlp_protocol:
+        makers["otlp"] = partial(_otlp, settings.otlp_protocol)
+    for name, make in makers.items():
+        made = tried(make)
+        if isinstance(made, MetricReader):
+            yield made
+        elif isinstance(made, MetricExporter):
+            yield PeriodicExportingMetricReader(made, settings.interval_ms, settings.timeout_ms)
+        else:
+            say(f"the metrics exporter {name} cannot be made ({type(made).__name__}: {made}); it gets no metrics")
+
+
+def _from(point: EntryPoint) -> Any:
+    return point.load()()
+
+
+def _otlp(protocol: str) -> MetricExporter:
+    """Return the official exporter for *protocol*, which reads the environment itself."""
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as Grpc
+
+        return Grpc()
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
+
+    return Http()
+
+
+class _Told(logging.Handler):
+    """Says the first complaint of the SDK and of its exporters, which else would come at every interval."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(logging.WARNING)
+        self._where = where
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say what *record* complains about."""
+        cure = "OTEL_METRICS_EXPORTER=none if it takes no metrics"
+        say(
+            f"metrics do not get to {self._where or 'their exporter'} ({record.getMessage()}); {cure}", "metrics export"
+        )
+
+
+def _tell_of_trouble(where: str) -> None:
+    logger = logging.getLogger("opentelemetry")
+    if not any(isinstance(handler, _Told) for handler in logger.handlers):
+        logger.addHandler(_Told(where))
+        logger.propagate = False

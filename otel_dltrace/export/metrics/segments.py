@@ -1,0 +1,106 @@
+"""Metrics in the run directory: Arrow streams that can be read when their writer was killed (contract 7)."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from otel_dltrace.export.rundir import segment_number
+from otel_dltrace.model.metric_batch import MetricBatch
+from otel_dltrace.model.spans import Column
+
+SEGMENT_BYTES = 8 << 20
+METRICS = "metrics-*.arrows"
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+SCHEMA = pa.schema(
+    [
+        ("time", pa.int64()),
+        ("metric", _TEXT),
+        ("rank", pa.int32()),
+        ("step", pa.int64()),
+        ("attributes", _TEXT),
+        ("value", pa.float64()),
+    ]
+)
+_OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+
+
+class MetricSegments:
+    """Appends metrics to a host's folder.
+
+    Args:
+        folder: The host's folder in a run directory, which exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
+        self._sink: pa.NativeFile | None = None
+        # Both only grow while a file is written, so that each text goes into it once.
+        self._metrics: dict[str, int] = {}
+        self._attributes: dict[str, int] = {}
+
+    def append(self, batch: MetricBatch) -> None:
+        """Write *batch* through to the file system.
+
+        Raises:
+            OSError: There is no room, or the folder cannot be written; nothing of *batch* counts as written.
+        """
+        if not len(batch):
+            return
+        try:
+            self._append(batch)
+        except OSError:
+            self.close()  # it may end in half a batch: what came later would be hidden behind that
+            raise
+
+    def _append(self, batch: MetricBatch) -> None:
+        if self._stream is None:
+            self._open()
+        assert self._stream is not None
+        assert self._sink is not None
+        arrays = [
+            pa.array(batch.time),
+            _texts(batch.metric, batch.metrics, self._metrics),
+            pa.array(batch.rank),
+            pa.array(batch.step),
+            _texts(batch.attribute, batch.attributes, self._attributes),
+            pa.array(batch.value),
+        ]
+        self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+        self._sink.flush()
+        if self._sink.tell() > SEGMENT_BYTES:
+            self.close()
+
+    def _open(self) -> None:
+        number = 1 + max((segment_number(path) for path in self.folder.glob(METRICS)), default=0)
+        self._sink = pa.OSFile(str(self.folder / f"metrics-{number:05d}.arrows"), "wb")
+        self._stream = pa.ipc.new_stream(self._sink, SCHEMA, options=_OPTIONS)
+
+    def close(self) -> None:
+        """End the current file; what comes next begins another."""
+        stream, sink, self._stream, self._sink = self._stream, self._sink, None, None
+        self._metrics, self._attributes = {}, {}
+        for file in (stream, sink):
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+
+
+def _texts(codes: Column, texts: tuple[str, ...], known: dict[str, int]) -> pa.DictionaryArray:
+    places = np.array([known.setdefault(text, len(known)) for text in texts], np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(places[codes]), pa.array(list(known), pa.string()))
+
+
+def keep_metrics_within(folder: Path, quota: int) -> int:
+    """Remove the oldest metrics of *folder* until they are within *quota* bytes; return how many bytes stay.
+
+    The newest file stays: it is being written.
+    """
+    paths = sorted(folder.glob(METRICS), key=segment_number)
+    sizes = [path.stat().st_size for path in paths]
+    while len(paths) > 1 and sum(sizes) > quota:
+        paths.pop(0).unlink()
+        sizes.pop(0)
+    return sum(sizes)

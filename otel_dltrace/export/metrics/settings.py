@@ -1,0 +1,60 @@
+"""What the environment says about where metrics go, checked once; cheap to import, for the training process does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from otel_dltrace.export.choice import METRICS, exporters
+from otel_dltrace.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+INTERVAL, TIMEOUT = "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_METRIC_EXPORT_TIMEOUT"
+
+
+@dataclass(frozen=True)
+class MetricSettings:
+    """Where metrics go and how often; made by `from_env`.
+
+    Attributes:
+        otlp_protocol: ``grpc`` or ``http/protobuf``; "" where nothing goes out over OTLP.
+        where: The OTLP endpoint, fit for messages.
+        exporters: The other ways out.
+        interval_ms: The time between two exports.
+        timeout_ms: How long one may take.
+    """
+
+    otlp_protocol: str
+    where: str
+    exporters: "tuple[EntryPoint, ...]"
+    interval_ms: float
+    timeout_ms: float
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "MetricSettings | None":
+        """Return what *env* asks for; None where it names neither an endpoint nor an exporter.
+
+        Raises:
+            ConfigError: A value cannot be used.
+        """
+        others, otlp = exporters(env, METRICS), None
+        if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in env):
+            from otel_dltrace.export.otlp.settings import OtlpSettings
+
+            otlp = OtlpSettings.from_env(env, METRICS)
+        if otlp is None and not others:
+            return None
+        interval, timeout = _milliseconds(env, INTERVAL, 60_000), _milliseconds(env, TIMEOUT, 30_000)
+        return cls(otlp.protocol if otlp else "", otlp.where if otlp else "", others, interval, timeout)
+
+
+def _milliseconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "").strip()
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name}={text!r} is not a number of milliseconds above 0: write {default:.0f}, for example")
+    return value

@@ -1,0 +1,115 @@
+"""What a collector's answer, or its silence, means, and what to do about it; told in doctor and at the end of a run.
+
+The words are those of requests, grpcio and the OpenTelemetry Collector, as seen from the real ones.
+"""
+
+import re
+from typing import NamedTuple
+
+from otel_dltrace.export.otlp.settings import GRPC, HTTP, OtlpSettings
+
+ENDPOINT, PROTOCOL = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"
+CERTIFICATE, HEADERS = "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_HEADERS"
+_CLIENT = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _CLIENT_KEY"
+
+
+class Diagnosis(NamedTuple):
+    """What is the matter, and what to do."""
+
+    what: str
+    cure: str
+
+    def __str__(self) -> str:
+        """Return both as one sentence."""
+        return f"{self.what}: {self.cure}"
+
+
+class _Case(NamedTuple):
+    """A message that matches *seen* means *what*; *only* is the protocol it is said with, "" for both."""
+
+    seen: str
+    what: str
+    cure: str
+    only: str = ""
+
+
+_CASES = (
+    _Case("Connection refused", "nothing listens at {where}", f"start the collector, or correct {ENDPOINT}"),
+    _Case(
+        "failed to resolve|errors resolving|lookup failed|Name or service not known",
+        "the host of {where} is not known",
+        f"correct the name in {ENDPOINT}",
+    ),
+    _Case(
+        "Hostname mismatch|Hostname Verification|IP address mismatch",
+        "the certificate of {where} is for another name",
+        f"use a name of the certificate in {ENDPOINT}",
+    ),
+    _Case("certificate has expired", "the certificate of {where} has expired", "renew it"),
+    _Case(
+        "certificate.verify.failed",
+        "the certificate of {where} is signed by nobody we trust",
+        f"name the PEM file of its authority in {CERTIFICATE}",
+    ),
+    _Case(
+        "certificate.required|Unwrap failed|bad certificate|unknown ca",
+        "{where} does not accept our certificate",
+        f"name one that its authority signed in {_CLIENT}",
+    ),
+    _Case(
+        "wrong.version.number|record layer failure|packet length too long",
+        "{where} speaks no TLS",
+        f"write http:// in {ENDPOINT}",
+    ),
+    _Case("HTTP request to an HTTPS server", "{where} speaks TLS", f"write https:// in {ENDPOINT}"),
+    _Case("Socket closed", "{where} hangs up", f"if it speaks TLS, write https:// in {ENDPOINT}", GRPC),
+    _Case(
+        "connect an http1|Expected SETTINGS|http2 header with status|UNIMPLEMENTED",
+        "{where} speaks HTTP, and not gRPC",
+        f"set {PROTOCOL}={HTTP}, or write its gRPC port, as a rule 4317, in {ENDPOINT}",
+        GRPC,
+    ),
+    _Case(
+        "Connection.(reset|aborted)|RemoteDisconnected|BadStatusLine|HTTP 505",
+        "{where} hangs up on HTTP, as a gRPC port does, or one that speaks TLS",
+        f"set {PROTOCOL}={GRPC}, or write its HTTP port, as a rule 4318, or https:// in {ENDPOINT}",
+        HTTP,
+    ),
+    _Case("HTTP 40[45]", "{where} is no OTLP receiver ({said})", f"correct the port or path in {ENDPOINT}", HTTP),
+    _Case(
+        "HTTP 413|larger than max|message too large",
+        "{where} finds a request too large ({said})",
+        "raise max_request_body_size (HTTP) or max_recv_msg_size_mib (gRPC) of its otlp receiver",
+    ),
+    _Case(
+        "HTTP 429|RESOURCE_EXHAUSTED",
+        "{where} asks for less ({said})",
+        "give it more capacity, or send fewer steps in full (OTEL_DLTRACE_STEPS)",
+    ),
+    _Case(
+        "timed out|DEADLINE_EXCEEDED|no answer before",
+        "{where} does not answer in time",
+        f"see whether it is stuck, or whether {ENDPOINT} is another host's",
+    ),
+    _Case("HTTP 50[234]|UNAVAILABLE", "{where} takes no spans for now ({said})", "see the collector's log for why"),
+    _Case("HTTP 3..", "{where} is somewhere else ({said})", f"correct {ENDPOINT}", HTTP),
+)
+_DENIED = re.compile("HTTP 40[13]|UNAUTHENTICATED|PERMISSION_DENIED")
+
+
+def diagnose(settings: OtlpSettings, message: str) -> Diagnosis:
+    """Return what *message*, an `Outcome`'s that was not accepted, says of the collector of *settings*."""
+    for case in _CASES:
+        if case.only in ("", settings.protocol) and re.search(case.seen, message, re.IGNORECASE):
+            what = case.what.format(where=settings.where, said=message)
+            return Diagnosis(what, case.cure)
+    if _DENIED.match(message):
+        return _denied(settings, message)
+    return Diagnosis(f"{settings.where} takes no spans ({message})", "see the collector's log for why")
+
+
+def _denied(settings: OtlpSettings, message: str) -> Diagnosis:
+    has_token = any(name == "authorization" for name, _ in settings.headers)
+    what = "does not accept our token" if has_token else "wants a token, and we send none"
+    how = "correct it in" if has_token else "write authorization=Bearer%20TOKEN in"
+    return Diagnosis(f"{settings.where} {what} ({message})", f"{how} {HEADERS}")

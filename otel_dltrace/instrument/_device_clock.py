@@ -1,0 +1,134 @@
+"""Ties a device's clock to the host's: a line through moments that both have seen."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+LOOKS = 32
+"""How often a moment is asked for before it is given up: some 50 us, once a second."""
+EVERY_NS = 1_000_000_000
+MAX_GAP_NS = 60_000_000_000
+"""Elapsed times have 24 bits: over a longer gap they say too little, and the line is begun anew."""
+REMEMBERED = 64
+DRIFT = 1e-4
+"""How fast a clock may run away from another, as long as nothing is known of these two."""
+LOOSE = 2.0
+"""A moment known less well than this many times the best is not used."""
+
+
+class Event(Protocol):
+    """A moment in a device's work; PyTorch's events are some."""
+
+    def record(self, stream: Any = None) -> None:
+        """Have the device note the time when it comes here in *stream*, by default the current one."""
+
+    def query(self) -> bool:
+        """Return whether it has; never waits."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the ms to *end_event*; both moments are over."""
+
+
+class Device(Protocol):
+    """The devices of one kind that a process uses."""
+
+    def is_open(self) -> bool:
+        """Return whether events may be used now: the program uses a device, and captures no graph."""
+
+    def index(self) -> int:
+        """Return which device is the current one."""
+
+    def event(self) -> Event:
+        """Return a new event."""
+
+    def aside(self, index: int) -> Any:
+        """Return a stream of the device *index* in which nothing else runs."""
+
+
+class Anchor(NamedTuple):
+    """A moment from which others are counted: ns by the device since its first one."""
+
+    event: Event
+    at: float
+
+
+class _Tie(NamedTuple):
+    at: float
+    host: int
+    half: float
+
+
+class DeviceClock:
+    """The clock of one device.
+
+    A moment in a stream where nothing else runs comes at once, however busy the device is: it lies
+    between the request and the first look that finds it over. No stream waits for another.
+
+    Args:
+        device: The devices.
+        index: Which of them.
+        now: The host's clock, monotonic ns.
+    """
+
+    def __init__(self, device: Device, index: int, now: Callable[[], int]) -> None:
+        self._device, self._index, self._now = device, index, now
+        self._ties: deque[_Tie] = deque(maxlen=REMEMBERED)
+        self._tried = 0
+        self._slope, self._origin = 1.0, (0.0, 0.0)
+        self._residual, self._drift, self._range = 0.0, DRIFT, (0.0, 0.0)
+        self.anchor: Anchor | None = None
+
+    def tie(self) -> None:
+        """Find a moment that both clocks know, if it is time for one."""
+        before = self._now()
+        if self._tried and before - self._tried < EVERY_NS:
+            return
+        self._tried = before
+        event = self._device.event()
+        before = self._now()
+        event.record(self._device.aside(self._index))
+        for _ in range(LOOKS):
+            if event.query():
+                self._add(event, before, self._now())
+                return
+
+    def _add(self, event: Event, before: int, after: int) -> None:
+        middle = (before + after) // 2
+        if self._ties and middle - self._ties[-1].host > MAX_GAP_NS:
+            self._ties.clear()
+            self.anchor = None
+        at = 0.0 if self.anchor is None else self.time_of(event, self.anchor)
+        self.anchor = Anchor(event, at)
+        self._ties.append(_Tie(at, middle, (after - before) / 2))
+        self._fit()
+
+    def _fit(self) -> None:
+        best = min(tie.half for tie in self._ties)
+        ties = [tie for tie in self._ties if tie.half <= LOOSE * best]
+        first = ties[0]
+        xs, ys = [tie.at - first.at for tie in ties], [float(tie.host - first.host) for tie in ties]
+        x, y = sum(xs) / len(ties), sum(ys) / len(ties)
+        spread = sum((one - x) ** 2 for one in xs)
+        # Two moments close together say nothing of the drift; all clocks here count ns.
+        is_long = ties[-1].at - first.at >= EVERY_NS
+        self._slope = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / spread if is_long else 1.0
+        self._origin = (first.at + x, first.host + y)
+        half = max(tie.half for tie in ties)
+        self._residual = half + max(abs(tie.host - self.host(tie.at)) for tie in ties)
+        self._drift = min(DRIFT, 2 * half / (ties[-1].at - first.at)) if is_long else DRIFT
+        self._range = (first.at, ties[-1].at)
+
+    def time_of(self, event: Event, anchor: Anchor) -> float:
+        """Return when *event*, which is over, was: ns by the device since its first anchor."""
+        return anchor.at + anchor.event.elapsed_time(event) * 1e6
+
+    def residual(self, at: float) -> int:
+        """Return by how many ns the host's time at the device's *at* may be wrong: less among the ties than beyond."""
+        first, last = self._range
+        return round(self._residual + self._drift * max(0.0, first - at, at - last))
+
+    def host(self, at: float) -> int:
+        """Return the host's time, monotonic ns, at the device's *at*."""
+        since, host = self._origin
+        whole = int(host)
+        return whole + round((host - whole) + (at - since) * self._slope)

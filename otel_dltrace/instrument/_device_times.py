@@ -1,0 +1,179 @@
+"""When the device was at the stages and operations of a process: found out later, and nobody waits for it."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any
+
+from otel_dltrace.instrument._device_clock import Anchor, Device, DeviceClock, Event
+from otel_dltrace.model.semconv import Level, Source
+from otel_dltrace.record.guard import failed, tried
+from otel_dltrace.record.recorder import Recorder
+
+MAX_EVENTS = 1024
+"""Events of one process; what comes when all are in use has the host's times."""
+MAX_PENDING = 4096
+AT_A_STAGE = 4
+"""How many spans are looked at when a stage ends; at the end of a step it is all that are done."""
+WAITED_NS = 10_000
+"""A device that stood still for less, when it was asked to wait, had nothing to wait for."""
+
+
+class Place:
+    """A mark: an event that the device passes; it goes back to its pool when nobody needs it any more."""
+
+    __slots__ = ("anchor", "clock", "event", "host", "pool")
+
+    def __init__(self, event: Event, host: int, clock: DeviceClock, anchor: Anchor, pool: list[Event]) -> None:
+        self.event, self.host, self.clock, self.anchor, self.pool = event, host, clock, anchor, pool
+
+    def __del__(self) -> None:
+        self.pool.append(self.event)
+
+    @property
+    def time(self) -> float:
+        """When the device passed it, by its own clock."""
+        return self.clock.time_of(self.event, self.anchor)
+
+
+@dataclass(slots=True)
+class _Span:
+    """A span whose device times are to come; *asked* is where the device was told to wait for it, if it was."""
+
+    number: int
+    step: int
+    level: int
+    pieces: list[tuple[Place, Place]] = field(default_factory=list)
+    asked: Place | None = None
+    is_whole: bool = True
+
+    def is_over(self) -> bool:
+        places = [place for piece in reversed(self.pieces) for place in reversed(piece)]
+        return all(place.event.query() for place in places)
+
+
+class Marks:
+    """The device times of one process (`record.device.DeviceTimes`).
+
+    Everything is asked with ``query`` alone, where a stage or a step ends. A device that fails is not
+    asked again: its error comes to the program itself, at its own next call.
+
+    Args:
+        recorder: Who writes what is found out.
+        device: The devices.
+        now: The host's clock, monotonic ns.
+        most: How many events there may be.
+    """
+
+    def __init__(
+        self, recorder: Recorder, device: Device, now: Callable[[], int] = monotonic_ns, most: int = MAX_EVENTS
+    ) -> None:
+        self._recorder, self._device, self._now = recorder, device, now
+        self._left = most
+        self._pool: list[Event] = []
+        self._clocks: dict[int, DeviceClock] = {}
+        self._open: dict[int, _Span] = {}
+        self._pending: deque[_Span] = deque()
+        self._has_failed = False
+
+    def mark(self) -> Place | None:
+        """Return a mark before what is asked of the device next; None where there can be none now."""
+        place: Place | None = self._tried(self._mark)
+        return place
+
+    def piece(self, number: int, step: int, nth: int, begun: Place) -> bool:
+        """Know that the *nth* piece of the stage span *number* in *step* ends; return whether it is followed."""
+        span = self._open.setdefault(number, _Span(number, step, int(Level.STEP)))
+        ended = self.mark()
+        del span.pieces[nth - 1 :]  # a piece around others replaces them
+        if ended is None or ended.clock is not begun.clock or len(span.pieces) != nth - 1:
+            span.is_whole = False
+        span.pieces.append((begun, ended or begun))
+        self._tried(self._poll, AT_A_STAGE)
+        return span.is_whole
+
+    def operation(self, number: int, step: int, begun: Place) -> bool:
+        """Know that the device goes on when the operation span *number* is done; return whether it is followed."""
+        ended = self.mark()
+        if ended is None or ended.clock is not begun.clock:
+            return False
+        self._follow(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)]))
+        return True
+
+    def waited(self, number: int, step: int, begun: Place, asked: Place) -> None:
+        """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done."""
+        ended = self.mark()
+        if ended is not None and ended.clock is begun.clock is asked.clock:
+            self._follow(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)], asked))
+
+    def step_ends(self) -> None:
+        """Write what has become known; know that the stages of the step so far have no more pieces."""
+        spans, self._open = self._open, {}
+        for span in spans.values():
+            if span.is_whole:
+                self._follow(span)
+        self._tried(self._tie)
+        self._tried(self._poll, MAX_PENDING)
+
+    def _tried(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._has_failed or not self._recorder.level:
+            return None
+        result = tried(function, *args)
+        if isinstance(result, Exception):
+            self._has_failed = True
+            self._pending.clear()
+            failed("the device's clock", result)
+            return None
+        return result
+
+    def _mark(self) -> Place | None:
+        if not self._device.is_open():
+            return None
+        index = self._device.index()
+        clock = self._clocks.get(index)
+        if clock is None:
+            clock = self._clocks[index] = DeviceClock(self._device, index, self._now)
+            clock.tie()
+        if clock.anchor is None or not (self._pool or self._left):
+            return None
+        if self._pool:
+            event = self._pool.pop()
+        else:
+            event = self._device.event()
+            self._left -= 1
+        place = Place(event, self._now(), clock, clock.anchor, self._pool)
+        event.record()
+        return place
+
+    def _tie(self) -> None:
+        if self._device.is_open():
+            for clock in self._clocks.values():
+                clock.tie()
+
+    def _follow(self, span: _Span) -> None:
+        self._pending.append(span)
+        if len(self._pending) > MAX_PENDING:
+            self._pending.popleft()
+
+    def _poll(self, most: int) -> None:
+        """Write what the device has passed, in the order in which it was asked; up to *most* spans."""
+        if not self._device.is_open():  # a query would break the capture of a graph
+            return
+        for _ in range(min(most, len(self._pending))):
+            if not self._pending[0].is_over():
+                return
+            self._write(self._pending.popleft())
+
+    def _write(self, span: _Span) -> None:
+        times = [(begun.time, ended.time) for begun, ended in span.pieces]
+        (begun, _), (_, ended) = span.pieces[0], span.pieces[-1]
+        clock = begun.clock
+        # The device is never before the host that asked it.
+        start = max(clock.host(times[0][0]), begun.host)
+        end = max(clock.host(times[-1][1]), start)
+        is_bound = span.asked is not None and ended.time - span.asked.time < WAITED_NS
+        source = int(Source.BOUND if is_bound else Source.DEVICE)
+        total = round(sum(last - first for first, last in times)) if span.level == Level.STEP else 0
+        residual = clock.residual(times[-1][1])
+        self._recorder.device(span.number, span.level, start, end, residual, max(0, total), source, span.step)

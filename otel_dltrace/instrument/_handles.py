@@ -1,0 +1,90 @@
+"""Operations that a framework starts with one call, which returns a handle, and ends with another."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic_ns
+
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import PHASE, WAIT, Flag, Source
+from otel_dltrace.record.steps import Operation, Tracer
+
+PRECISE_NS = 50_000
+"""An end that is known this well counts as known."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """What is under way behind one handle: operations and their numbers; *seen* is when it was last not done."""
+
+    operations: list[Operation]
+    numbers: list[int]
+    seen: int = 0
+
+    def close(self, source: int = Source.HOST_DONE, error: BaseException | None = None, end: int = 0) -> None:
+        """End all of it at *end* (monotonic ns, default now)."""
+        end = end or monotonic_ns()
+        for operation, number in zip(self.operations, self.numbers, strict=True):
+            operation.close(number, source, error, end)
+
+    def found_done(self, now: int) -> None:
+        """End what was found done at *now*."""
+        self.close(Source.HOST_DONE if now - self.seen <= PRECISE_NS else Source.BOUND, end=now)
+
+
+Wait = tuple[Pending, int, bool]
+"""What is waited for, since when, and whether it was done by then."""
+
+
+class Handles:
+    """What is under way in the process that *tracer* follows, by handle.
+
+    Args:
+        tracer: Where it is recorded.
+        is_done: Whether what is behind a handle is done, asked without being traced.
+    """
+
+    def __init__(self, tracer: Tracer, is_done: Callable[[int], bool]) -> None:
+        self._recorder = tracer.recorder
+        self._is_done = is_done
+        self._wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
+        self.pending: dict[int, Pending] = {}
+
+    def launched(self, handle: int, pending: Pending) -> None:
+        """Know that *pending* is under way and has *handle*."""
+        pending.seen = monotonic_ns()
+        self.pending[handle] = pending
+
+    def wait_begins(self, handle: int) -> Wait | None:
+        """Return the wait for *handle* that begins; None where it is none of ours."""
+        pending = self.pending.pop(handle, None)
+        if pending is None:
+            return None
+        is_async = pending.operations[0].flags & Flag.ASYNC
+        return pending, monotonic_ns(), bool(is_async and self._is_done(handle))
+
+    def waited(self, wait: Wait, error: BaseException | None = None) -> None:
+        """End what was waited for; the time blocked is a child of each."""
+        end = monotonic_ns()
+        pending, start, was_done = wait
+        if was_done and error is None:
+            pending.found_done(start)
+            return
+        for operation in pending.operations:
+            if operation.flags & Flag.ASYNC:
+                self._recorder.phase(self._wait, start, end, parent=operation.number, step=operation.step)
+        pending.close(error=error, end=end)
+
+    def leave(self) -> None:
+        """End what nobody has waited for, as issued: its end will not be known."""
+        while self.pending:
+            _, pending = self.pending.popitem()
+            pending.close(Source.HOST_ISSUE, end=pending.seen)
+
+
+def asked_done(pending: Pending, done: bool) -> None:
+    """Note what the program learned when it asked whether *pending* is done; a second time finds it closed."""
+    now = monotonic_ns()
+    if done:
+        pending.found_done(now)
+    else:
+        pending.seen = now

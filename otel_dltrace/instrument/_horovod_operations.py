@@ -1,0 +1,162 @@
+"""The operations of a process that uses Horovod: how they are described, numbered and ended."""
+
+import sys
+import threading
+from collections import Counter
+from time import monotonic_ns
+from typing import Any
+
+from otel_dltrace.instrument._handles import Handles, Pending
+from otel_dltrace.instrument._horovod_calls import OPS, Call
+from otel_dltrace.model.activities import BACKEND
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import COLLECTIVE, Flag
+from otel_dltrace.record.steps import Operation, Tracer
+
+GLOBAL_SET = 0
+_JOIN_SHIFT = 20
+
+
+class Series:
+    """The operations of one tensor in one process set, numbered alike on all its ranks."""
+
+    __slots__ = ("last",)
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def number(self) -> int:
+        """Return the number of the next one, from 1; Horovod has but one of a tensor under way at a time."""
+        self.last += 1
+        return self.last
+
+
+Described = list[tuple[int, Series | None]]
+"""Descriptor and series of each tensor of a call; without a series, the handle is the number."""
+
+
+class _Local(threading.local):
+    blocking = 0
+
+
+class Operations:
+    """The operations of the process that *tracer* follows.
+
+    Attributes:
+        handles: Those under way.
+        local: How many blocking calls this thread is in.
+        last: How many operations of all ranks there have been.
+        starts: How often Horovod was initialised.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.local = _Local()
+        self.handles = Handles(tracer, _is_done)
+        self.last = self.starts = 0
+        self._described: dict[tuple[Any, ...], Described] = {}
+        self._series: dict[tuple[str, str], Series] = {}
+        self._joins = 0
+        self._removed: Counter[int] = Counter()
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    def begin(self, call: Call, args: tuple[Any, ...]) -> tuple[Pending, Described]:
+        """Return the operation that begins, one for each tensor; what numbers them is known once it has a handle."""
+        start = monotonic_ns()
+        tensors, name, process_set = call.get(args)
+        tensors = tensors if call.is_grouped else (tensors,)
+        key = (call, name, process_set.process_set_id, *[tensor.dtype for tensor in tensors])
+        described = self._described.get(key)
+        if described is None:
+            operation = "adasum" if call.op >= 0 and args[call.op] == _ops().Adasum else call.operation
+            described = self._described[key] = self._describe(call, operation, name, process_set, tensors)
+        flags = 0 if self.local.blocking else Flag.ASYNC
+        root = args[call.root] if call.root >= 0 else -1
+        recorder = self.tracer.recorder
+        operations = [
+            Operation(recorder, descriptor, tensor.element_size() * tensor.nelement(), b=root, flags=flags)
+            for (descriptor, _), tensor in zip(described, tensors, strict=True)
+        ]
+        for one in operations:
+            one.start = start
+        return Pending(operations, [0] * len(operations)), described
+
+    def launched(self, pending: Pending, described: Described, handle: int) -> None:
+        """Know that what began is under way: the same calls have succeeded on all ranks, so they number alike."""
+        pending.numbers = [handle if series is None else series.number() for _, series in described]
+        self.last += len(described)
+        self.handles.launched(handle, pending)
+
+    def begin_plain(self, name: str, process_set: Any = None) -> tuple[Operation, Series]:
+        """Return a blocking operation that is on no tensor."""
+        key = (name, getattr(process_set, "process_set_id", GLOBAL_SET))
+        described = self._described.get(key)
+        if described is None:
+            described = self._described[key] = [self._one(name, f"{name}.noname", process_set, "")]
+        ((descriptor, series),) = described
+        assert series is not None
+        return Operation(self.tracer.recorder, descriptor), series
+
+    # -- names --------------------------------------------------------------------------------------
+
+    def _describe(
+        self, call: Call, operation: str, name: str | None, process_set: Any, tensors: tuple[Any, ...]
+    ) -> Described:
+        # Unnamed ones are numbered by their handle, which grows without end; it is the same on all ranks.
+        full = f"{call.prefix}.{name or 'noname.N'}"
+        members = [f"_{i}of{len(tensors)}" for i in range(1, len(tensors) + 1)] if call.is_grouped else [""]
+        described: Described = [
+            self._one(operation, full + member, process_set, str(tensor.dtype).removeprefix("torch."))
+            for member, tensor in zip(members, tensors, strict=True)
+        ]
+        return described if name else [(descriptor, None) for descriptor, _ in described]
+
+    def _one(self, operation: str, tensor: str, process_set: Any, dtype: str) -> tuple[int, Series]:
+        number = getattr(process_set, "process_set_id", GLOBAL_SET)
+        size = _ops().size() if number == GLOBAL_SET else process_set.size()
+        group = self.group_of(number)
+        descriptor = Descriptor(
+            COLLECTIVE, operation, group=group, group_size=size or 0, backend=BACKEND, tensor=tensor, dtype=dtype
+        )
+        key = (group, descriptor.normal().tensor)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = Series(self._joins << _JOIN_SHIFT)
+        return self.tracer.recorder.intern(descriptor), series
+
+    def group_of(self, number: int) -> str:
+        """Return the id of the process set *number*: Horovod gives the number of a removed one to another."""
+        removed = self._removed[number]
+        return f"{number}.{removed}" if removed else str(number)
+
+    def removed(self, number: int) -> None:
+        """Know that the process set *number* is no more."""
+        self._removed[number] += 1
+        self._described = {key: value for key, value in self._described.items() if number not in key[1:3]}
+
+    def joined(self) -> None:
+        """Number anew: a rank that joined early was in fewer operations than the others, and all know of the join."""
+        self._joins += 1
+        for series in self._series.values():
+            series.last = self._joins << _JOIN_SHIFT
+
+    # -- the beginning and the end -------------------------------------------------------------------
+
+    def initialised(self) -> None:
+        """Forget what was numbered: Horovod begins anew, maybe with other ranks."""
+        self.starts += 1
+        self.last = self._joins = 0
+        self._described.clear()
+        self._series.clear()
+        self._removed.clear()
+
+
+def _ops() -> Any:
+    return sys.modules[OPS]
+
+
+def _is_done(handle: int) -> bool:
+    """Return whether what has *handle* is done, past the site around ``poll``: it is not the program that asks."""
+    ops = _ops()
+    return handle not in ops._handle_map or bool(getattr(ops.poll, "__wrapped__", ops.poll)(handle))

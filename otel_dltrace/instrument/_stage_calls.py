@@ -1,0 +1,73 @@
+"""Calls that are a stage by themselves, in torch and in the frameworks on top of it."""
+
+import sys
+from collections.abc import Callable
+from functools import partial, wraps
+from time import monotonic_ns
+from types import ModuleType
+from typing import Any
+
+from otel_dltrace.instrument._loop import Loop, loop_of
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Site, Undo, replace, resolve, wrap
+from otel_dltrace.model.semconv import DEVICE_STAGES
+from otel_dltrace.record.device import Mark
+from otel_dltrace.record.steps import live
+
+Piece = tuple[str, int, Mark | None]
+_running: list[str] = []
+"""The stages whose calls are running in the thread that trains: a call inside one of them is the same piece."""
+
+
+def _loop() -> Loop:
+    assert live.tracer is not None
+    return loop_of(live.tracer)
+
+
+def _begins(stage: str, _args: Args, _kwargs: Kwargs) -> Piece | None:
+    loop = _loop()
+    if stage in _running or not loop.is_home:
+        return None
+    _running.append(stage)
+    mark = loop.steps.mark() if stage in DEVICE_STAGES else None
+    return stage, monotonic_ns(), mark
+
+
+def _ended(piece: Piece, _result: object) -> None:
+    end = monotonic_ns()
+    stage, start, mark = piece
+    _running.remove(stage)
+    _loop().piece(stage, start, end, mark)
+
+
+def _outside_graphs(traced: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *traced* for calls outside of a graph that is being compiled, *original* for those inside."""
+    compiling = sys.modules["torch"].compiler.is_compiling
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if compiling() else traced(*args, **kwargs)
+
+    return call
+
+
+def stage_site(module: str, name: str, stage: str, *, in_graphs: bool = False) -> Site:
+    """Return the row for a function of which every call is a piece of *stage*, with all calls inside it.
+
+    One that is used *in_graphs* that are compiled stays there as it is; it is not one of torch's own.
+    """
+    around = _outside_graphs if in_graphs else None
+    return Site(module, name, partial(_begins, stage), _ended, _ended, around=around)
+
+
+def stage_call(module: str, name: str, stage: str) -> Attachment:
+    """Return the row for the calls of a function that *module* has imported by *name*; others are not traced."""
+    site = stage_site(module, name, stage)
+
+    def attach(loaded: ModuleType) -> Undo:
+        found = resolve(loaded, name)
+        if found is None:
+            return lambda: None
+        holder, attribute, original = found
+        return replace(holder, attribute, original, wrap(site, original))
+
+    return Attachment(module, attach)

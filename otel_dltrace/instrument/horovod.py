@@ -1,0 +1,189 @@
+"""Horovod's PyTorch plugin: every operation of every rank, from its call until the program knows that it is done.
+
+All of its calls (``allreduce``, its variants, `DistributedOptimizer`, ``broadcast_parameters``) go through a private
+function for each operation, which returns a handle, and end in ``synchronize``: so these are traced. Horovod itself
+knows on rank 0 alone when a rank was ready, and not once its cache answers; a rank always knows when it called.
+What happens inside an operation only Horovod's own timeline tells: where there is one, the drain reads it as it grows.
+"""
+
+import dataclasses
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from otel_dltrace.instrument._handles import Pending, asked_done
+from otel_dltrace.instrument._horovod_calls import BLOCKING, CALLS, OPS, SETS, Call
+from otel_dltrace.instrument._horovod_operations import Described, Operations, Series
+from otel_dltrace.instrument._launcher import launcher_bind
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.record.steps import Operation, live
+
+DYNAMIC = "DYNAMIC"
+"""As ``HOROVOD_TIMELINE``: there is no file until the program asks for one."""
+Launch = tuple[Pending, Described]
+_operations: Operations | None = None
+
+
+def _here() -> Operations:
+    global _operations  # noqa: PLW0603  -- those of the live tracer
+    tracer = live.tracer
+    assert tracer is not None
+    if _operations is None or _operations.tracer is not tracer:
+        _operations = Operations(tracer)
+    return _operations
+
+
+# -- operations -------------------------------------------------------------------------------------
+
+
+def _begin(call: Call, args: Args, kwargs: Kwargs) -> Launch:
+    return _here().begin(call, call.positional(args, kwargs))
+
+
+def _launched(launch: Launch, handle: int) -> None:
+    _here().launched(*launch, handle)
+
+
+def _refused(launch: Launch, error: BaseException) -> None:
+    launch[0].close(error=error)
+
+
+def _wait_begins(args: Args, kwargs: Kwargs) -> Any:
+    return _here().handles.wait_begins(args[0] if args else kwargs["handle"])
+
+
+def _waited(wait: Any, _result: object) -> None:
+    _here().handles.waited(wait)
+
+
+def _wait_failed(wait: Any, error: BaseException) -> None:
+    _here().handles.waited(wait, error)
+
+
+def _asked(args: Args, kwargs: Kwargs) -> Pending | None:
+    return _here().handles.pending.get(args[0] if args else kwargs["handle"])
+
+
+def _blocking_begins(_args: Args, _kwargs: Kwargs) -> Operations:
+    here = _here()
+    here.local.blocking += 1
+    return here
+
+
+def _blocking_over(here: Operations, _result: object) -> None:
+    here.local.blocking -= 1
+
+
+# -- barrier and join -------------------------------------------------------------------------------
+
+Plain = tuple[Operation, Series]
+
+
+def _barrier_begins(args: Args, kwargs: Kwargs) -> Plain:
+    return _here().begin_plain("barrier", args[0] if args else kwargs.get("process_set"))
+
+
+def _join_begins(_args: Args, _kwargs: Kwargs) -> Plain:
+    return _here().begin_plain("join")
+
+
+def _plain_over(plain: Plain, _result: object) -> None:
+    operation, series = plain
+    operation.close(series.number())
+
+
+def _joined(plain: Plain, result: object) -> None:
+    _plain_over(plain, result)
+    _here().joined()
+
+
+def _plain_failed(plain: Plain, error: BaseException) -> None:
+    plain[0].close(error=error)
+
+
+# -- the beginning and the end ----------------------------------------------------------------------
+
+
+def _yes(_args: Args, _kwargs: Kwargs) -> bool:
+    return True
+
+
+def _initialised(_span: object, _result: object) -> None:
+    """Bind by what Horovod and the launcher say, and follow the timeline that the user asked for."""
+    here, ops = _here(), sys.modules[OPS]
+    here.initialised()
+    _bind(here, ops)
+    assert live.tracer is not None
+    _follow(ops, live.tracer.horovod_timeline())
+
+
+def _bind(here: Operations, ops: Any) -> None:
+    tracer = here.tracer
+    bind = launcher_bind(tracer)
+    if bind is not None:
+        tracer.steps.group_seq = lambda: here.last
+    elif here.starts > 1 and tracer.recorder.bound is not None:
+        before = tracer.recorder.bound
+        bind = dataclasses.replace(before, generation=f"{here.starts}.{before.generation.partition('.')[2]}")
+    if bind is None:
+        return
+    place = {"rank": ops.rank(), "world_size": ops.size(), "local_rank": ops.local_rank()}
+    place |= {"local_world_size": ops.local_size(), "node_rank": ops.cross_rank()}
+    tracer.recorder.bind(dataclasses.replace(bind, **place))
+
+
+def _follow(ops: Any, path: str) -> None:
+    """Have the drain read the timeline *path*, which rank 0 writes."""
+    recorder = _here().tracer.recorder
+    if path and path != DYNAMIC and recorder.level >= Level.PHASE and ops.rank() == 0:
+        recorder.follow(path)
+
+
+def _timeline_begins(args: Args, kwargs: Kwargs) -> str:
+    return str(args[0] if args else kwargs.get("file_path", ""))
+
+
+def _timeline_began(path: str, _result: object) -> None:
+    _follow(sys.modules[OPS], path)
+
+
+def _shutdown_begins(_args: Args, _kwargs: Kwargs) -> None:
+    _here().handles.leave()
+
+
+def _removal_begins(args: Args, kwargs: Kwargs) -> int | None:
+    process_set = args[0] if args else kwargs.get("process_set")
+    number = getattr(process_set, "process_set_id", None)
+    return number if isinstance(number, int) else None
+
+
+def _removed(number: int, is_removed: bool) -> None:
+    if is_removed:
+        _here().removed(number)
+
+
+def _attach(_module: ModuleType) -> Undo:
+    def detach() -> None:
+        if _operations is not None:
+            _operations.handles.leave()
+
+    return detach
+
+
+_LEVEL = Level.COLLECTIVE
+
+ROWS: tuple[Row, ...] = (
+    Site(OPS, "init", _yes, _initialised),
+    Site(OPS, "shutdown", _shutdown_begins),
+    Site(OPS, "start_timeline", _timeline_begins, _timeline_began, level=Level.PHASE),
+    *(Site(OPS, call.function, partial(_begin, call), _launched, _refused, _LEVEL) for call in CALLS),
+    *(Site(OPS, name, _blocking_begins, _blocking_over, _blocking_over, _LEVEL) for name in BLOCKING),
+    Site(OPS, "barrier", _barrier_begins, _plain_over, _plain_failed, _LEVEL),
+    Site(OPS, "join", _join_begins, _joined, _plain_failed, _LEVEL),
+    Site(OPS, "synchronize", _wait_begins, _waited, _wait_failed, _LEVEL),
+    Site(OPS, "poll", _asked, asked_done, level=_LEVEL),
+    Site(SETS, "remove_process_set", _removal_begins, _removed),
+    Attachment(OPS, _attach),
+)

@@ -1,0 +1,63 @@
+"""Times of CUDA devices (and of AMD's, which PyTorch calls the same), from events."""
+
+from types import ModuleType
+from typing import Any
+
+from otel_dltrace.instrument._device_clock import Event
+from otel_dltrace.instrument._device_times import Marks
+from otel_dltrace.instrument._loop import joins
+from otel_dltrace.instrument._sites import Attachment, Row, Undo
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.record.steps import Tracer, live
+
+
+class Cuda:
+    """The devices that *cuda*, the module ``torch.cuda``, knows; nothing here initialises or synchronises them."""
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._aside: dict[int, Any] = {}
+
+    def is_open(self) -> bool:
+        """Return whether events may be used now: the program uses a device, and captures no graph."""
+        return bool(self._cuda.is_initialized()) and not self._cuda.is_current_stream_capturing()
+
+    def index(self) -> int:
+        """Return which device is the current one."""
+        return int(self._cuda.current_device())
+
+    def event(self) -> Event:
+        """Return a new event."""
+        event: Event = self._cuda.Event(enable_timing=True)
+        return event
+
+    def aside(self, index: int) -> Any:
+        """Return a stream of the device *index* in which nothing else runs."""
+        stream = self._aside.get(index)
+        if stream is None:
+            stream = self._aside[index] = self._cuda.Stream(index)
+        return stream
+
+
+def _attach(module: ModuleType) -> Undo:
+    if not module._is_compiled():  # this PyTorch knows no such device
+        return lambda: None
+    cuda = Cuda(module)
+
+    def follow(tracer: Tracer) -> None:
+        if tracer.recorder.level >= Level.COLLECTIVE and tracer.steps.device is None:
+            tracer.steps.device = Marks(tracer.recorder, cuda)
+
+    joins.append(follow)
+    if live.tracer is not None:
+        follow(live.tracer)
+
+    def detach() -> None:
+        joins.remove(follow)
+        if live.tracer is not None:
+            live.tracer.steps.device = None
+
+    return detach
+
+
+ROWS: tuple[Row, ...] = (Attachment("torch.cuda", _attach),)

@@ -1,0 +1,28 @@
+"""What a recorder needs of whoever knows when the device was at something; it knows no device."""
+
+from typing import Any, Protocol
+
+Mark = Any
+"""A place in the device's work, whose time is known when the device has come there."""
+
+
+class DeviceTimes(Protocol):
+    """Finds out when the device was at what is recorded, without making anybody wait.
+
+    What returns whether it is followed means: the span says so by ``Flag.DEVICE``, and an AMEND will come.
+    """
+
+    def mark(self) -> Mark | None:
+        """Return a mark before what is asked of the device next; None where there can be none now."""
+
+    def piece(self, number: int, step: int, nth: int, begun: Mark) -> bool:
+        """Know that the *nth* piece of the stage span *number* in *step* ends; return whether it is followed."""
+
+    def operation(self, number: int, step: int, begun: Mark) -> bool:
+        """Know that the device goes on when the operation span *number* is done; return whether it is followed."""
+
+    def waited(self, number: int, step: int, begun: Mark, asked: Mark) -> None:
+        """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done."""
+
+    def step_ends(self) -> None:
+        """Write what has become known; know that the stages of the step so far have no more pieces."""

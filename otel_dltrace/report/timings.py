@@ -1,0 +1,55 @@
+"""The timings for people: each part of a step, on each rank."""
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from otel_dltrace.analysis.throughput import Rates
+from otel_dltrace.analysis.timings import GRAD_SYNC, TRAIN_BATCH, StageTimings, Timing, Timings
+from otel_dltrace.report.tables import new_table, section
+from otel_dltrace.report.words import ms, plain
+
+MOST_RANKS = 4
+"""Ranks that a part shows: the ones that spend most on it."""
+SMALL = 100
+"""Below this a rate gets two decimals."""
+_NOTE = f"{TRAIN_BATCH} and {GRAD_SYNC} (communication that a rank is blocked in) lie over other rows"
+
+
+def timing_parts(timings: Timings) -> list[RenderableType]:
+    """Return the table of the timings, with what must be known to read it."""
+    columns = ["steps", "mean\nms", "p50\nms", "p99\nms", "total\nms", "of the\nsteps"]
+    table = new_table(["stage", "rank"], columns)
+    table.add_column("slowest", no_wrap=True)
+    for stage in timings.stages:
+        for row, timing in enumerate(_shown(stage.ranks)):
+            name, slowest = (plain(stage.name), _slowest(stage)) if row == 0 else ("", Text())
+            table.add_row(Text(name), str(timing.rank), *_figures(timing), slowest)
+    hidden = max((len(stage.ranks) for stage in timings.stages), default=0) - MOST_RANKS
+    more = f"the {MOST_RANKS} ranks that spend most on a stage: --json has all" if hidden > 0 else ""
+    title = f"Timings from step {timings.warm_up} on, of the steps that had them"
+    return section(title, table, _NOTE, more) if timings.stages else []
+
+
+def rates(found: Rates) -> list[str]:
+    """Return steps, batches and samples per second as cells, "" for what is not known."""
+    figures = (found.steps_per_second, found.batches_per_second, found.samples_per_second)
+    return ["" if value is None else f"{value:,.2f}" if value < SMALL else f"{value:,.1f}" for value in figures]
+
+
+def _shown(ranks: Sequence[Timing]) -> list[Timing]:
+    most = sorted(ranks, key=lambda timing: -timing.total)[:MOST_RANKS]
+    return sorted(most, key=lambda timing: timing.rank)
+
+
+def _figures(timing: Timing) -> list[str]:
+    times = (timing.mean, timing.p50, timing.p99, timing.total)
+    return [f"{timing.steps:,}", *map(ms, times), f"{timing.share:.1%}"]
+
+
+def _slowest(stage: StageTimings) -> Text:
+    if stage.slowest is None or not stage.excess:
+        return Text()
+    text = f"rank {stage.slowest}, by {ms(stage.excess)} ms"
+    return Text(f"{text}*", style="bold red") if stage.stands_out else Text(text)

@@ -1,0 +1,92 @@
+"""A device that is none: with a clock of its own, one queue of work, and events as PyTorch's are."""
+
+import struct
+from dataclasses import dataclass, field
+
+ASIDE = "aside"
+LOOK_NS = 400
+"""What it takes the host to ask anything."""
+LATENCY_NS = 3_000
+
+
+def as_float32(value: float) -> float:
+    """Return *value* as precisely as a device tells elapsed times."""
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
+
+@dataclass
+class FakeDevice:
+    """A device; the host's time moves by what the test says, and a little with every question.
+
+    *offset* (ns) and *drift* are those of the device's clock against the host's.
+    """
+
+    offset: int = 0
+    drift: float = 0.0
+    now: int = 10**12
+    busy_until: int = 0
+    current: int = 0
+    is_used: bool = True
+    is_capturing: bool = False
+    breaks: bool = False
+    events: list["FakeEvent"] = field(default_factory=list)
+
+    def clock(self) -> int:
+        """Return the host's time."""
+        self.now += LOOK_NS
+        return self.now
+
+    def ask(self, ms: float) -> None:
+        """Have the device do something that takes *ms*, after what it was asked for before."""
+        self.busy_until = max(self.now, self.busy_until) + int(ms * 1e6)
+
+    def own_time(self, host: int) -> float:
+        """Return what the device's clock says at the host's time *host*."""
+        return (host - self.offset) * (1 + self.drift)
+
+    def is_open(self) -> bool:
+        """Return whether events may be used."""
+        return self.is_used and not self.is_capturing
+
+    def index(self) -> int:
+        """Return which device is current."""
+        return self.current
+
+    def event(self) -> "FakeEvent":
+        """Return a new event."""
+        event = FakeEvent(self)
+        self.events.append(event)
+        return event
+
+    def aside(self, index: int) -> str:
+        """Return a stream in which nothing else runs."""
+        return ASIDE
+
+
+class FakeEvent:
+    """An event of a `FakeDevice`; there is no way to wait for it."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.at = -1
+
+    def record(self, stream: str | None = None) -> None:
+        """Note the time when the device comes here."""
+        device = self.device
+        assert not device.is_capturing
+        if device.breaks:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        now = device.clock()
+        self.at = now + LATENCY_NS if stream == ASIDE else max(now, device.busy_until)
+
+    def query(self) -> bool:
+        """Return whether the device has come here."""
+        assert not self.device.is_capturing
+        return self.device.clock() >= self.at >= 0
+
+    def elapsed_time(self, end_event: "FakeEvent") -> float:
+        """Return the ms to *end_event*."""
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("device not ready")
+        return as_float32((self.device.own_time(end_event.at) - self.device.own_time(self.at)) / 1e6)

@@ -1,0 +1,161 @@
+"""`otel-dltrace compare`: what is planted in runs of several sizes comes out, the first epoch apart."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from otel_dltrace.analysis.scaling import FIRST_EPOCH, RANK_STEPS, SAMPLES, WARM_UP, Part, RunScaling, Scaling, scaling
+from otel_dltrace.analysis.spread import Spread
+from otel_dltrace.cli.main import main
+from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.report.scaling import sentences
+from tests.horovod_files import unpack
+from tests.runs import MS, Rank, ddp
+
+STEP_OF_16_MS = Spread(9, 9 * 16 * MS, 16 * MS, 16 * MS, 16 * MS, 16 * MS)
+STEP_OF_20_MS = Spread(9, 9 * 20 * MS, 20 * MS, 20 * MS, 20 * MS, 20 * MS)
+
+
+def in_epochs(batches: list[SpanBatch], length: int) -> list[SpanBatch]:
+    """Return *batches* with *length* steps an epoch, as programs that tell their epoch record it."""
+    for batch in batches:
+        own = batch.is_rank_step
+        batch.rows["b"][own] = batch.rows["step"][own] // length
+    return batches
+
+
+def exact(run: RunScaling) -> RunScaling:
+    """Return *run* without the last bit of its rates, which are quotients of seconds."""
+
+    def part(one: Part) -> Part:
+        samples = None if one.samples_per_second is None else round(one.samples_per_second, 6)
+        return replace(one, steps_per_second=round(one.steps_per_second, 6), samples_per_second=samples)
+
+    return replace(
+        run,
+        first=run.first and part(run.first),
+        steady=part(run.steady),
+        speed_up=run.speed_up and round(run.speed_up, 6),
+        efficiency=run.efficiency and round(run.efficiency, 6),
+    )
+
+
+def test_planted_figures_are_found():
+    """One rank of four computes 4 ms longer: 3.2 times the work of one, which waits 1 ms of 16 for its buckets."""
+    found = scaling({"four": ddp(4, 10, {(3, "forward"): 4.0}), "one": ddp(1, 10)})
+
+    first = Part(1, Spread(1, 16 * MS, 16 * MS, 16 * MS, 16 * MS, 16 * MS), 62.5, 2000.0, 5 / 16, 1 / 16, None)
+    one = Part(9, STEP_OF_16_MS, 62.5, 2000.0, 5 / 16, 1 / 16, None)
+    # Buckets go in the middle and at the end of backward, 4 and 0 ms before the slowest rank's end, and take 1 ms;
+    # three ranks are 4 ms earlier, and wait.
+    four = Part(9, STEP_OF_20_MS, 50.0, 6400.0, (9 + 9 + 9 + 5) / 80, (5 + 5 + 5 + 1) / 80, None)
+    assert found.rate == SAMPLES
+    assert exact(found.runs[0]) == RunScaling("one", 1, 1, WARM_UP, first, one, 1.0, 1.0)
+    assert exact(found.runs[1]) == replace(exact(found.runs[1]), steady=four, speed_up=3.2, efficiency=0.8)
+    assert sentences(found) == [
+        "4 ranks do 3.20 times the work of 1: a parallel efficiency of 80%, the first steps apart."
+    ]
+
+
+def test_the_first_epoch_is_apart_where_it_is_known():
+    """As in ANL's runs: it alone is 20 times slower, and all later ones scale."""
+    one = in_epochs(ddp(1, 12), 4)
+    two = in_epochs(_slowed(2, 12, 4, 304.0), 4)
+    found = scaling({"one": one, "two": two})
+    slow = found.runs[1]
+
+    assert (slow.apart, slow.first and slow.first.steps, slow.steady.steps) == (FIRST_EPOCH, 4, 8)
+    assert slow.first is not None
+    assert (slow.first.step.p50, slow.steady.step.p50, exact(slow).efficiency) == (320 * MS, 16 * MS, 1.0)
+    assert sentences(found)[1] == (
+        "On 2 ranks a step of the first epoch takes 20.0 times a later one: do not measure scaling by it."
+    )
+
+
+def _slowed(ranks: int, steps: int, length: int, extra: float) -> list[SpanBatch]:
+    """Return a run whose first *length* steps compute *extra* ms longer."""
+    slow = ddp(ranks, length, {(rank, "forward"): extra for rank in range(ranks)})
+    fast = ddp(ranks, steps)
+    for early, whole in zip(slow, fast, strict=True):
+        late = length * round((extra) * MS)
+        is_early = whole["step"] < length
+        for name in ("start", "end"):
+            whole.rows[name][~is_early] += late
+            whole.rows[name][is_early] = early.rows[name]
+        whole.rows["size"][is_early] = early.rows["size"]
+    return fast
+
+
+def test_without_samples_each_ranks_step_counts():
+    """The batch sizes are not known, so they are taken to be as large on each rank, and that is said."""
+    runs = {str(ranks): [_untold(batch) for batch in ddp(ranks, 10)] for ranks in (2, 4)}
+    found = scaling(runs)
+
+    assert (found.rate, [exact(run).speed_up for run in found.runs]) == (RANK_STEPS, [1.0, 2.0])
+    assert [run.steady.samples_per_second for run in found.runs] == [None, None]
+
+
+def _untold(batch: SpanBatch) -> SpanBatch:
+    batch.rows["a"][batch.is_rank_step] = 0
+    return batch
+
+
+def test_ranks_that_are_not_there_are_told():
+    """A timeline of rank 0 alone stands for its four ranks."""
+    alone = Rank(0, 4)
+    for step in range(5):
+        alone.step(step, step * 10.0, step * 10.0 + 10)
+    (found,) = scaling({"alone": [alone.batch()]}).runs
+
+    assert (found.ranks, found.told, exact(found).steady.steps_per_second) == (4, 1, 100.0)
+
+
+@pytest.fixture
+def timelines(tmp_path, monkeypatch, capsys):
+    """Import real timelines of two and of four ranks; be where the runs are."""
+    monkeypatch.chdir(tmp_path)
+    for run, name in (("NP2", "horovod_mpi_np2"), ("NP4", "horovod_mpi_np4_psets")):
+        assert main(["import", "horovod", str(unpack(name, tmp_path)), "-o", run]) == 0
+    capsys.readouterr()
+
+
+def test_real_timelines_are_compared(timelines, capsys):
+    """The negotiation share is that of the report by negotiation, the steps add up, the definitions are printed."""
+    assert main(["compare", "NP2", "NP4", "--json"]) == 0
+    two, four = json.loads(capsys.readouterr().out)["runs"]
+    assert main(["report", "NP2", "--by", "negotiation", "--json"]) == 0
+    apart = json.loads(capsys.readouterr().out)
+    assert main(["compare", "NP4", "NP2"]) == 0
+    text = capsys.readouterr().out
+
+    assert (two["name"], two["ranks"], two["told"], two["first"]["steps"]) == ("NP2", 2, 1, 1)
+    assert two["first"]["steps"] + two["steady"]["steps"] == apart["whole"]["steps"] == 20
+    assert two["steady"]["negotiation"] == apart["others"]["negotiation"] / apart["others"]["communication"]
+    assert two["first"]["negotiation"] == apart["first"]["negotiation"] / apart["first"]["communication"]
+    assert (two["steady"]["exposed"], four["name"], four["ranks"]) == (None, "NP4", 4)
+    assert [word for word in ("speed-up: ", "exposed: ", "negotiation: ", "Apart: ") if word not in text] == []
+    assert "of NP2 1 of 2 ranks tell their steps" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["NP2"], "give two or more", id="one run"),
+        pytest.param(["NP2", "NP2"], "give two or more", id="one run twice"),
+        pytest.param(["NP2", "NP9"], "NP9 is no run directory", id="no run"),
+        pytest.param(["NP2", "NP4", "--steps", "900-901"], "none of the steps", id="no steps"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(timelines, arguments, says, capsys):
+    """Exit code 2."""
+    assert main(["compare", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_nothing_is_made_up():
+    """A run without steps has no rate, and no division fails."""
+    (found,) = scaling({"empty": []}).runs
+
+    assert (found.steady.steps, found.steady.communication, found.speed_up) == (0, 0.0, None)
+    assert isinstance(scaling({"empty": []}), Scaling)

@@ -1,0 +1,322 @@
+"""The dashboards: they are what their descriptions say, Grafana can read them, and every panel finds data."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+
+from otel_dltrace.export.otlp.requests import encode_requests, trace_id_column
+from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.transport import Verdict, connect
+from otel_dltrace.model import metrics as m
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.attributes import resource_attributes
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.spans import SpanBatch
+from tests import servers
+from tests.runs import Rank, ddp
+from tests.test_queries import SENT
+from tests.traceql import check
+
+GRAFANA = servers.ROOT / "deploy" / "grafana"
+COMPOSE = servers.ROOT / "deploy" / "compose"
+FILES = sorted((GRAFANA / "dashboards").glob("*.json"))
+CHOSEN = {"$__rate_interval": "2m", "$job": ".*", "$host": ".*", "$operation": ".*"}
+PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"
+"""What a newer Prometheus than Debian's asks for: names may then have dots in them."""
+POINTS = {
+    m.CPU_MODE: ("user", "idle"),
+    m.MEMORY_STATE: ("used", "free"),
+    m.DISK_DIRECTION: ("read", "write"),
+    m.NETWORK_DIRECTION: ("transmit", "receive"),
+    s.DL_PHASE: ("dataloader_next", "forward", m.RESIDUAL),
+}
+"""Attributes of points of which several values are sent; of others there is one."""
+OF_THE_HOST = ("system.", "hw.", "dl.gpu.")
+
+
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def panels_of(file: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the panels whose data are of *kind*: ``prometheus`` or ``tempo``."""
+    return [panel for panel in read(file)["panels"] if panel.get("datasource", {}).get("type") == kind]
+
+
+def choose(query: str) -> str:
+    """Return *query* with a value for each of its variables, as Grafana does."""
+    for name, value in CHOSEN.items():
+        query = query.replace(name, value)
+    return query
+
+
+# -- the files ----------------------------------------------------------------------------------
+
+
+def test_the_files_are_what_the_descriptions_say(tmp_path):
+    """Who changes a dashboard changes its description, and generates."""
+    pytest.importorskip("grafana_foundation_sdk")
+    subprocess.run([sys.executable, "-B", GRAFANA / "generate.py", tmp_path], check=True)
+
+    generated = {file.name: file.read_text() for file in tmp_path.glob("*.json")}
+    assert generated == {file.name: file.read_text() for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_grafana_knows_every_field(file):
+    """Grafana's own types take a dashboard up, and give all of it back."""
+    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    plugins.register_default_plugins()
+    taken = Dashboard.from_json(read(file))
+
+    assert json.loads(json.dumps(taken, cls=JSONEncoder)) == read(file)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_a_dashboard_refers_to_exists(file):
+    """Data sources are those that the compose file provides, variables are defined, no panel lies on another."""
+    dashboard = read(file)
+    sources = yaml.safe_load((COMPOSE / "grafana" / "datasources" / "datasources.yaml").read_text())["datasources"]
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    text = json.dumps([dashboard["panels"], dashboard["links"], dashboard["templating"]])
+
+    assert {(p["datasource"]["type"], p["datasource"]["uid"]) for p in panels} <= {
+        (d["type"], d["uid"]) for d in sources
+    }
+    assert set(re.findall(r"\$\{?(\w+)", text)) - {"__rate_interval"} <= {
+        v["name"] for v in dashboard["templating"]["list"]
+    }
+    cells = [cell for panel in dashboard["panels"] for cell in _cells(panel["gridPos"])]
+    assert len(cells) == len(set(cells))
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def _cells(place: dict[str, int]) -> Iterator[tuple[int, int]]:
+    return product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"]))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_panels_that_ask_tempo_find_what_is_sent(file):
+    """As the documented queries do."""
+    for panel in panels_of(file, "tempo"):
+        for target in panel["targets"]:
+            check(choose(target["query"]), SENT)
+
+
+# -- Prometheus ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Prometheus:
+    """A Prometheus that scrapes one collector every second, otherwise configured as in the compose file."""
+
+    url: str
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of the answer, of an error what it says."""
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def values(self, query: str) -> dict[str, float]:
+        """Return the value of each series now, by its labels, but for those that are no number."""
+        values = {
+            str(series["metric"]): float(series["value"][1]) for series in self.get("query", query=query)["result"]
+        }
+        return {labels: value for labels, value in values.items() if not math.isnan(value)}
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+    """Run a Prometheus that asks *target*."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("there is no prometheus on PATH: `make test-deps` installs Debian's")
+    config = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())
+    (scrape,) = config["scrape_configs"]
+    config["global"]["scrape_interval"] = "1s"
+    scrape["static_configs"][0]["targets"] = [target]
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{servers.free_port()}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={folder / 'prometheus.yaml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address={address}",
+                "--enable-feature=exemplar-storage",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    found = Prometheus(f"http://{address}")
+    try:
+        servers.wait_until(lambda: _ready(process, found), what="Prometheus being ready")
+        yield found
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _ready(process: "subprocess.Popen[bytes]", found: Prometheus) -> bool:
+    assert process.poll() is None, "Prometheus ended"
+    with suppress(OSError), urllib.request.urlopen(f"{found.url}/-/ready", timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+# -- what is sent -------------------------------------------------------------------------------
+
+
+def spans() -> list[SpanBatch]:
+    """Return two ranks that train, an operation that fails, and pushes and pulls with the server's side of them."""
+    failed = Rank(2, 3).step(0, 0, 30).collective(0, 1, 2, 1, flags=Flag.ERROR)
+    worker = Rank(0, 1, nonce=77).step(1, 0, 30)
+    for name in ("PUSH", "PULL"):
+        worker.add(Descriptor(s.PHASE, name, queue_type=name, tensor="fc", key=7), 1, 2, 9, a=50)
+    pushed = worker.batch()
+    server = Rank(0, 1, role="server", nonce=78)
+    for row, name in ((1, s.PUSH), (2, s.PULL)):
+        parent = {"flags": Flag.REMOTE, "parent_id": pushed["span_id"][row], "b": 0}
+        server.add(Descriptor(s.PHASE, name, tensor="fc", key=7), 1, 3, 8, **parent)
+    return [*ddp(2, 6, slow={(1, "forward"): 5.0}), failed.batch(), pushed, server.batch()]
+
+
+def send_spans(endpoint: str) -> set[str]:
+    """Send all `spans`, and return the ids of their traces."""
+    transport = connect(OtlpSettings(f"{endpoint}/v1/traces"))
+    traces = set()
+    for batch in spans():
+        ids = trace_id_column(batch, batch.process.bind)
+        traces |= {row.tobytes().hex() for row in ids}
+        for request in encode_requests(batch, ids, resource_attributes(batch.process)):
+            assert transport.send(request.body, 10).verdict is Verdict.ACCEPTED
+    transport.close()
+    return traces
+
+
+class Metrics:
+    """Every metric there is, sent by OpenTelemetry's own SDK."""
+
+    def __init__(self, endpoint: str) -> None:
+        exporter = OTLPMetricExporter(endpoint, insecure=True)
+        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)
+        resource = Resource({s.SERVICE_NAME: "demo", s.HOST_NAME: "node-0", s.DL_ROLE: "worker"})
+        self.provider = MeterProvider([reader], resource)
+        meter = self.provider.get_meter("otel_dltrace")
+        make = {
+            m.GAUGE: (meter.create_gauge, "set"),
+            m.COUNTER: (meter.create_counter, "add"),
+            m.UPDOWNCOUNTER: (meter.create_up_down_counter, "add"),
+            m.HISTOGRAM: (meter.create_histogram, "record"),
+        }
+        self.instruments = []
+        for metric in m.METRICS.values():
+            create, verb = make[metric.instrument]
+            self.instruments.append((metric, getattr(create(metric.name, metric.unit), verb)))
+
+    @staticmethod
+    def _value(metric: str, of: dict[str, int]) -> float:
+        """Return what is added: rank 1 is the straggler, for whom rank 0 waits."""
+        if metric == m.DL_STEP_GRAD_SYNC_EXPOSED:
+            return 0.0 if of == {s.DL_RANK: 1} else 0.25
+        return 0.5
+
+    def send(self) -> None:
+        """Add to every series."""
+        for metric, put in self.instruments:
+            ranks = [{}] if metric.name.startswith(OF_THE_HOST) else [{s.DL_RANK: 0}, {s.DL_RANK: 1}]
+            values = [POINTS.get(name, ("one",)) for name in metric.attributes]
+            for chosen, rank in product(product(*values), ranks):
+                put(self._value(metric.name, rank), dict(zip(metric.attributes, chosen, strict=True)) | rank)
+        assert self.provider.force_flush()
+
+
+def silent(found: Prometheus) -> list[str]:
+    """Return the panels that have no data."""
+    panels = [(file.stem, panel) for file in FILES for panel in panels_of(file, "prometheus")]
+    return [
+        f"{name}: {panel['title']}: {target['expr']}"
+        for name, panel in panels
+        for target in panel["targets"]
+        if not found.values(choose(target["expr"]))
+    ]
+
+
+def names_for(target: str, accept: str) -> set[str]:
+    """Return the names of the histograms and counters that *target* shows to who asks in this way."""
+    request = urllib.request.Request(f"http://{target}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return set(re.findall(r"^(\S+_(?:total|sum|bucket))[{ ]", answer.read().decode(), re.MULTILINE))
+
+
+def query_of(title: str) -> str:
+    """Return what the panel *title* asks."""
+    (panel,) = [panel for file in FILES for panel in panels_of(file, "prometheus") if panel["title"] == title]
+    return choose(panel["targets"][0]["expr"])
+
+
+def test_every_panel_finds_data(tmp_path):
+    """From our encoder through sidecar and gateway to Prometheus: each query answers, and the straggler is found."""
+    nowhere = f"127.0.0.1:{servers.free_port()}"
+    gateway = servers.configured(
+        "gateway",
+        tmp_path / "gateway",
+        TEMPO_ENDPOINT=nowhere,
+        JAEGER_ENDPOINT=nowhere,
+        METRICS_FLUSH="1s",
+        GRAPH_TTL="2s",
+        DECISION_WAIT="1s",
+    )
+    address = gateway.grpc.removeprefix("http://")
+    sidecar = servers.configured("sidecar", tmp_path / "sidecar", GATEWAY_ENDPOINT=address, HOST_METRICS_INTERVAL="1s")
+    with (
+        servers.running(gateway),
+        servers.running(sidecar),
+        prometheus(tmp_path, gateway.env["PROMETHEUS_ENDPOINT"]) as found,
+    ):
+        metrics = Metrics(sidecar.grpc)
+        # A rate needs a series that grows while it is looked at.
+        traces = send_spans(sidecar.http)
+        metrics.send()
+        servers.wait_until(lambda: found.values("traces_span_metrics_calls_total"), 30, "the first counts")
+        servers.wait_until(lambda: found.values("dl_step_duration_seconds_count"), 30, "the first steps")
+        send_spans(sidecar.http)
+        metrics.send()
+        metrics.provider.shutdown()
+        try:
+            servers.wait_until(lambda: not silent(found), 40, "data in every panel")
+        except AssertionError:
+            assert silent(found) == []
+
+        behind = found.values(query_of("Behind the median rank"))
+        assert "'dl_rank': '1'" in max(behind, key=behind.__getitem__)
+        shown = names_for(gateway.env["PROMETHEUS_ENDPOINT"], PROMETHEUS_3)
+        assert "traces_span_metrics_calls_total" in shown <= set(found.get("label/__name__/values"))
+        latest = {"query": "traces_span_metrics_duration_seconds_bucket", "start": "0", "end": "9999999999"}
+        exemplars = [e for series in found.get("query_exemplars", **latest) for e in series["exemplars"]]
+        assert {exemplar["labels"]["trace_id"] for exemplar in exemplars} <= traces
+        assert exemplars

@@ -1,0 +1,438 @@
+"""`otel-dltrace doctor`, and the last line of a run, name what is wrong with a collector; the training goes on."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from certificates import make_certificates
+
+from otel_dltrace.doctor import endpoint, environment, host, installation, runs
+from otel_dltrace.doctor.checks import examine
+from otel_dltrace.doctor.child import Child
+from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding, worst
+from otel_dltrace.settings import Config
+from tests import servers
+from tests.support import a_place
+from tests.told import Told, grpc_server, http_server, response
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+STEPS = """
+import otel_dltrace
+for number in range(3):
+    with otel_dltrace.step():
+        pass
+print("trained")
+"""
+TOKEN = "authorization=Bearer%20"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Give a server's certificate, and an authority nobody knows."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """Run a real collector that wants a token."""
+    with servers.collector(tmp_path_factory.mktemp("guarded"), token="t0ken") as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory, certificates):
+    """Run a real collector behind TLS."""
+    tls = {"cert_file": certificates.server, "key_file": certificates.server_key}
+    with servers.collector(tmp_path_factory.mktemp("secured"), tls) as collector:
+        yield collector
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where requests can go."""
+
+    guarded: servers.Collector
+    secured: servers.Collector
+    nowhere: str
+
+
+@pytest.fixture
+def at(guarded, secured) -> Addresses:
+    """Give both collectors, and an address at which nobody listens."""
+    return Addresses(guarded, secured, f"http://127.0.0.1:{servers.free_port()}")
+
+
+def otlp(where: str, protocol: str = "http/protobuf", **more: str) -> dict[str, str]:
+    """Return the variables that send to *where*."""
+    env = {"ENDPOINT": where, "PROTOCOL": protocol, **more}
+    return {f"OTEL_EXPORTER_OTLP_{name}": value for name, value in env.items()}
+
+
+def plain(url: str) -> str:
+    return url.replace("https://", "http://")
+
+
+REAL = [
+    pytest.param(
+        lambda at: otlp(at.nowhere),
+        "nothing listens at", "start the collector, or correct OTEL_EXPORTER_OTLP_ENDPOINT",
+        id="absent",
+    ),
+    pytest.param(
+        lambda at: otlp(at.nowhere, "grpc"),
+        "nothing listens at", "start the collector, or correct OTEL_EXPORTER_OTLP_ENDPOINT",
+        id="absent, gRPC",
+    ),
+    pytest.param(
+        lambda at: otlp(at.guarded.grpc, HEADERS=f"{TOKEN}t0ken"),
+        "hangs up on HTTP, as a gRPC port does", "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
+        id="HTTP to the gRPC port",
+    ),
+    pytest.param(
+        lambda at: otlp(at.guarded.http, "grpc", HEADERS=f"{TOKEN}t0ken"),
+        "speaks HTTP, and not gRPC", "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
+        id="gRPC to the HTTP port",
+    ),
+    pytest.param(
+        lambda at: otlp(at.secured.http),
+        "is signed by nobody we trust", "name the PEM file of its authority in OTEL_EXPORTER_OTLP_CERTIFICATE",
+        id="self-signed",
+    ),
+    pytest.param(
+        lambda at: otlp(at.secured.grpc, "grpc"),
+        "is signed by nobody we trust", "name the PEM file of its authority in OTEL_EXPORTER_OTLP_CERTIFICATE",
+        id="self-signed, gRPC",
+    ),
+    pytest.param(
+        lambda at: otlp(plain(at.secured.http)), "speaks TLS", "https:// in OTEL_EXPORTER_OTLP_ENDPOINT",
+        id="plain to TLS",
+    ),
+    pytest.param(
+        lambda at: otlp(at.guarded.http.replace("http:", "https:"), HEADERS=f"{TOKEN}t0ken"),
+        "speaks no TLS", "write http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
+        id="TLS to plain",
+    ),
+    pytest.param(
+        lambda at: otlp(at.guarded.http, HEADERS=f"{TOKEN}wrong"),
+        "does not accept our token (HTTP 401", "correct it in OTEL_EXPORTER_OTLP_HEADERS",
+        id="wrong token",
+    ),
+    pytest.param(
+        lambda at: otlp(at.guarded.grpc, "grpc"),
+        "wants a token, and we send none (UNAUTHENTICATED", "in OTEL_EXPORTER_OTLP_HEADERS",
+        id="no token, gRPC",
+    ),
+    pytest.param(
+        lambda at: {
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{at.guarded.http}/traces", **otlp("", HEADERS=f"{TOKEN}t0ken")
+        },
+        "is no OTLP receiver (HTTP 404", "correct the port or path in OTEL_EXPORTER_OTLP_ENDPOINT",
+        id="wrong path",
+    ),
+]  # fmt: skip
+
+TOLD = [
+    pytest.param(http_server, (413, {}, b"too large"), "finds a request too large (HTTP 413", "max_request_body_size",
+                 id="413"),
+    pytest.param(http_server, (429, {"retry-after": "60"}, b"slow down"), "asks for less (HTTP 429", "more capacity",
+                 id="429"),
+    pytest.param(http_server, (503, {}, b"memory"), "takes no spans for now (HTTP 503", "see the collector's log",
+                 id="503"),
+    pytest.param(http_server, (200, PROTOBUF, response(2, "too old").SerializeToString()), "too old", "",
+                 id="partial success"),
+    pytest.param(grpc_server, response(2, "too old"), "too old", "", id="partial success, gRPC"),
+]  # fmt: skip
+
+
+def problems(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.verdict == PROBLEM]
+
+
+@pytest.mark.parametrize(("env", "what", "cure"), REAL)
+def test_the_doctor_says_what_is_wrong_with_a_real_collector(env, what, cure, at):
+    """One problem for the endpoint, one sentence, and what to do about it."""
+    *_, found = problems(endpoint.check(env(at)))
+
+    assert (what in found.what, cure in found.cure) == (True, True), found
+
+
+@contextmanager
+def answering(serve, answer):
+    with serve(Told(answer)) as where:
+        yield otlp(where, "grpc" if serve is grpc_server else "http/protobuf")
+
+
+@pytest.mark.parametrize(("serve", "answer", "what", "cure"), TOLD)
+def test_the_doctor_says_what_a_collector_answers(serve, answer, what, cure):
+    """Too large, too much, not now, not all."""
+    with answering(serve, answer) as env:
+        (found,) = problems(endpoint.check(env))
+
+    assert (what in found.what, cure in found.cure) == (True, True), found
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        pytest.param({}, "no endpoint is set", id="no endpoint"),
+        pytest.param({"OTEL_TRACES_EXPORTER": "none", **otlp("http://h")}, "leaves OTLP out", id="another exporter"),
+    ],
+)
+def test_nothing_is_sent_where_nothing_is_asked_for(env, says):
+    """Without a problem, and without a request."""
+    (found,) = endpoint.check(env)
+
+    assert (found.verdict, says in found.what) == (FINE, True)
+
+
+def test_a_server_that_says_yes_to_all_is_no_collector():
+    """A web page is no answer of OTLP."""
+    with answering(http_server, (200, {"content-type": "text/html; charset=utf-8"}, b"<html>")) as env:
+        (found,) = problems(endpoint.check(env))
+
+    assert "says yes in text/html; charset=utf-8, which is no answer of OTLP" in found.what
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_collector_that_answers_is_fine(protocol, secured, certificates):
+    """The certificate is told with its end, and the answer with its protocol."""
+    where = secured.grpc if protocol == "grpc" else secured.http
+    chain, answered = endpoint.check(otlp(where, protocol, CERTIFICATE=certificates.authority))
+
+    assert (chain.area, chain.verdict, answered.verdict) == ("TLS", NOTE, FINE)  # it is good for a day
+    assert "server, signed by authority, is good until " in chain.what
+    assert f" answers OTLP over {protocol} (" in answered.what
+
+
+def test_another_way_of_speaking_is_tried(secured, certificates):
+    """Both the protocol and TLS are wrong, and the same address answers otherwise."""
+    (found,) = problems(endpoint.check(otlp(plain(secured.grpc), CERTIFICATE=certificates.authority)))
+
+    assert found.cure == (
+        "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc and write https:// in OTEL_EXPORTER_OTLP_ENDPOINT: it answers that"
+    )
+
+
+# -- the end of a run ----------------------------------------------------------------------------
+
+
+def trained(folder: Path, env: dict[str, str]) -> tuple[str, int]:
+    """Train under *env*; return the last line, which the drain's end is waited for, and how many spans are here."""
+    with a_place(folder) as place:
+        program = str(place.write(STEPS))
+        done = place.command("run", "--no-report", "--", sys.executable, program, **env)
+        assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+        (line,) = done.stderr.splitlines()
+        return line, sum(map(len, place.spans()))
+
+
+IN_RUNS = ("absent", "HTTP to the gRPC port", "gRPC to the HTTP port", "self-signed", "wrong token")
+
+
+@pytest.mark.parametrize(("env", "what", "cure"), [case for case in REAL if case.id in IN_RUNS])
+def test_the_last_line_of_a_run_says_it_too(env, what, cure, at, tmp_path):
+    """The training is untouched, its spans are in the run directory, and the line says what keeps them here."""
+    line, spans = trained(tmp_path, env(at))
+
+    assert (what in line, cure in line, "none lost" in line) == (True, True, True), line
+    assert spans == 3
+
+
+@pytest.mark.parametrize(("serve", "answer", "what", "cure"), TOLD[:4])
+def test_the_last_line_of_a_run_says_what_the_collector_answered(serve, answer, what, cure, tmp_path):
+    """As above; of what the collector rejects, how much."""
+    with answering(serve, answer) as env:
+        line, spans = trained(tmp_path, env)
+
+    assert (what in line, cure in line, "none lost" in line) == (True, True, True), line
+    assert spans == 3
+
+
+# -- the rest ------------------------------------------------------------------------------------
+
+
+def doctor(*args: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command under *env* alone."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "BYTEPS_", "PYTHONPATH"))}
+    command = [sys.executable, "-m", "otel_dltrace", "doctor", *args]
+    return subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_says_all_of_it_and_its_code_tells(tmp_path, monkeypatch):
+    """0 where nothing is wrong, with every area in the table; 1 and the same in JSON where something is."""
+    monkeypatch.chdir(tmp_path)
+    well = doctor("--quick")
+    ill = doctor("--quick", "--json", OTEL_DLTRACE="1", OTEL_DLTRACE_LVL="step")
+    areas = ("environment", "versions", "entry points", ".pth", "others", "frameworks", "endpoint", "clock")
+    told = json.loads(ill.stdout)
+
+    assert well.returncode == 0, well.stdout
+    assert [area for area in (*areas, "rings", "run directory", "fork", "last run") if area not in well.stdout] == []
+    assert (ill.returncode, told["verdict"]) == (1, "problem")
+    assert [finding for finding in told["findings"] if finding["verdict"] == "problem"] == [
+        {
+            "area": "environment",
+            "verdict": "problem",
+            "what": "OTEL_DLTRACE_LVL=step is no variable that we know, and does nothing",
+            "cure": "did you mean OTEL_DLTRACE_LEVEL?",
+        }
+    ]
+
+
+def test_a_check_that_cannot_be_made_is_a_finding(monkeypatch):
+    """The doctor is asked where things are broken; the others are made."""
+
+    def broken() -> list[Finding]:
+        raise ModuleNotFoundError("No module named 'numpy'")
+
+    monkeypatch.setattr(installation, "entry_points", broken)
+    found = examine({}, import_frameworks=False)
+
+    assert [(one.area, one.what) for one in problems(found)] == [
+        ("entry points", "this could not be looked at: ModuleNotFoundError: No module named 'numpy'")
+    ]
+    assert {"environment", "clock", "fork"} < {one.area for one in found}
+
+
+def test_a_wrong_option_is_no_finding():
+    """Exit code 2, as of every command."""
+    assert doctor("--slow").returncode == 2
+
+
+def test_torch_is_found_and_would_be_traced():
+    """It is imported in a process of its own, where all of our tables finds its place."""
+    pytest.importorskip("torch")
+    code = "from otel_dltrace.doctor.frameworks import patched\nimport sys, json\nanswer = patched(['torch'])"
+    child = Child.ask(code, {"OTEL_DLTRACE": "0"})
+
+    assert (child.answer["missing"], child.answer["absent"], child.said) == ([], [], "")
+    assert "torch.distributed.distributed_c10d.all_reduce" in child.answer["placed"]
+
+
+def test_a_framework_that_ends_its_process_is_a_finding():
+    """What a child does at its import is no harm to the doctor."""
+    child = Child.ask("import os; os.abort()", {})
+
+    assert (child.answer, child.trouble) == (None, "exit code -6")
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        pytest.param({"OTEL_DLTRACE_LEVL": "x"}, ["OTEL_DLTRACE_LEVL=x is no variable"], id="misspelt"),
+        pytest.param({"DLTRACE_LEVEL": "x"}, ["DLTRACE_LEVEL=x is no variable"], id="without OTEL"),
+        pytest.param({"OTEL_EXPORTER_OTLP_ENDPONT": "x"}, ["OTEL_EXPORTER_OTLP_ENDPONT=x is no"], id="OTLP misspelt"),
+        pytest.param(
+            {"OTEL_DLTRACE_LEVEL": "x", "OTEL_DLTRACE_STEPS": "y"},
+            ["OTEL_DLTRACE_LEVEL='x' is no level", "OTEL_DLTRACE_STEPS='y'"],
+            id="two bad values",
+        ),
+        pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": "h"}, ["OTEL_EXPORTER_OTLP_ENDPOINT='h' is not a URL"], id="URL"),
+        pytest.param({"OTEL_TRACES_EXPORTER": "nix"}, ["OTEL_TRACES_EXPORTER: no exporter"], id="exporter"),
+        pytest.param({"OTEL_DLTRACE": "maybe"}, ["OTEL_DLTRACE='maybe' is neither"], id="switch"),
+        pytest.param(
+            {"OTEL_DLTRACE": "1", "OTEL_SDK_DISABLED": "true"}, ["OTEL_DLTRACE=1 asks for tracing"], id="both"
+        ),
+        pytest.param({"OTEL_BSP_MAX_QUEUE_SIZE": "9", "OTEL_DLTRACE_LEVEL": "step"}, [], id="of the SDK"),
+    ],
+)
+def test_what_the_environment_gets_wrong_is_named(env, problem):
+    """Each variable by its name, with what is wrong about it."""
+    found = [finding.what for finding in problems(environment.check(env))]
+
+    assert [what for what, said in zip(found, problem, strict=True) if not what.startswith(said)] == []
+
+
+def test_secrets_are_not_printed():
+    """Neither a token nor a password."""
+    env = otlp("http://user:secret@127.0.0.1:1", HEADERS=f"{TOKEN}secret,b=secret")
+    found = [*environment.check(env), *endpoint.check(env)]
+
+    assert "OTEL_EXPORTER_OTLP_HEADERS=authorization=...,b=..." in [finding.what for finding in found]
+    assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("folders", "env", "verdict", "says"),
+    [
+        pytest.param([], {}, FINE, "nobody else", id="nobody"),
+        pytest.param(
+            ["opentelemetry/instrumentation/auto_instrumentation"], {"OTEL_DLTRACE": "1"}, NOTE, "done once",
+            id="opentelemetry-instrument and our switch",
+        ),
+        pytest.param(["ddtrace/bootstrap"], {"OTEL_DLTRACE": "1"}, NOTE, "but for torch", id="ddtrace-run"),
+        pytest.param(
+            ["ddtrace/bootstrap"], {"OTEL_DLTRACE": "1", "DD_TRACE_PYTORCH_ENABLED": "true"}, PROBLEM, "both wrap",
+            id="ddtrace's torch",
+        ),
+    ],
+)  # fmt: skip
+def test_two_instrumentations_at_once_are_told(folders, env, verdict, says):
+    """By what they put on PYTHONPATH."""
+    (found,) = installation.others({**env, "PYTHONPATH": os.pathsep.join(f"/lib/{folder}" for folder in folders)})
+
+    assert (found.verdict, says in found.what) == (verdict, True)
+
+
+def test_a_sitecustomize_that_hides_another_is_told(tmp_path):
+    """Python runs one of them."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "sitecustomize.py").touch()
+    (found,) = installation.others({"PYTHONPATH": os.pathsep.join(map(str, folders))})
+
+    assert (found.verdict, f"{tmp_path}/a/sitecustomize.py may hide {tmp_path}/b" in found.what) == (NOTE, True)
+
+
+def test_rings_belong_on_a_tmpfs(tmp_path):
+    """A disk is slow, and may be remote."""
+    on_disk = host._file_system(tmp_path) not in ("tmpfs", "ramfs")
+    found = host.shared_memory(Config(ring_directory=str(tmp_path / "rings")))
+
+    assert (PROBLEM in {finding.verdict for finding in found}) is on_disk
+    assert worst(host.shared_memory(Config())) == FINE
+
+
+def test_a_folder_that_cannot_be_written_is_told(monkeypatch):
+    """By its variable, or because it is where we are; the doctor goes on."""
+    said = [finding.what for finding in problems(host.run_directory({"OTEL_DLTRACE_DIR": "/proc/runs"}, Config()))]
+    monkeypatch.chdir("/proc/self")
+
+    assert said == ["OTEL_DLTRACE_DIR='/proc/runs' cannot be written: No such file or directory"]
+    assert [finding.area for finding in problems(examine({}, import_frameworks=False))] == ["run directory"]
+
+
+def test_a_fork_that_would_hang_is_told():
+    """Where the drain is a thread of the program, gRPC is in it."""
+    env = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+
+    assert [one.verdict for one in host.forks(env, Config(drain="thread"))] == [NOTE, PROBLEM]
+    assert [one.verdict for one in host.forks(env, Config())] == [NOTE]
+    assert worst(host.forks({}, Config())) == FINE
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        pytest.param({"spans": 5}, FINE, id="all well"),
+        pytest.param({"spans": 5, "lapped_phase": 2}, PROBLEM, id="lost"),
+        pytest.param({"spans": 5, "otlp": {"accepted": 1, "rejected": 4, "rejection": "old"}}, PROBLEM, id="rejected"),
+        pytest.param({"spans": 5, "otlp": {"accepted": 1, "spilled": 4, "trouble": "away"}}, NOTE, id="waiting"),
+    ],
+)
+def test_the_last_run_is_looked_at(figures, verdict, tmp_path):
+    """What was lost or rejected is a problem, what waits is worth a note."""
+    folder = tmp_path / "dltrace-job-00000000" / "hosts" / "node"
+    folder.mkdir(parents=True)
+    (folder / "drain.json").write_text(json.dumps({"summary": figures}))
+    (found,) = runs.check(Config(directory=str(tmp_path), ring_directory=str(tmp_path / "rings")))
+
+    assert found.verdict == verdict
+    assert found.what.startswith("dltrace-job-00000000, ")
+    assert " ago: 5 spans recorded" in found.what

@@ -1,0 +1,77 @@
+"""The frontier: which stage holds all ranks up, from steps and stages alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from runs import MS, ddp
+
+from otel_dltrace.analysis.compose import analyse
+from otel_dltrace.analysis.frontier import FrontierStage, frontier
+from otel_dltrace.model.semconv import STAGE, STEP
+from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.time import Anchor
+from otel_dltrace.report.words import where_the_step_goes
+
+
+def summary_tier(batches: list[SpanBatch]) -> list[SpanBatch]:
+    """Return what is recorded of *batches* while tracing windows are closed: steps and stages."""
+    return [batch.take(batch.is_kind(STEP, STAGE)) for batch in batches]
+
+
+@given(
+    arrays.arrays(
+        np.int64,
+        st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6)),
+        elements=st.integers(0, 10**9),
+    )
+)
+def test_the_exposed_times_sum_to_the_slowest_ranks_step(durations):
+    """Exactly, but for the rounding of each stage's mean; none is negative."""
+    found = frontier(tuple("abcdef")[: durations.shape[2]], tuple(range(len(durations))), durations)
+    slowest = durations.sum(axis=2).max(axis=0).mean()
+    assert sum(stage.exposed for stage in found) == pytest.approx(slowest, abs=len(found) / 2 + 1e-6 * slowest)
+    assert min(stage.exposed for stage in found) >= 0
+
+
+def test_the_frontier_of_a_run_names_stage_and_rank_without_any_clock():
+    """A late DataLoader on rank 0 and a long forward on rank 1, on hosts whose clocks are hours apart."""
+    hosts = {0: ("a", Anchor(0, 0, 30)), 1: ("b", Anchor(0, 10**13, 30))}
+    slow = {(0, "dataloader_next"): 6.0, (1, "forward"): 20.0}
+
+    report = analyse(summary_tier(ddp(2, steps=12, slow=slow, hosts=hosts)))
+
+    assert report.stragglers.frontier == (
+        FrontierStage("between steps", 0, 0, 11, ambiguous=True),
+        FrontierStage("dataloader_next", 8 * MS, 0, 11),
+        FrontierStage("forward", 18 * MS, 1, 11),
+        FrontierStage("backward", 9 * MS, 0, 11, ambiguous=True),
+        FrontierStage("optimizer", 1 * MS, 0, 11, ambiguous=True),
+        FrontierStage("residual", 0, 0, 11, ambiguous=True),
+    )
+    assert where_the_step_goes(report.stragglers.frontier) == (
+        "Where the slowest rank's step goes, waiting included, ms and who leads: forward 18.0 (rank 1), "
+        "backward 9.00 (no rank alone), dataloader_next 8.00 (rank 0), optimizer 1.00 (no rank alone)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "stage"),
+    [
+        pytest.param([(10, 8), (10, 8), (10, 8)], FrontierStage("a", 10, 0, 3), id="one leads"),
+        pytest.param([(10, 8), (8, 10)], FrontierStage("a", 10, 0, 1, ambiguous=True), id="they take turns"),
+        pytest.param([(1000, 999)] * 3, FrontierStage("a", 1000, 0, 3, ambiguous=True), id="hardly ahead"),
+        pytest.param([(10,), (12,)], FrontierStage("a", 11, 0, 2), id="one rank"),
+    ],
+)
+def test_a_lead_that_is_none_is_labelled(steps, stage):
+    """Less than 1 % of the step, or in no more than half of the steps."""
+    durations = np.array(steps).T[:, :, np.newaxis]
+    assert frontier(("a",), tuple(range(len(durations))), durations) == (stage,)
+
+
+def test_no_step_has_no_frontier():
+    """Nothing closed by all ranks, nothing to tell."""
+    assert frontier(("a",), (0, 1), np.zeros((2, 0, 1), np.int64)) == ()
+    assert analyse([]).stragglers.frontier == ()

@@ -1,0 +1,331 @@
+"""Horovod's own timeline, read while it grows: phases below the operations of rank 0, and the user's file untouched."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from otel_dltrace.export import horovod_live
+from otel_dltrace.export.horovod_live import Told
+from otel_dltrace.formats.horovod_json import MARK, OVER, Reader
+from otel_dltrace.formats.horovod_tail import TailReader
+from otel_dltrace.model import activities as h
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.spans import SpanBatch, empty_rows
+from otel_dltrace.model.time import Anchor
+from otel_dltrace.record.names import Followed
+from tests import horovod_job, servers
+from tests.horovod_files import REAL, SMALL, timeline
+from tests.support import Place, a_place
+from tests.test_horovod_live import GRADIENTS, by_rank, need
+
+STEPS = 6
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A working folder with rings of its own."""
+    with a_place(tmp_path) as made:
+        yield made
+
+
+# -- the reader ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*REAL, *SMALL])
+@pytest.mark.parametrize("piece", [1, 97, 1 << 20])
+def test_pieces_of_a_file_give_its_events(name: str, piece: int) -> None:
+    """However a file is cut into pieces, what comes out is what a reader of all of it gives."""
+    data = timeline(name)
+    if piece == 1:
+        data = data[:20_000]
+    reader, events = TailReader(), []
+    for at in range(0, len(data), piece):
+        events += reader.feed(data[at : at + piece])
+    events += reader.feed(b"", final=True)
+    assert events == list(Reader(data))
+
+
+# -- the places of its spans, on a file that is written step by step ------------------------------
+
+ANCHOR = Anchor(1_000_000_000, 1_700_000_000_000_000_000, 100)
+START_US = (ANCHOR.wall - 500_000_000) // 1000
+"""Horovod began half a second before the file was named, at 500 ms of the monotonic clock."""
+HEADER = (
+    f'[\n{{"name": "process_name", "ph": "M", "pid": 0, "args": {{"start_time_since_epoch_in_micros":{START_US}}}}},\n'
+)
+
+
+class Job:
+    """A timeline that grows, and the ring's rows beside it; times in us since Horovod began."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "timeline.json"
+        self.text = ""
+        self.pids: dict[str, int] = {}
+        self.restart()
+
+    def restart(self, before: np.ndarray | None = None) -> None:
+        """Be a drain that has just begun, after one that wrote *before*."""
+        written = self.told.names.descriptors.table if before is not None else ()
+        rows = empty_rows() if before is None else before
+        self.told = Told([Followed(str(self.path), ANCHOR)], written, rows, ANCHOR.offset)
+
+    def write(self, *events: tuple[str, int, str, str]) -> None:
+        """Write events as Horovod does: each ends the array."""
+        for phase, ts, tensor, name in events:
+            self.text = self.text.removesuffix("]") + "," if self.text else HEADER
+            if phase == MARK:
+                self.text += f'{{"ph": "i", "name": "{name}", "ts": {ts}, "s": "g"}}]'
+                continue
+            if tensor not in self.pids:
+                pid = self.pids[tensor] = len(self.pids) + 1
+                self.text += (
+                    f'{{"name": "process_name", "ph": "M", "pid": {pid}, "args": {{"name": "{tensor}"}}}},\n'
+                    f'{{"name": "process_sort_index", "ph": "M", "pid": {pid}, "args": {{"sort_index": {pid}}}}},\n'
+                )
+            named = "" if phase == OVER else f', "name": "{name}"'
+            self.text += f'{{"ph": "{phase}"{named}, "ts": {ts}, "pid": {self.pids[tensor]}}}]'
+        self.path.write_text(self.text)
+
+    def allreduce(self, tensor: str, at: int) -> None:
+        """Write a whole operation of 100 us."""
+        self.write(
+            ("B", at, tensor, "NEGOTIATE_ALLREDUCE"), ("E", at + 20, tensor, ""), ("B", at + 30, tensor, "ALLREDUCE")
+        )
+        self.write(("B", at + 40, tensor, "MPI_ALLREDUCE"), ("E", at + 90, tensor, ""), ("E", at + 100, tensor, ""))
+
+    def know(
+        self, tensor: str, start: int, end: int, step: int, number: int, seq: int, name: str = "allreduce"
+    ) -> np.ndarray:
+        """Have the ring hold an operation, or without a tensor the step; return its row."""
+        described = Descriptor(s.COLLECTIVE, name, "0", backend=h.BACKEND, tensor=tensor)
+        rows = empty_rows(1)
+        rows["descriptor"] = self.told.names.number(described if tensor else Descriptor(s.STEP, s.RANK_STEP))
+        values = {
+            "start": 500_000_000 + start * 1000,
+            "end": 500_000_000 + end * 1000,
+            "step": step,
+            "span_no": number,
+            "seq": seq,
+        }
+        for column, value in values.items():
+            rows[column] = value
+        self.told.know(rows)
+        return rows
+
+    def rows(self, *, final: bool = False) -> list[tuple[str, int, int, int]]:
+        """Return name, step, parent's number and start in us of the new rows."""
+        rows, table = self.told.rows(final=final), self.told.names.descriptors
+        self.last = rows
+        starts = (rows["start"] - 500_000_000) // 1000
+        names = [table[number].name for number in rows["descriptor"].tolist()]
+        parents = [number if number < horovod_live.FIRST_NUMBER else -1 for number in rows["parent_no"].tolist()]
+        return sorted(zip(names, rows["step"].tolist(), parents, starts.tolist(), strict=True), key=lambda r: r[3])
+
+
+def phases(at: int, step: int, number: int) -> list[tuple[str, int, int, int]]:
+    """Return the rows of `Job.allreduce`; an activity is below the bar, whose number is not told."""
+    return [
+        ("NEGOTIATE_ALLREDUCE", step, number, at),
+        ("ALLREDUCE", step, number, at + 30),
+        ("MPI_ALLREDUCE", step, -1, at + 40),
+    ]
+
+
+def started(rows: list[tuple[str, int, int, int]]) -> list[tuple[str, int, int, int]]:
+    """Return *rows* without the one that tells when Horovod began."""
+    return [row for row in rows if row[0] != h.TIMELINE_START]
+
+
+def test_phases_wait_for_their_operation(tmp_path: Path) -> None:
+    """Each is below the operation of its tensor in which it ended, whichever comes first, the file or the ring."""
+    job = Job(tmp_path)
+    job.allreduce("allreduce.w", 1000)
+    assert started(job.rows()) == []
+    job.know("allreduce.w", 990, 1200, 3, 7, 4)
+    assert started(job.rows()) == phases(1000, 3, 7)
+    job.know("allreduce.w", 2050, 2300, 4, 9, 5)  # ready after another rank
+    job.know("allreduce.w", 4000, 4300, 5, 11, 6)
+    job.allreduce("allreduce.w", 2000)
+    assert started(job.rows()) == phases(2000, 4, 9)
+    assert set(job.last["seq"].tolist()) == {5}
+    job.allreduce("allreduce.w", 4010)
+    assert started(job.rows()) == phases(4010, 5, 11)
+
+
+def test_an_unnamed_tensor_is_known_by_its_number(tmp_path: Path) -> None:
+    """Several may be under way; Horovod's number is the handle's."""
+    job = Job(tmp_path)
+    job.know("allreduce.noname.N", 990, 9000, 0, 7, 41)
+    job.know("allreduce.noname.N", 995, 9000, 0, 8, 42)
+    job.allreduce("allreduce.noname.42", 1000)
+    job.allreduce("allreduce.noname.41", 1100)
+    assert started(job.rows()) == [*phases(1000, 0, 8), *phases(1100, 0, 7)]
+    assert {d.tensor for d in job.told.names.descriptors} == {"", "allreduce.noname.N"}
+
+
+def test_what_is_in_no_operation_is_in_the_step_of_its_time(tmp_path: Path) -> None:
+    """Marks of cycles, and what this rank did for others while it had joined."""
+    job = Job(tmp_path)
+    job.write((MARK, 900, "", "CYCLE_START"))
+    job.allreduce("allreduce.theirs", 1000)
+    job.write((MARK, 5000, "", "CYCLE_START"))
+    assert started(job.rows()) == []
+    job.know("", 800, 2000, 2, 3, 0)
+    assert started(job.rows()) == [("CYCLE_START", 2, 0, 900)]
+    assert job.rows(final=True) == [*phases(1000, 2, 0), ("CYCLE_START", NO_STEP, 0, 5000)]
+
+
+def test_a_second_drain_tells_nothing_twice(tmp_path: Path) -> None:
+    """It reads the file from its begin, and what the first one wrote stays as it is."""
+    job = Job(tmp_path)
+    job.allreduce("allreduce.w", 1000)
+    first = job.know("allreduce.w", 990, 1200, 3, 7, 4)
+    assert started(job.rows()) == phases(1000, 3, 7)
+    job.restart(np.concatenate([first, job.last]))
+    assert job.rows() == []
+    job.allreduce("allreduce.w", 2000)
+    job.know("allreduce.w", 1990, 2200, 4, 9, 5)
+    assert job.rows() == phases(2000, 4, 9)
+
+
+def test_a_file_of_a_later_run_is_none_of_ours(tmp_path: Path) -> None:
+    """Horovod empties its file at each start: what another process wrote there afterwards is not this one's."""
+    job = Job(tmp_path)
+    job.allreduce("allreduce.w", 1000)
+    job.path.write_text(job.text.replace(str(START_US), str(START_US + 60_000_000)))
+    job.know("allreduce.w", 990, 1200, 3, 7, 4)
+    assert job.rows(final=True) == []
+
+
+def test_a_file_that_is_begun_anew_is_read_anew(tmp_path: Path) -> None:
+    """As at a second `hvd.init`."""
+    job = Job(tmp_path)
+    job.allreduce("allreduce.w", 1000)
+    job.know("allreduce.w", 990, 1200, 3, 7, 4)
+    assert started(job.rows()) == phases(1000, 3, 7)
+    job.text, job.pids = "", {}
+    job.write((MARK, 10, "", "CYCLE_START"))
+    job.path.write_text(job.text.replace(str(START_US), str(START_US + 1000)))
+    assert started(job.rows(final=True)) == [("CYCLE_START", NO_STEP, 0, 1010)]
+
+
+# -- real runs ----------------------------------------------------------------------------------
+
+
+def told(batch: SpanBatch) -> SpanBatch:
+    """Return what the timeline told."""
+    return batch.take(batch["span_no"] >= horovod_live.FIRST_NUMBER)
+
+
+def parents(batch: SpanBatch, part: SpanBatch) -> list[tuple[Descriptor, Descriptor | None]]:
+    """Return the descriptor of each row of *part* and that of its parent."""
+    of = {int(number): batch.descriptor_of(row) for row, number in enumerate(batch["span_id"].tolist())}
+    return [(part.descriptor_of(row), of.get(number)) for row, number in enumerate(part["parent_id"].tolist())]
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_the_users_timeline_is_below_the_operations(place: Place, horovod_site: Path, controller: str) -> None:
+    """Every bar is below the operation of its tensor, or of that below; written again it is the user's file."""
+    need(controller)
+    variables = {"HOROVOD_TIMELINE": "timeline.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+    horovod_job.run(place, horovod_site, controller, 2, str(STEPS), **variables)
+    first, second = by_rank(place, 2)
+    written = (place.folder / "timeline.json").read_bytes()
+    events = list(Reader(written))
+    ours = told(first)
+
+    assert len(told(second)) == 0
+    assert Counter(d.name for d, _ in parents(first, ours))["CYCLE_START"] == sum(e.phase == MARK for e in events)
+    below = [(d, parent) for d, parent in parents(first, ours) if d.tensor and d.name != h.END]
+    orphans = {d.name for d, parent in below if parent is None}
+    assert orphans <= {
+        "NEGOTIATE_ALLREDUCE",
+        "NEGOTIATE_ALLGATHER",
+        "NEGOTIATE_ALLTOALL",
+    }  # what join makes of the cache
+    assert all(parent.tensor == d.tensor for d, parent in below if parent is not None)
+    bars = [parent.kind for d, parent in below if d.name in h.OPERATIONS and parent is not None]
+    assert set(bars) == {s.COLLECTIVE}
+    assert len(bars) == sum(e.phase == "B" and e.name in h.OPERATIONS for e in events)
+    gradients = ours.take(ours.lookup(lambda d: d.tensor == GRADIENTS[0] and d.name == "ALLREDUCE", bool))
+    steps = sum(e.tensor == GRADIENTS[0] and e.name == "ALLREDUCE" for e in events)
+    assert steps >= STEPS - 1  # at its end Horovod throws away what it has not written yet
+    assert (sorted(gradients["step"].tolist()), sorted(gradients["seq"].tolist())) == (
+        [*range(steps)],
+        [*range(1, steps + 1)],
+    )
+
+    done = place.command("export", str(place.runs()[0]), "--to", "horovod", "-o", "again.json")
+    assert done.returncode == 0, done.stderr
+    assert (place.folder / "again.json").read_bytes() == written
+
+
+DYNAMIC = """
+import sys, torch, horovod.torch as hvd, otel_dltrace
+
+hvd.init()
+for step in range(6):
+    with otel_dltrace.step():
+        if step == 2:
+            hvd.start_timeline("some.json")
+        hvd.allreduce(torch.ones(4), name="x")
+        hvd.allreduce(torch.ones(4), name="y")
+        if step == 3:
+            hvd.stop_timeline()
+            hvd.start_timeline("more.json")
+hvd.stop_timeline()  # at its end Horovod throws away what it has not written yet
+"""
+
+
+def run_program(place: Place, site: Path, code: str, *options: str, **env: str) -> None:
+    """Run *code* on two ranks over Gloo, traced."""
+    command = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", *options, "--"]
+    command += [*horovod_job.launcher("gloo", 2), sys.executable, str(place.write(code))]
+    done = place.finish(place.popen(command, **horovod_job.environment(site), **env), horovod_job.ENDS_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(2400)
+def test_a_timeline_that_the_program_starts_is_followed(place: Place, horovod_site: Path, tmp_path: Path) -> None:
+    """From `start_timeline` on, into each of its files; the window says which steps' phases go to the collector."""
+    with servers.collector(tmp_path) as collector:
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "HOROVOD_TIMELINE": "DYNAMIC"}
+        run_program(place, horovod_site, DYNAMIC, "--steps", "3-4", **env)
+        batch, _ = by_rank(place, 2)
+        ours = told(batch)
+        bars = ours.take(ours.lookup(lambda d: d.name == "ALLREDUCE", bool))
+        seen = Counter(zip(bars.lookup(lambda d: d.tensor, object).tolist(), bars["step"].tolist(), strict=True))
+        assert seen == {(f"allreduce.{name}", step): 1 for name in "xy" for step in (2, 3, 4, 5)}
+        in_window = ours.take((ours["step"] == 3) | (ours["step"] == 4))
+        servers.wait_until(lambda: len(arrived(collector)) >= len(in_window), what="the phases of steps 3 and 4")
+        assert {number for number, step in arrived(collector).items() if step in (3, 4)} == {
+            number.to_bytes(8, "big") for number in in_window["span_id"].tolist()
+        }
+        assert set(arrived(collector).values()) == {3, 4}
+
+
+def arrived(collector: servers.Collector) -> dict[bytes, int]:
+    """Return the step of each phase of Horovod's that the collector has, by span id."""
+    out = {}
+    for span in collector.spans():
+        said = {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
+        if said.get(s.DL_COMM_BACKEND) == h.BACKEND and s.DL_COMM_OPERATION not in said and s.DL_STEP in said:
+            out[span.span_id] = said[s.DL_STEP]
+    return out
+
+
+@pytest.mark.timeout(2400)
+def test_at_level_collective_the_timeline_is_left_alone(place: Place, horovod_site: Path) -> None:
+    """Its file is the user's, and nothing of it is read."""
+    run_program(place, horovod_site, DYNAMIC, "--level", "collective", HOROVOD_TIMELINE="DYNAMIC")
+    batch, _ = by_rank(place, 2)
+    assert len(told(batch)) == 0
+    assert (place.folder / "some.json").exists()

@@ -1,0 +1,265 @@
+"""The manifests of ``deploy/kubernetes``: a real API server takes them, and they say what they must."""
+
+import copy
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from otel_dltrace._version import __version__
+from tests.kube import KUBERNETES, OVERLAYS, Cluster, cluster, objects, overlay, pod_templates, rendered
+from tests.servers import ROOT
+
+KINDS = {
+    "job": "Job",
+    "jobset": "JobSet",
+    "mpijob": "MPIJob",
+    "operator": "OpenTelemetryCollector",
+    "pytorchjob": "PyTorchJob",
+    "statefulset": "StatefulSet",
+    "trainjob": "TrainingRuntime",
+}
+"""By overlay a kind of which the API server must then have one."""
+HARDENED = {
+    "runAsNonRoot": True,
+    "runAsUser": 64201,
+    "runAsGroup": 64201,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+REFERENCE = re.compile(r"\$\(([A-Z_]+)\)")
+KUBERNETES_VERSION = "1.33"
+NOT_RESTRICTED = {"mpijob"}
+"""Their trainers need more than Pod Security's `restricted` allows: sshd becomes another user."""
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One API server for all tests here."""
+    with cluster(tmp_path_factory.mktemp("kube")) as found:
+        yield found
+
+
+def in_namespace(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return *found* moved to the namespace *name*: overlays have names in common."""
+    moved = copy.deepcopy(found)
+    for item in moved:
+        if item["kind"] == "Namespace":
+            item["metadata"]["name"] = name
+        elif "namespace" in item["metadata"]:
+            item["metadata"]["namespace"] = name
+    return moved
+
+
+def traced(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the pod templates that have a drain."""
+    has_drain = [
+        t for t in pod_templates(found) if "otel-dltrace-drain" in map(_name, t["spec"].get("initContainers", []))
+    ]
+    assert has_drain
+    return has_drain
+
+
+def _name(container: dict[str, Any]) -> str:
+    return str(container["name"])
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_api_server_takes_the_overlay(api, name):
+    """Server-side apply with strict field validation, dry and for real; what is kept has every field that we wrote."""
+    everything = in_namespace(name, overlay(name))
+    api.do("apply", "--server-side", "-f", "-", given=[o for o in everything if o["kind"] == "Namespace"])
+    api.do("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=everything)
+    api.do("apply", "--server-side", "--validate=strict", "-f", "-", given=everything)
+
+    kept = api.get(name, KINDS[name])
+    assert len(kept) == 1
+    wanted = next(o for o in everything if o["kind"] == KINDS[name])
+    assert missing(wanted["spec"], kept[0]["spec"]) == []
+
+
+def missing(wanted: Any, kept: Any, where: str = "spec") -> list[str]:
+    """Return where *kept* lacks or changes something of *wanted*; quantities may be written otherwise."""
+    if isinstance(wanted, dict) and isinstance(kept, dict):
+        return [path for key, value in wanted.items() for path in missing(value, kept.get(key), f"{where}.{key}")]
+    if isinstance(wanted, list) and isinstance(kept, list) and len(wanted) == len(kept):
+        return [
+            path for i, pair in enumerate(zip(wanted, kept, strict=True)) for path in missing(*pair, f"{where}.{i}")
+        ]
+    return [] if wanted == kept or ".resources." in where else [f"{where}: {wanted!r} became {kept!r}"]
+
+
+def test_every_pod_is_one_that_the_api_server_lets_in(api):
+    """Custom kinds do not check the pods in them: so each template becomes a pod, all but MPI's under `restricted`."""
+    for name in OVERLAYS:
+        level = "baseline" if name in NOT_RESTRICTED else "restricted"
+        space = f"{level}-pods"
+        labels = {"pod-security.kubernetes.io/enforce": level}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space, "labels": labels}}
+        pods = [
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {**template["metadata"], "name": f"{name}-{i}", "namespace": space},
+                "spec": template["spec"],
+            }
+            for i, template in enumerate(pod_templates(overlay(name)))
+        ]
+        api.do("apply", "--server-side", "-f", "-", given=[namespace])
+        api.do("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=pods)
+
+
+def test_a_right_is_asked_for_only_with_the_component_that_uses_it(api, tmp_path):
+    """The overlays bring no role; k8s-attributes brings one, and the API server takes it."""
+    kinds = {o["kind"] for name in OVERLAYS for o in overlay(name)}
+    assert {kind for kind in kinds if "Role" in kind} == set()
+    assert {t["spec"].get("automountServiceAccountToken") for n in OVERLAYS for t in pod_templates(overlay(n))} == {
+        False
+    }
+
+    with_rights = own(tmp_path, resources=["base"], components=["components/k8s-attributes"])
+    found = objects(with_rights)
+    assert {o["kind"] for o in found} - kinds == {"ClusterRole", "ClusterRoleBinding"}
+    api.do("apply", "--server-side", "-f", "-", given=[o for o in found if o["kind"] == "Namespace"])
+    api.do("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=found)
+    (gateway,) = (o for o in found if (o["kind"], o["metadata"]["name"]) == ("Deployment", "otel-gateway"))
+    assert gateway["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+
+
+def own(folder: Path, resources: Sequence[str], components: Sequence[str] = (), **more: Any) -> Path:
+    """Write a user's own kustomization, somewhere beside the checkout; return its folder."""
+
+    def there(names: Sequence[str]) -> list[str]:
+        return [os.path.relpath(KUBERNETES / name, folder.resolve()) for name in names]
+
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    text = {**kind, "resources": there(resources), "components": there(components), **more}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    return folder
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_traced_pod_has_hardened_native_sidecars_beside_its_trainer(name):
+    """Collector, then drain, which ends first; each has a probe, resources, no rights; the rings are shared memory."""
+    for template in traced(overlay(name)):
+        spec = template["spec"]
+        sidecars = [c for c in spec["initContainers"] if c.get("restartPolicy") == "Always"]
+        brought_by_operator = name == "operator"
+        assert [c["name"] for c in sidecars] == ["otel-collector", "otel-dltrace-drain"][brought_by_operator:]
+        for container in sidecars:
+            assert "startupProbe" in container
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert "memory" in container["resources"]["limits"]
+        for container in spec["initContainers"]:
+            assert container["securityContext"] == HARDENED
+        assert spec["securityContext"]["fsGroup"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert volumes["otel-dltrace-rings"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
+        for container in (sidecars[-1], spec["containers"][0]):
+            mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+            env = {e["name"]: e.get("value") for e in container["env"]}
+            assert mounts[env["OTEL_DLTRACE_RING_DIR"]] == "otel-dltrace-rings"
+            assert mounts[env["OTEL_DLTRACE_DIR"]] == "otel-dltrace-runs"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_what_a_pod_refers_to_is_there(name):
+    """Volumes, ConfigMaps, accounts; each $(NAME) stands after NAME; Go's limit is 80 % of the container's."""
+    found = overlay(name)
+    names = {(o["kind"], o["metadata"]["name"]) for o in found}
+    for template in pod_templates(found):
+        spec = template["spec"]
+        volumes = {volume["name"] for volume in spec.get("volumes", [])}
+        maps = {v["configMap"]["name"] for v in spec.get("volumes", []) if "configMap" in v}
+        assert {("ConfigMap", name) for name in maps} <= names
+        assert ("ServiceAccount", spec.get("serviceAccountName", "traced-pod")) in names
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
+            known = [variable["name"] for variable in container.get("env", [])]
+            for i, variable in enumerate(container.get("env", [])):
+                assert set(REFERENCE.findall(variable.get("value", ""))) <= set(known[:i])
+            words = [*container.get("command", []), *container.get("args", [])]
+            assert {name for word in words for name in REFERENCE.findall(word)} <= set(known)
+            values = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
+            if "GOMEMLIMIT" in values:
+                limit = mebibytes(container["resources"]["limits"]["memory"])
+                assert int(values["GOMEMLIMIT"].removesuffix("MiB")) == round(0.8 * limit)
+                assert int(values["MEMORY_LIMIT_MIB"]) == limit // 2
+
+
+def mebibytes(quantity: str) -> int:
+    """Return a quantity as Kubernetes writes it in MiB."""
+    return int(quantity[:-2]) * {"Mi": 1, "Gi": 1024}[quantity[-2:]]
+
+
+def test_configurations_and_examples_have_one_source():
+    """The ConfigMaps hold the files themselves; the operator's collector is what its generator writes."""
+    folders = (ROOT / "collector-config", ROOT / "collector-config" / "optional", ROOT / "examples")
+    files = {path.name: path for folder in folders for path in folder.iterdir()}
+    maps = [
+        o for o in overlay("job") if o["kind"] == "ConfigMap" and not o["metadata"]["name"].startswith("otel-backends")
+    ]
+    held = {name: text for item in maps for name, text in item["data"].items()}
+    assert held == {name: files[name].read_text() for name in held}
+    assert {"sidecar.yaml", "gateway-router.yaml", "gateway.yaml", "train_ddp.py"} <= held.keys()
+    command = [sys.executable, KUBERNETES / "generate.py", "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run python deploy/kubernetes/generate.py"
+
+
+def test_images_are_pinned_and_of_this_version():
+    """No image floats; ours have the version of the package."""
+    for name in OVERLAYS:
+        text = rendered(KUBERNETES / "overlays" / name)
+        images = set(re.findall(r"image: (\S+)", text)) - {"mpi-trainer"}
+        assert {image for image in images if ":" not in image or image.endswith(":latest")} == set()
+        assert {image.rpartition(":")[2] for image in images if image.startswith("otel-dltrace/")} == {__version__}
+
+
+def test_a_user_moves_an_overlay_to_a_namespace_and_a_registry_of_his_own(tmp_path):
+    """Namespace and images reach into the pods of kinds that kustomize does not know."""
+    images = [{"name": "otel-dltrace/drain", "newName": "registry.test/drain"}]
+    found = objects(own(tmp_path, ["overlays/pytorchjob"], namespace="team-a", images=images))
+
+    assert {o["metadata"].get("namespace") for o in found if o["kind"] != "Namespace"} == {"team-a"}
+    drains = {
+        c["image"] for t in traced(found) for c in t["spec"]["initContainers"] if c["name"] == "otel-dltrace-drain"
+    }
+    assert drains == {f"registry.test/drain:{__version__}"}
+
+
+def test_the_network_policies_open_no_port_that_nobody_needs():
+    """Every pod is under a policy; from outside of a job only the collectors' ports can be reached."""
+    for name in OVERLAYS:
+        found = overlay(name)
+        policies = [o for o in found if o["kind"] == "NetworkPolicy"]
+        for template in pod_templates(found):
+            labels = template["metadata"]["labels"].items()
+            assert [p for p in policies if p["spec"]["podSelector"]["matchLabels"].items() <= labels]
+    opened = {
+        policy["metadata"]["name"]: sorted(
+            port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])
+        )
+        for policy in policies
+    }
+    assert opened == {"traced-pod": [], "otel-gateway-router": [4317], "otel-gateway": [4317, 8889]}
+
+
+def test_a_second_validator_agrees():
+    """kubernetes-validate, which needs no server, finds nothing wrong with the kinds it knows."""
+    validate = pytest.importorskip("kubernetes_validate")
+    checked = set()
+    for item in (o for name in OVERLAYS for o in overlay(name)):
+        try:
+            validate.validate(item, KUBERNETES_VERSION, strict=True)
+            checked.add(item["kind"])
+        except validate.SchemaNotFoundError:
+            assert "." in item["apiVersion"].partition("/")[0]  # a custom kind
+    assert {"Job", "StatefulSet", "Deployment", "NetworkPolicy", "HorizontalPodAutoscaler", "Namespace"} <= checked

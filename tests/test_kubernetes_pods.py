@@ -1,0 +1,207 @@
+"""Pods acted out as processes from their manifests: what a job recorded is in Jaeger, each span once."""
+
+import copy
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.model.semconv import RANK_STEP, TRAIN_STEP
+from tests.kube import overlay, pod_templates
+from tests.pods import Around, Pod, Stage, stage
+from tests.servers import ROOT, Collector, Jaeger, collector, free_port, jaeger, spans_of, wait_until
+from tests.torch_harness import read_ring
+
+pytest.importorskip("torch")
+
+KEEP_ALL = {"KEEP_PERCENT": "100", "DECISION_WAIT": "1s"}
+"""What a user may set for the gateways: else a test would wait for 20 s, and see a tenth."""
+
+
+def template_of(objects: Sequence[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """Return the first pod template of an object."""
+    return pod_templates(next(o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name)))[0]
+
+
+@dataclass
+class Namespace:
+    """Everything but the jobs: a router and a gateway from the manifests, a Jaeger, and what stands for a Tempo."""
+
+    stage: Stage
+    router: str
+    jaeger: Jaeger
+    tempo: Collector
+    injected: str
+
+    def around(self, objects: Sequence[dict[str, Any]], places: dict[str, str], **more: Any) -> Around:
+        """Return what a traced pod finds around it."""
+        grpc, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        places = {"otel-gateway-router:4317": self.router, "127.0.0.1:4318": http, **places}
+        places["/autoinstrumentation"] = self.injected
+        return Around(objects, places, sidecars={"OTLP_GRPC_ENDPOINT": grpc, "OTLP_HTTP_ENDPOINT": http}, **more)
+
+    def spans_of(self, job: str, count: int) -> dict[str, str]:
+        """Return the names of *job*'s spans by id, once there are *count*, and each is everywhere there just once."""
+
+        def here(resource: Any) -> bool:
+            return any((a.key, a.value.string_value) == ("service.name", job) for a in resource.resource.attributes)
+
+        def in_tempo() -> list[Any]:
+            resources = [r for r in self.tempo.traces().resource_spans if here(r)]
+            return [span for r in resources for scope in r.scope_spans for span in scope.spans]
+
+        wait_until(lambda: len(in_tempo()) >= count, 60, f"{count} spans of {job}")
+        kept = in_tempo()
+        shown = [
+            span
+            for trace in sorted({span.trace_id.hex() for span in kept})
+            for span in spans_of(self.jaeger.trace(trace, sum(span.trace_id.hex() == trace for span in kept)))
+        ]
+        once = Counter(span.span_id.hex() for span in kept)
+        assert once == Counter(span.span_id.hex() for span in shown)
+        assert set(once.values()) == {1}
+        return {span.span_id.hex(): span.name for span in kept}
+
+
+@pytest.fixture(scope="module")
+def injected() -> Iterator[str]:
+    """What the injection image holds."""
+    with tempfile.TemporaryDirectory(prefix="dltrace-inject-") as folder:
+        Path(folder).chmod(0o755)
+        collect = ROOT / "deploy" / "docker" / "inject" / "collect.py"
+        subprocess.run([sys.executable, "-S", "-I", collect, folder], check=True)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def namespace(tmp_path_factory: pytest.TempPathFactory, injected: str) -> Iterator[Namespace]:
+    """A namespace without jobs."""
+    objects = overlay("job")
+    seen, kept = tmp_path_factory.mktemp("jaeger"), tmp_path_factory.mktemp("tempo")
+    with jaeger(seen) as shown, collector(kept) as tempo, stage() as here:
+        router, gateway, metrics = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        backends = {"jaeger:4317": shown.grpc.removeprefix("http://"), "tempo:4317": tempo.grpc.removeprefix("http://")}
+        env = {"OTLP_GRPC_ENDPOINT": gateway, "PROMETHEUS_ENDPOINT": metrics, **KEEP_ALL}
+        here.pod("gateway", template_of(objects, "Deployment", "otel-gateway"), Around(objects, backends, env))
+        env = {"OTLP_GRPC_ENDPOINT": router, "GATEWAY_PORT": gateway.rpartition(":")[2]}
+        around = Around(objects, {"otel-gateway": "127.0.0.1"}, env)
+        here.pod("router", template_of(objects, "Deployment", "otel-gateway-router"), around)
+        yield Namespace(here, router, shown, tempo, injected)
+
+
+def recorded(pods: Sequence[Pod]) -> dict[str, str]:
+    """Return the names of the spans in the pods' run directories, by id."""
+    runs = [run for pod in pods for run in pod.volumes["otel-dltrace-runs"].glob("dltrace-*")]
+    batches = [batch for run in runs for batch in read_run(run)]
+    return {
+        f"{row['span_id']:016x}": batch.descriptors[row["descriptor"]].name for batch in batches for row in batch.rows
+    }
+
+
+def test_a_job_of_two_pods_trains_completes_and_is_in_jaeger(namespace):
+    """The indexed Job as it is: two pods of two ranks; sidecars end after the trainer; no span is missing or twice."""
+    objects = overlay("job")
+    template = template_of(objects, "Job", "train")
+    places = {"train-0.train": "127.0.0.1", "29500": str(free_port())}
+    pods = []
+    for index in range(2):
+        labels = {"job-name": "train", "controller-uid": "job-uid", "job-completion-index": str(index)}
+        metadata = {"labels": {f"batch.kubernetes.io/{name}": value for name, value in labels.items()}}
+        around = namespace.around(objects, places, args=["--epochs", "1", "--steps", "6"], metadata=metadata)
+        pods.append(namespace.stage.pod(f"train-{index}", template, around))
+
+    assert [pod.wait() for pod in pods] == [0, 0], [pod.logs() for pod in pods]
+    assert [pod.end_sidecars() for pod in pods] == [[0, 0], [0, 0]]
+
+    expected = recorded(pods)
+    assert expected, [pod.logs() for pod in pods]
+    spans = namespace.spans_of("train", len(expected))
+    roots = {id_: name for id_, name in spans.items() if id_ not in expected}
+    assert spans == expected | roots
+    assert Counter(roots.values()) == {TRAIN_STEP: 6}
+
+
+STUCK = """
+import os, time, torch, torch.distributed as dist
+from pathlib import Path
+from torch.nn.parallel import DistributedDataParallel
+
+print(otel_dltrace.__file__)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 64)).sum()
+    dist.all_reduce(torch.ones(1))
+    if step == 5:
+        Path(os.environ["HOME"], f"stuck-{dist.get_rank()}").touch()
+        time.sleep(600)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_trainer_killed_in_the_middle_of_a_step_leaves_all_it_recorded(namespace):
+    """The PyTorchJob's master; SIGKILL to every process of the trainer: what the rings held is in Jaeger, once."""
+    objects = copy.deepcopy(overlay("pytorchjob"))
+    example = next(o for o in objects if o["metadata"]["name"] == "otel-dltrace-examples")
+    example["data"]["train_ddp.py"] = STUCK
+    operator = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "127.0.0.1"}
+    operator |= {"PET_MASTER_PORT": str(free_port())}
+    metadata = {"labels": {"training.kubeflow.org/job-name": "killed", "training.kubeflow.org/replica-type": "master"}}
+    around = namespace.around(objects, {}, env=operator, metadata=metadata)
+    pod = namespace.stage.pod("killed-master-0", template_of(objects, "PyTorchJob", "train"), around)
+    stuck = [pod.volumes["tmp"] / f"stuck-{rank}" for rank in range(2)]
+    wait_until(lambda: all(path.exists() for path in stuck) or pod.main.poll() is not None, 60, "the sixth step")
+    rings = [read_ring(path) for path in pod.volumes["otel-dltrace-rings"].glob("*.ring")]
+
+    pod.kill_main()
+    assert pod.end_sidecars() == [0, 0], pod.logs()
+
+    assert str(pod.volumes["otel-dltrace-inject"]) in pod.log("pytorch")
+    held = Counter(name for ring in rings for name in {span.number: span.name for span in ring.records}.values())
+    assert held[RANK_STEP] == 12, pod.logs()
+    spans = namespace.spans_of("killed", held.total())
+    assert Counter(spans.values()) - Counter({TRAIN_STEP: 6}) == held
+    assert recorded([pod]).keys() <= spans.keys()
+
+
+def test_push_pull_servers_and_workers_are_one_run(namespace):
+    """StatefulSet and Job: servers end when their workers have, and their spans hang in the workers' traces."""
+    secret = {
+        "kind": "Secret",
+        "metadata": {"name": "push-pull"},
+        "stringData": {"token": "secret", "run": "0123456789abcdef"},
+    }
+    objects = [*overlay("statefulset"), secret]
+    places = {"push-pull-0.push-pull:9000": f"127.0.0.1:{(port := free_port())}"}
+    places |= {"push-pull-0.push-pull": "127.0.0.1", "9000": str(port)}
+    servers, workers = [], []
+    for kind, name, label, args, pods in (
+        ("StatefulSet", "push-pull", "apps.kubernetes.io/pod-index", [], servers),
+        ("Job", "train", "batch.kubernetes.io/job-completion-index", ["--epochs", "1", "--steps", "4"], workers),
+    ):
+        for index in range(2):
+            around = namespace.around(objects, places, args=args, metadata={"labels": {label: str(index)}})
+            around = replace(around, env={"OTEL_DLTRACE_LEVEL": "partition"})
+            pods.append(namespace.stage.pod(f"{name}-{index}", template_of(objects, kind, name), around))
+
+    assert [pod.wait() for pod in workers] == [0, 0], [pod.logs() for pod in workers]
+    assert [pod.wait() for pod in servers] == [0, 0]
+    pods = [*workers, *servers]
+    assert [pod.end_sidecars() for pod in pods] == [[0, 0]] * 4
+
+    expected = recorded(pods)
+    served = recorded(servers)
+    spans = namespace.spans_of("push-pull", len(expected))
+    assert expected.items() <= spans.items()
+    assert served, [pod.logs() for pod in servers]
+    assert set(served.values()) == {"push", "pull"}

@@ -1,0 +1,109 @@
+"""Metrics in the run directory: written through, read back whatever state they were left in."""
+
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.export.metric_reader import read_host_metrics, read_metrics
+from otel_dltrace.export.metrics import segments
+from otel_dltrace.export.metrics.segments import METRICS, MetricSegments, keep_metrics_within
+from otel_dltrace.model import metrics as m
+from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.metric_batch import HOST, NO_STEP, MetricBatch, Point, batch_of
+from otel_dltrace.model.metrics import attributes_text
+
+USER, IDLE = (attributes_text({m.CPU_MODE: mode}) for mode in ("user", "idle"))
+ROWS = [
+    (30, NO_STEP, Point(m.SYSTEM_CPU_TIME, 1.5, USER)),
+    (10, NO_STEP, Point(m.SYSTEM_CPU_TIME, 1.0, USER)),
+    (20, 7, Point(m.DL_GC_PAUSE, 0.004, "", 1)),
+    (10, NO_STEP, Point(m.SYSTEM_CPU_TIME, 4.0, IDLE)),
+]
+
+
+def told(batch: MetricBatch) -> list[tuple[int, int, Point]]:
+    """Return a batch's values as the rows they were made of."""
+    columns = (getattr(batch, name).tolist() for name in ("time", "step", "metric", "value", "attribute", "rank"))
+    return [
+        (time, step, Point(batch.metrics[metric], value, batch.attributes[attribute], rank))
+        for time, step, metric, value, attribute, rank in zip(*columns, strict=True)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a host's folder in a run directory."""
+    path = tmp_path / "run" / "hosts" / "node-0"
+    path.mkdir(parents=True)
+    return path
+
+
+def test_what_is_written_is_read_back_in_order_of_time(folder):
+    """Each append is readable at once, with texts that came up only later; nothing is closed."""
+    writer = MetricSegments(folder)
+    seen = []
+    for row in ROWS:
+        writer.append(batch_of([row]))
+        seen.append(len(read_host_metrics(folder)))
+
+    (batch,) = read_metrics(folder.parents[1])
+    assert (seen, batch.host) == ([1, 2, 3, 4], "node-0")
+    assert sorted(told(batch)) == sorted(ROWS)
+    assert batch.time.tolist() == [10, 10, 20, 30]
+
+
+def test_a_file_that_ends_in_half_a_batch_is_read_up_to_there(folder):
+    """A drain was killed as it wrote; the next one writes another file."""
+    writer = MetricSegments(folder)
+    for row in ROWS[:3]:
+        writer.append(batch_of([row]))
+    path = folder / "metrics-00001.arrows"
+    path.write_bytes(path.read_bytes()[:-40])
+    MetricSegments(folder).append(batch_of(ROWS[3:]))
+
+    assert sorted(told(read_host_metrics(folder))) == sorted([*ROWS[:2], ROWS[3]])
+    assert sorted(p.name for p in folder.glob(METRICS)) == ["metrics-00001.arrows", "metrics-00002.arrows"]
+
+
+def test_what_two_drains_wrote_is_read_once(folder):
+    """One was killed after it wrote and before it said so: the next one writes the same again."""
+    for _ in range(2):
+        writer = MetricSegments(folder)
+        writer.append(batch_of(ROWS))
+        writer.close()
+
+    assert len(read_host_metrics(folder)) == len(ROWS)
+
+
+def test_values_are_chosen_by_metric_and_attributes(folder):
+    """A series is a metric, a rank and the attributes."""
+    batch = batch_of(ROWS)
+
+    assert batch.of(m.SYSTEM_CPU_TIME, {m.CPU_MODE: "user"}).value.tolist() == [1.5, 1.0]
+    assert len(batch.of(m.HW_POWER)) == len(batch.of(m.SYSTEM_CPU_TIME, {m.CPU_MODE: "nice"})) == 0
+    assert [(metric, rank, text, series.value.tolist()) for metric, rank, text, series in batch.series()] == [
+        (m.SYSTEM_CPU_TIME, HOST, USER, [1.0, 1.5]),
+        (m.SYSTEM_CPU_TIME, HOST, IDLE, [4.0]),
+        (m.DL_GC_PAUSE, 1, "", [0.004]),
+    ]
+
+
+def test_the_oldest_files_go_when_there_are_too_many_bytes(folder, monkeypatch):
+    """The newest stays, whatever it holds: it is being written."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    writer = MetricSegments(folder)
+    for row in ROWS:
+        writer.append(batch_of([row]))
+    size = (folder / "metrics-00004.arrows").stat().st_size
+    left = keep_metrics_within(folder, 2 * size + size // 2)
+
+    assert sorted(p.name for p in folder.glob(METRICS)) == ["metrics-00003.arrows", "metrics-00004.arrows"]
+    assert left == sum(p.stat().st_size for p in folder.glob(METRICS))
+    assert keep_metrics_within(folder, 0) == size
+
+
+def test_a_run_without_metrics_has_none(folder):
+    """An empty list; and no run directory is an error as elsewhere."""
+    assert read_metrics(folder.parents[1]) == []
+    with pytest.raises(RunNotFoundError):
+        read_metrics(folder)

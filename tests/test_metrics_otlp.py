@@ -1,0 +1,383 @@
+"""Metrics from real programs through the drain to a real collector, and into the run directory."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from otel_dltrace.export.metric_reader import read_metrics
+from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.model import metrics as m
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.metrics import METRICS, SEED
+from tests.metric_points import MetricsCollector, Seen, metrics_collector
+from tests.servers import wait_until
+from tests.support import Place, a_place
+
+ON = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_METRICS": "1", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
+
+UNTIL_TOLD = """
+    import os, sys, time
+    import otel_dltrace as d
+
+    d.start()
+    step = 0
+    while not os.path.exists("enough"):
+        with d.step(batch_size=32):
+            with d.phase("forward"):
+                time.sleep(0.01)
+        step += 1
+    with d.step(batch_size=5):  # the last, partial batch
+        pass
+    with open("steps", "w") as file:
+        file.write(str(step + 1))
+"""
+"""Trains until the test says that it has seen enough."""
+
+NVML = """
+    from types import SimpleNamespace
+    NVML_SUCCESS, NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED = 0, 2, 3
+    NVML_ERROR_NO_PERMISSION, NVML_ERROR_FUNCTION_NOT_FOUND, NVML_TEMPERATURE_GPU = 4, 13, 0
+    class NVMLError(Exception):
+        value = 3
+    def unsupported(*_):
+        raise NVMLError("Not Supported")
+    nvmlInit = lambda: None
+    nvmlDeviceGetCount = lambda: 1
+    nvmlDeviceGetHandleByIndex = lambda index: index
+    nvmlDeviceGetUUID = lambda gpu: "GPU-11111111-2222"
+    nvmlDeviceGetName = lambda gpu: "Fake"
+    nvmlDeviceGetUtilizationRates = lambda gpu: SimpleNamespace(gpu=42)
+    nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(total=100, used=30, free=70)
+    nvmlDeviceGetPowerUsage = nvmlDeviceGetTotalEnergyConsumption = nvmlDeviceGetTemperature = unsupported
+    nvmlDeviceGetCurrentClocksThrottleReasons = nvmlDeviceGetFieldValues = unsupported
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Give a working folder with rings of its own, and a module ``pynvml`` that its programs find first."""
+    folder = tmp_path / "work"
+    (folder / "fake").mkdir(parents=True)
+    with a_place(folder) as it:
+        it.write(NVML, "fake/pynvml.py")
+        yield it
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[MetricsCollector]:
+    """Run a collector for metrics."""
+    with metrics_collector(tmp_path) as it:
+        yield it
+
+
+def to(collector: MetricsCollector, place: Place, **more: str) -> dict[str, str]:
+    """Return the environment that sends metrics to *collector*, with one fake GPU."""
+    path = os.pathsep.join([str(place.folder / "fake"), os.environ.get("PYTHONPATH", "")])
+    return {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "PYTHONPATH": path.rstrip(os.pathsep), **more}
+
+
+def seed_points(collector: MetricsCollector) -> dict[str, list[Seen]]:
+    """Return the last points of each of the seed's metrics."""
+    return {
+        seed.name: [p for p in collector.latest(seed.metric).values() if dict(seed.of).items() <= p.attributes.items()]
+        for seed in SEED
+    }
+
+
+def enough(place: Place, process) -> None:
+    """Have the program end, and check that it did so well."""
+    (place.folder / "enough").touch()
+    result = place.finish(process, 90)
+    assert result.returncode == 0, result.stderr
+
+
+def drained(place: Place) -> None:
+    """Have the drain end, once every ring has been read, and wait until it has: all has been exported then."""
+    place.wait_for_rings(60)
+    for drain in place.drains():
+        drain.terminate()
+    wait_until(lambda: not place.drains(), what="the drain's end")
+
+
+def test_all_nine_metrics_of_the_seed_come_to_the_collector_as_psutil_sees_them(place, collector):
+    """Counters lie between this test's own readings before and after; ratios and states add up; units are right."""
+    before = (psutil.disk_io_counters(), psutil.net_io_counters(pernic=True), psutil.cpu_times())
+    process = place.start(UNTIL_TOLD, **to(collector, place))
+    wait_until(lambda: all(seed_points(collector).values()), what="all nine metrics")
+    found = seed_points(collector)
+    after = (psutil.disk_io_counters(), psutil.net_io_counters(pernic=True), psutil.cpu_times())
+    memory = psutil.virtual_memory()
+    enough(place, process)
+
+    assert {name: {(p.unit, p.kind) for p in points} for name, points in found.items()} == {
+        seed.name: {(METRICS[seed.metric].unit, METRICS[seed.metric].instrument)} for seed in SEED
+    }
+    assert [p.value for p in found["GPU utilization"]] == [0.42]
+    assert [(p.value, p.attributes[m.HW_ID]) for p in found["GPU memory usage"]] == [(30, "GPU-11111111-2222")]
+    for name, field in (("sent", "bytes_sent"), ("received", "bytes_recv")):
+        for p in found[f"Network throughput ({name})"]:
+            low, high = (getattr(x[1][p.attributes[m.INTERFACE]], field) for x in (before, after))
+            assert low <= p.value <= high
+    for name, field in (("read", "read_bytes"), ("write", "write_bytes")):
+        total = sum(p.value for p in found[f"Disk throughput ({name})"])
+        assert 0 <= total <= getattr(after[0], field)
+    assert sum(p.value for p in found["Disk IOPS"]) <= after[0].read_count + after[0].write_count
+    states = {p.attributes[m.MEMORY_STATE]: p.value for p in collector.latest(m.SYSTEM_MEMORY_USAGE).values()}
+    limit = [p.value for p in collector.latest(m.SYSTEM_MEMORY_LIMIT).values()]
+    assert [sum(states.values())] == limit
+    assert limit[0] <= memory.total
+    modes = {p.attributes[m.CPU_MODE]: p.value for p in found["Average CPU utilization across cores"]}
+    assert modes.keys() >= {"user", "system", "idle"}
+    assert all(0 <= value <= 1.5 for value in modes.values())  # a tick may fall into the next sample
+    for p in collector.latest(m.SYSTEM_CPU_TIME).values():
+        if p.attributes[m.CPU_MODE] in ("user", "system"):
+            low, high = (getattr(x[2], p.attributes[m.CPU_MODE]) for x in (before, after))
+            assert low <= p.value <= high
+
+
+def test_every_point_says_which_job_and_host_it_is_of_and_little_else(place, collector):
+    """The resource is that of the spans without the rank, which is an attribute; only attributes of the table."""
+    process = place.start(
+        UNTIL_TOLD, **to(collector, place, OTEL_SERVICE_NAME="bert", OTEL_RESOURCE_ATTRIBUTES="team=red")
+    )
+    wait_until(lambda: collector.points(m.PROCESS_MEMORY_USAGE) and collector.points(m.DL_STEP_DURATION))
+    enough(place, process)
+    drained(place)
+    points = collector.points()
+    (resource,) = {json.dumps(p.resource, sort_keys=True) for p in points}
+    resource = json.loads(resource)
+
+    assert {name: resource[name] for name in (s.SERVICE_NAME, s.DL_WORLD, s.DL_WORLD_SIZE, s.HOST_NAME, "team")} == {
+        s.SERVICE_NAME: "bert",
+        s.DL_WORLD: "default",
+        s.DL_WORLD_SIZE: 1,
+        s.HOST_NAME: os.uname().nodename,
+        "team": "red",
+    }
+    assert {s.DL_RANK, s.PROCESS_PID} & resource.keys() == set()
+    assert {p.metric for p in points} <= METRICS.keys()
+    assert [p for p in points if p.attributes.keys() - {*METRICS[p.metric].attributes, s.DL_RANK}] == []
+    assert {(p.unit, p.kind) for p in points} <= {(metric.unit, metric.instrument) for metric in METRICS.values()}
+    of_ranks = {p.metric for p in points if s.DL_RANK in p.attributes}
+    assert of_ranks >= {m.PROCESS_CPU_TIME, m.DL_STEP_DURATION, m.DL_TRAIN_SAMPLES, m.DL_THROUGHPUT_BATCHES}
+
+
+def test_the_run_directory_has_what_was_sampled_beside_the_spans(place, collector):
+    """The same metrics, with their time on the spans' clock."""
+    process = place.start(UNTIL_TOLD, **to(collector, place))
+    wait_until(lambda: collector.points(m.SYSTEM_CPU_UTILIZATION))
+    enough(place, process)
+    drained(place)
+    (batch,) = read_metrics(place.runs()[0])
+    (spans,) = place.spans()
+
+    sampled = {name for name in METRICS if name.startswith(("system.", "process.")) and collector.points(name)}
+    assert sampled <= set(batch.metrics)
+    assert batch.boot_id == spans.process.boot_id
+    inside = (batch.time >= spans["start"].min()) & (batch.time <= spans["end"].max())
+    assert inside.any()
+
+
+SHORT = """
+    import otel_dltrace as d
+    d.start()
+    for size in (32, 32, 32, 5):
+        with d.step(batch_size=size), d.phase("forward"):
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="no window but the default"),
+        pytest.param({"OTEL_DLTRACE_STEPS": "900-901"}, id="the window is closed"),
+        pytest.param({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, id="grpc"),
+        pytest.param({"OTEL_DLTRACE_LEVEL": "step", "OTEL_METRIC_EXPORT_INTERVAL": ""}, id="60 s, and a run of none"),
+    ],
+)
+def test_the_step_summary_is_there_without_being_asked_for(env, place, collector):
+    """Wherever metrics have an endpoint; down to the last partial batch, though no interval has passed."""
+    endpoint = collector.grpc if "grpc" in env.values() else collector.http
+    place.run(SHORT, OTEL_DLTRACE="1", **{"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **env})
+    drained(place)
+
+    counted = {
+        (p.metric, p.attributes.get(s.DL_PHASE, "")): p.count
+        for metric in (m.DL_STEP_DURATION, m.DL_STEP_STAGE_DURATION)
+        for p in collector.latest(metric).values()
+    }
+    totals = {
+        name: [p.value for p in collector.latest(name).values()] for name in (m.DL_TRAIN_SAMPLES, m.DL_TRAIN_BATCHES)
+    }
+    assert counted == {
+        (m.DL_STEP_DURATION, ""): 4,
+        (m.DL_STEP_STAGE_DURATION, "forward"): 4,
+        (m.DL_STEP_STAGE_DURATION, "residual"): 4,
+    }
+    assert totals == {m.DL_TRAIN_SAMPLES: [101], m.DL_TRAIN_BATCHES: [4]}
+    assert collector.points(m.SYSTEM_CPU_TIME) == []
+
+
+def test_a_killed_run_loses_no_step(place, collector):
+    """SIGKILL in the middle: what had ended is in the totals, the histograms and the run directory."""
+    program = """
+        import os, signal
+        import otel_dltrace as d
+        d.start()
+        for size in (32, 32, 5):
+            with d.step(batch_size=size):
+                pass
+        with d.step(batch_size=32):
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    result = place.run(program, **to(collector, place))
+    wait_until(lambda: not place.drains(), what="the drain's own end")
+
+    (samples,) = collector.latest(m.DL_TRAIN_SAMPLES).values()
+    (steps,) = collector.latest(m.DL_STEP_DURATION).values()
+    assert (result.returncode, samples.value, steps.count) == (-signal.SIGKILL, 69, 3)
+    assert sum(len(batch) for batch in read_metrics(place.runs()[0])) > 0
+
+
+def test_a_restart_goes_on_in_the_same_job_with_its_own_attempt(place, collector):
+    """Both attempts' totals are whole, each under its resource."""
+    launcher = {"OTEL_DLTRACE_JOB": "job-7", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    for attempt, run in (("0", "a"), ("1", "b")):
+        env = to(collector, place, **launcher, TORCHELASTIC_RESTART_COUNT=attempt, OTEL_DLTRACE_RUN=run)
+        place.run(SHORT, **env)
+    drained(place)
+
+    points = collector.points(m.DL_TRAIN_SAMPLES)
+    assert {(p.resource[s.DL_JOB_ID], p.resource[s.DL_JOB_ATTEMPT], p.value) for p in points if p.value == 101} == {
+        ("job-7", 0, 101),
+        ("job-7", 1, 101),
+    }
+    assert len(place.runs()) == 2
+
+
+def test_a_killed_drain_is_followed_by_one_that_samples_on(place, collector):
+    """Training does not notice; what the first one wrote can be read, and the second one writes beside it."""
+    process = place.start(UNTIL_TOLD, **to(collector, place))
+    (drain,) = wait_until(lambda: len(found := place.drains()) == 1 and found)
+    wait_until(
+        lambda: [f for run in place.runs() for f in run.glob("hosts/*/metrics-00001.arrows") if f.stat().st_size]
+    )
+    drain.kill()
+    wait_until(
+        lambda: [f for run in place.runs() for f in run.glob("hosts/*/metrics-00002.arrows") if f.stat().st_size]
+    )
+    enough(place, process)
+    drained(place)
+
+    (batch,) = read_metrics(place.runs()[0])
+    (spans,) = place.spans()
+    steps = int((place.folder / "steps").read_text())
+    assert spans.is_rank_step.sum() == steps
+    assert len(batch.of(m.SYSTEM_MEMORY_LIMIT)) > 1
+    (samples,) = collector.latest(m.DL_TRAIN_BATCHES).values()
+    assert 0 < samples.value <= steps
+
+
+def test_a_collector_that_takes_no_metrics_is_complained_about_once(place, tmp_path):
+    """One sentence in the drain's log says how to switch it off; spans arrive all the same."""
+    with metrics_collector(tmp_path, with_metrics=False) as collector:
+        process = place.start(UNTIL_TOLD, **to(collector, place, OTEL_METRIC_EXPORT_INTERVAL="20"))
+        log = wait_until(lambda: [p.read_text() for p in place.rings.glob("*.log") if p.stat().st_size])
+        enough(place, process)
+        drained(place)
+
+    (said,) = log
+    assert "OTEL_METRICS_EXPORTER=none" in said
+    assert said.count("metrics do not get to") == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        pytest.param({"OTEL_METRIC_EXPORT_INTERVAL": "0"}, "OTEL_METRIC_EXPORT_INTERVAL='0'", id="interval 0"),
+        pytest.param({"OTEL_METRIC_EXPORT_INTERVAL": "often"}, "OTEL_METRIC_EXPORT_INTERVAL='often'", id="no number"),
+        pytest.param(
+            {"OTEL_METRICS_EXPORTER": "pigeon"}, "OTEL_METRICS_EXPORTER: no exporter called", id="no such exporter"
+        ),
+        pytest.param(
+            {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "nowhere"}, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", id="no URL"
+        ),
+        pytest.param({"OTEL_DLTRACE_DRAIN": "thread"}, "the drain is a thread of this process", id="a thread"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_spans_go_on(env, sentence, place, collector):
+    """Training is untouched, and no metrics are sent."""
+    result = place.run(SHORT, **to(collector, place, **env))
+    drained(place)
+
+    assert result.returncode == 0
+    assert sum(line.startswith(f"otel_dltrace: {sentence}") for line in result.stderr.splitlines()) == 1
+    assert [int(batch.is_rank_step.sum()) for batch in place.spans()] == [4]
+    assert collector.points() == []
+
+
+def test_without_psutil_there_is_a_sentence(place):
+    """Not a series of zeros."""
+    place.write("import sys; sys.modules['psutil'] = None", "fake/sitecustomize.py")
+    result = place.run(SHORT, **ON, PYTHONPATH=str(place.folder / "fake"))
+    drained(place)
+
+    assert result.returncode == 0
+    assert "OTEL_DLTRACE_METRICS=1 needs psutil" in result.stderr
+    assert [
+        name for batch in read_metrics(place.runs()[0]) for name in batch.metrics if name.startswith("system")
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        pytest.param({}, None, id="nothing is said"),
+        pytest.param({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://h:1"}, None, id="for traces alone"),
+        pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1", "OTEL_METRICS_EXPORTER": "none"}, None, id="none"),
+        pytest.param(
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"},
+            MetricSettings("http/protobuf", "http://h:1/v1/metrics", (), 60_000, 30_000),
+            id="the common endpoint",
+        ),
+        pytest.param(
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1",
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m:2/x",
+                "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+                "OTEL_METRIC_EXPORT_INTERVAL": "1500.5",
+                "OTEL_METRIC_EXPORT_TIMEOUT": "700",
+            },
+            MetricSettings("http/protobuf", "http://m:2/x", (), 1500.5, 700),
+            id="its own",
+        ),
+    ],
+)
+def test_where_metrics_go_is_what_the_variables_say(env, expected):
+    """The variables for metrics win over the common ones; without any, nothing is sent."""
+    assert MetricSettings.from_env(env) == expected
+
+
+def test_an_interval_of_nothing_says_what_to_write():
+    """The message names the variable, the value and a good one."""
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
+
+    with pytest.raises(ConfigError, match=r"^OTEL_METRIC_EXPORT_INTERVAL='0' is not a number .*: write 60000"):
+        MetricSettings.from_env(env)
+
+
+def test_the_console_exporter_prints_what_the_collector_would_get(place):
+    """Chosen by name, as for spans, and to the program's own standard output."""
+    result = place.run(SHORT, OTEL_DLTRACE="1", OTEL_METRICS_EXPORTER="console")
+    drained(place)
+
+    assert result.returncode == 0, result.stderr
+    assert m.DL_TRAIN_SAMPLES in result.stdout

@@ -1,0 +1,149 @@
+"""The summary of each step: its stages, what is left of it, its exposed communication, the throughput."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from otel_dltrace.export.metrics.summary import StepSummary
+from otel_dltrace.model import metrics as m
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.metric_batch import Point
+from otel_dltrace.model.metrics import attributes_of
+from otel_dltrace.model.semconv import Flag, Level
+from otel_dltrace.model.spans import Descriptors
+from tests.runs import Rank, ddp
+
+
+def summed_up(rank: Rank | None = None, batch=None, parts: int = 1) -> list[Point]:
+    """Return the points of a rank's spans, taken in so many parts."""
+    batch = batch or rank.batch()
+    summary = StepSummary(batch.rank)
+    descriptors = Descriptors.of(batch.descriptors)
+    rows = batch.rows.take(np.argsort(batch["end"], kind="stable"))
+    return [point for part in np.array_split(rows, parts) for point in summary.add(part, descriptors)]
+
+
+def of(points: list[Point], metric: str) -> list[tuple[str, float]]:
+    """Return the values of *metric* with their stage, rounded to us."""
+    return [(attributes_of(p.attributes).get(s.DL_PHASE, ""), round(p.value, 6)) for p in points if p.metric == metric]
+
+
+def one_step() -> Rank:
+    """Return a step of 20 ms with three stages, the middle one in two pieces."""
+    rank = Rank(3)
+    rank.stage(0, "dataloader_next", 100, 102).stage(0, "forward", 102, 110, total=6, pieces=2)
+    return rank.stage(0, "optimizer", 112, 117).step(0, 100, 120, a=8)
+
+
+def test_a_step_is_its_stages_and_the_rest():
+    """One observation for each stage, and the residual: together they are the step."""
+    points = summed_up(one_step())
+
+    assert [p.rank for p in points] == [3] * len(points)
+    assert of(points, m.DL_STEP_DURATION) == [("", 0.02)]
+    assert of(points, m.DL_STEP_STAGE_DURATION) == [
+        ("dataloader_next", 0.002),
+        ("forward", 0.006),
+        ("optimizer", 0.005),
+        ("residual", 0.007),
+    ]
+    assert of(points, m.DL_STEP_GRAD_SYNC_EXPOSED) == []
+
+
+def test_what_was_over_before_the_step_began_is_no_part_of_its_time():
+    """An evaluation belongs to the step that follows it."""
+    rank = Rank().stage(0, "evaluate", 50, 90).stage(0, "forward", 100, 110).step(0, 100, 120)
+
+    assert of(summed_up(rank), m.DL_STEP_STAGE_DURATION) == [
+        ("evaluate", 0.04),
+        ("forward", 0.01),
+        ("residual", 0.01),
+    ]
+
+
+def test_a_step_that_was_cut_off_has_no_summary():
+    """A killed rank's last step has no length; what had ended before counts."""
+    rank = one_step().step(1, 120, 121, flags=Flag.TRUNCATED)
+
+    assert Counter(p.metric for p in summed_up(rank))[m.DL_STEP_DURATION] == 1
+
+
+def test_the_last_partial_batch_counts_as_what_it_is():
+    """Nine steps of 32 samples and one of 5; the rate is over the time that they took."""
+    rank = Rank()
+    for step in range(10):
+        rank.step(step, 100 + step * 10, 110 + step * 10, a=32 if step < 9 else 5)
+    points = summed_up(rank)
+
+    assert {
+        p.metric: round(p.value, 3) for p in points if p.metric not in (m.DL_STEP_DURATION, m.DL_STEP_STAGE_DURATION)
+    } == {
+        m.DL_TRAIN_BATCHES: 10,
+        m.DL_TRAIN_SAMPLES: 293,
+        m.DL_THROUGHPUT_BATCHES: 100.0,
+        m.DL_THROUGHPUT_SAMPLES: 2930.0,
+    }
+
+
+def test_without_batch_sizes_there_are_no_samples():
+    """Batches are counted all the same."""
+    points = summed_up(Rank().step(0, 100, 110).step(1, 110, 130))
+
+    assert [(p.metric, p.value) for p in points if p.metric.startswith(("dl.train", "dl.throughput"))] == [
+        (m.DL_TRAIN_BATCHES, 2),
+        (m.DL_THROUGHPUT_BATCHES, pytest.approx(200 / 3)),
+    ]
+
+
+def exposed(rank: Rank) -> list[float]:
+    """Return the exposed ms of each step."""
+    return [round(p.value * 1e3, 3) for p in summed_up(rank) if p.metric == m.DL_STEP_GRAD_SYNC_EXPOSED]
+
+
+SYNC = {"level": Level.COLLECTIVE, "source": s.Source.HOST_DONE}
+
+
+@pytest.mark.parametrize(
+    ("add", "ms"),
+    [
+        pytest.param(lambda r: r.collective(0, 106, 109, 1, **SYNC), [3.0], id="a blocking call outside any stage"),
+        pytest.param(lambda r: r.collective(0, 106, 109, 1, **SYNC).wait(0, 107, 109), [3.0], id="its wait inside it"),
+        pytest.param(
+            lambda r: r.collective(0, 103, 108, 1, **SYNC, flags=Flag.ASYNC).wait(0, 106, 108),
+            [2.0],
+            id="an asynchronous one: its wait",
+        ),
+        pytest.param(lambda r: r.collective(0, 101, 101.5, 1, **SYNC), [0.0], id="while data is fetched"),
+        pytest.param(lambda r: r.wait(5, 200, 210), [], id="in a step that has not ended"),
+        pytest.param(lambda r: r, [], id="no operations: nobody knows"),
+    ],
+)
+def test_exposed_is_what_blocks_in_backward_optimizer_or_outside(add, ms):
+    """Union of calls and waits."""
+    rank = Rank(0, 2).stage(0, "dataloader_next", 100, 102).stage(0, "forward", 102, 105)
+
+    assert exposed(add(rank.step(0, 100, 110))) == ms
+
+
+def test_ddp_is_blocked_from_its_last_launch_to_the_end_of_backward():
+    """Rank 1 is 5 ms slower in its backward: rank 0 waits that long, and for the transfer, in every step."""
+    for batch, expected in zip(ddp(2, 4, slow={(1, "backward"): 5.0}), (6.0, 1.0), strict=True):
+        found = [p.value * 1e3 for p in summed_up(batch=batch) if p.metric == m.DL_STEP_GRAD_SYNC_EXPOSED]
+        assert found == [pytest.approx(expected)] * 4
+
+
+def test_it_does_not_matter_in_which_portions_rows_come():
+    """Operations come before their step; a step comes with its stages."""
+    (batch, _) = ddp(2, 6)
+    rows = batch.rows.take(np.lexsort((batch.is_kind(s.STEP, s.STAGE), batch["step"])))
+    summary, descriptors, points = StepSummary(0), Descriptors.of(batch.descriptors), []
+    is_stage = batch.take(np.lexsort((batch.is_kind(s.STEP, s.STAGE), batch["step"]))).is_kind(s.STEP, s.STAGE)
+    cuts = np.flatnonzero(np.diff(is_stage.astype(int)) != 0) + 1
+    for part in np.split(rows, cuts):
+        points += summary.add(part, descriptors)
+    rates = (m.DL_THROUGHPUT_BATCHES, m.DL_THROUGHPUT_SAMPLES, m.DL_TRAIN_BATCHES, m.DL_TRAIN_SAMPLES)
+
+    assert Counter(p for p in points if p.metric not in rates) == Counter(
+        p for p in summed_up(batch=batch) if p.metric not in rates
+    )
