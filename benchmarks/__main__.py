@@ -11,8 +11,10 @@ from importlib.metadata import version
 from benchmarks import (
     bench_chrome,
     bench_collector,
+    bench_horovod,
     bench_import,
     bench_memory,
+    bench_metrics,
     bench_mpi,
     bench_pushpull,
     bench_record,
@@ -29,8 +31,10 @@ BENCHMARKS = {
     "training": (bench_training.run, 100, 6),
     "pushpull": (bench_pushpull.run, 60, 4),
     "mpi": (bench_mpi.run, 60, 8),
+    "horovod": (bench_horovod.run, 60, 4),
     "collector": (bench_collector.run, 15, 3),
     "memory": (bench_memory.run, 5, 1),
+    "metrics": (bench_metrics.run, 40, 5),
     "start": (bench_start.run, 30, 4),
 }
 """What runs, and its rounds in full and with ``--quick``."""

@@ -5,6 +5,7 @@ What several collectors' configurations share is put into each of them from coll
 
 import argparse
 import re
+import runpy
 from pathlib import Path
 
 import shtab
@@ -13,7 +14,7 @@ import otel_dltrace.cli
 from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import make_parser
 from otel_dltrace.instrument import _mpi_calls, _torch_calls
-from otel_dltrace.model import semconv
+from otel_dltrace.model import metrics, semconv
 
 HERE = Path(__file__).parent
 COLLECTORS = HERE.parent / "collector-config"
@@ -114,6 +115,34 @@ def with_fragments(text: str) -> str:
     return re.sub(r"^( *)# >>> fragments/(\S+)\n(?:.*\n)*?\1# <<<\n", fill, text, flags=re.MULTILINE)
 
 
+def with_tables(text: str) -> str:
+    """Return the page on metrics with the tables between their marks as `model.metrics` has them."""
+    tables = {"seed": _seed_table(), "metrics": _metrics_table()}
+
+    def fill(mark: re.Match[str]) -> str:
+        return f"<!-- {mark[1]}: generated -->\n\n{tables[mark[1]]}\n\n<!-- end -->\n"
+
+    return re.sub(r"^<!-- (\w+): generated -->\n(?:.*\n)*?<!-- end -->\n", fill, text, flags=re.MULTILINE)
+
+
+def _metrics_table() -> str:
+    rows = [
+        f"| `{metric.name}` | `{metric.unit}` | {metric.instrument} | {metric.description} "
+        f"| {', '.join(f'`{name}`' for name in metric.attributes)} |"
+        for metric in metrics.METRICS.values()
+    ]
+    return "\n".join(["| metric | unit | instrument | what it is | attributes |", "|---|---|---|---|---|", *rows])
+
+
+def _seed_table() -> str:
+    rows = []
+    for seed in metrics.SEED:
+        of = "".join(f", `{name}` = `{value}`" for name, value in seed.of)
+        rate = "its rate over time" if seed.rate else ""
+        rows.append(f"| {seed.name} | `{seed.metric}`{of} | `{metrics.METRICS[seed.metric].unit}` | {rate} |")
+    return "\n".join(["| Determined | here | unit | |", "|---|---|---|---|", *rows])
+
+
 def calls_page() -> str:
     """Return the page on the calls of torch.distributed, from their table."""
     rows: dict[str, list[_torch_calls.Call]] = {}
@@ -201,7 +230,9 @@ def main() -> None:
     """Write the pages, the completions and the shared parts of configurations."""
     for path in COLLECTORS.glob("*.yaml"):
         path.write_text(with_fragments(path.read_text()))
+    runpy.run_path(str(HERE.parent / "deploy" / "kubernetes" / "generate.py"))["write"]()  # from sidecar.yaml
     (HERE / "operations.md").write_text(calls_page())
+    (HERE / "metrics.md").write_text(with_tables((HERE / "metrics.md").read_text()))
     for shell in SHELLS:
         (Path(otel_dltrace.cli.__file__).parent / "completions" / shell).write_text(completion(shell))
     stages = ", ".join(f"`{name}`" for name in semconv.STAGES)

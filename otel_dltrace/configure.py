@@ -1,7 +1,6 @@
 """Switches the live side of a process on and off."""
 
 import atexit
-import importlib.util
 import json
 import os
 import time
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 
 UNDER_RUN = "_OTEL_DLTRACE_UNDER_RUN"
 """Set by ``otel-dltrace run``, which says itself where the spans are."""
+METRICS_PART = 10
+"""Metrics may fill the tenth part of a host's quota."""
 EXIT_S = 2.0
 """How long a process waits at its end for the drain."""
 
@@ -66,7 +67,6 @@ def start(config: Config | None = None) -> None:
         OtlpSettings.from_env(os.environ)  # the drain would stumble over a bad one where nobody sees it
     metrics = _metric_settings()
     prints = bool(exporters(os.environ) or (metrics and metrics.exporters))
-    _check_sampling(config)
     world = world_from_env(os.environ)
     job_name = job_name_of(os.environ)
     home = {
@@ -137,7 +137,8 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
         quota=config.quota,
     )
     sampled = config.metrics and not (orphans_only or in_thread)
-    metering = Metering(None if in_thread else _metric_settings(), sampled, serving.window)
+    quota = config.quota // METRICS_PART
+    metering = Metering(None if in_thread else _metric_settings(), sampled, serving.window, quota)
     if settings is None and not others:
         return Drain(serving, metering=metering)
     from otel_dltrace.export.outlets import outlets_of
@@ -152,12 +153,6 @@ def _metric_settings() -> MetricSettings | None:
     except ConfigError as error:
         guard.say(f"{error}; no metrics are sent")
         return None
-
-
-def _check_sampling(config: Config) -> None:
-    """Say what keeps the host from being sampled: the drain would where nobody sees it."""
-    if config.metrics and importlib.util.find_spec("psutil") is None:
-        guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing (pip install psutil): no host is sampled")
 
 
 def _follow_steps(tracer: Tracer) -> None:

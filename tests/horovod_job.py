@@ -37,7 +37,7 @@ def run(place: Place, site: Path, controller: str, ranks: int, *arguments: str, 
     command = [*TRACED, *launcher(controller, ranks), sys.executable, str(PROGRAM), "log", *arguments]
     done = place.finish(place.popen(command, **environment(site), **env), ENDS_S)
     assert (done.returncode == 0) == ends, done.stdout + done.stderr
-    # RESTORE assert "is not traced" not in done.stderr, done.stderr
+    assert "is not traced" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 
 

@@ -15,6 +15,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,13 +27,9 @@ import psutil
 from tests.servers import free_port, program, wait_until
 
 _PYTHON = sys.executable
-COMMANDS = {
-    "torchrun": [_PYTHON, "-m", "torch.distributed.run"],
-    "otel-dltrace": [_PYTHON, "-m", "otel_dltrace"],
-    "python": [_PYTHON],
-}
-"""What stands for the programs of an image; others are on PATH."""
 ENTRYPOINTS = {"otel-dltrace/drain": ["otel-dltrace"], "otel/opentelemetry-collector-contrib": ["otelcol"]}
+"""What images start by themselves."""
+_PATH = f"{Path(_PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -66,6 +63,8 @@ class Pod:
         self._metadata = {"name": folder.name, "namespace": "test", "uid": f"uid-{folder.name}", **around.metadata}
         self._metadata["labels"] = labels
         self._group = self._spec.get("securityContext", {}).get("fsGroup")
+        self._memory = Path(tempfile.mkdtemp(prefix="dltrace-pod-", dir="/dev/shm"))
+        self._memory.chmod(0o755)
         self.health = free_port()
         self.volumes = {volume["name"]: self._make(volume) for volume in self._spec["volumes"]}
         self.sidecars: list[subprocess.Popen[bytes]] = []
@@ -79,7 +78,7 @@ class Pod:
             return self._files(volume)
         parent = self._folder / "volumes"
         if volume["emptyDir"].get("medium") == "Memory":
-            parent = Path("/dev/shm") / self._folder.name  # removed with the folder, see `acting`
+            parent = self._memory
         path = parent / volume["name"]
         path.mkdir(parents=True)
         if os.geteuid() == 0 and self._group is not None:
@@ -108,25 +107,37 @@ class Pod:
                 wait_until(lambda c=container, p=process: self._has_started(c, p), 60, f"{container['name']} starting")
             else:
                 assert process.wait(60) == 0, self.log(container["name"])
-        (container,) = self._spec["containers"]
+        (container,) = self.containers
         self.main = self._start(container, self._around.env, self._around.args)
+
+    @property
+    def containers(self) -> list[dict[str, Any]]:
+        """The main containers."""
+        found: list[dict[str, Any]] = self._spec["containers"]
+        return found
+
+    def command(
+        self, container: Mapping[str, Any], more: Mapping[str, str] | None = None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return what *container* runs, and its environment."""
+        env = self._environment(container, more or {})
+        image = container["image"].rpartition(":")[0]
+        words = [*container.get("command", ENTRYPOINTS.get(image, [])), *container.get("args", [])]
+        return [self._here(container, _expand(word, env)) for word in words], env
 
     def _start(
         self, container: Mapping[str, Any], more: Mapping[str, str], args: Sequence[str] = ()
     ) -> "subprocess.Popen[bytes]":
-        env = self._environment(container, more)
-        image = container["image"].rpartition(":")[0]
-        words = [*container.get("command", ENTRYPOINTS.get(image, [])), *container.get("args", []), *args]
-        words = [self._here(container, _expand(word, env)) for word in words]
-        command = COMMANDS.get(words[0]) or [str(program(words[0]) if words[0] == "otelcol" else words[0])]
+        words, env = self.command(container, more)
+        command = program(words[0]) if words[0] == "otelcol" else words[0]
         with (self._folder / f"{container['name']}.log").open("ab") as log:
             return subprocess.Popen(
-                [*command, *words[1:]],
+                [shutil.which(command, path=_PATH), *words[1:], *args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env={"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env},
+                env={"PATH": _PATH, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env},
                 **self._user(container),
             )
 
@@ -227,7 +238,7 @@ class Pod:
                     child.kill()
             process.kill()
             process.wait()
-        shutil.rmtree(Path("/dev/shm") / self._folder.name, ignore_errors=True)
+        shutil.rmtree(self._memory, ignore_errors=True)
 
 
 def _expand(text: str, env: Mapping[str, str]) -> str:
@@ -259,13 +270,21 @@ class Stage:
 
     def pod(self, name: str, template: Mapping[str, Any], around: Around) -> Pod:
         """Return a pod that has been started."""
-        folder = self.folder / f"{self.folder.name}-{name}"
-        folder.mkdir()
-        folder.chmod(0o777)
-        pod = Pod(template, around, folder)
-        self.pods.append(pod)
-        pod.start()
+        (pod,) = self.run({name: (template, around)})
         return pod
+
+    def run(self, wanted: Mapping[str, tuple[Mapping[str, Any], Around]]) -> list[Pod]:
+        """Return pods that have been started, all at once: templates and surroundings by name."""
+        pods = []
+        for name, (template, around) in wanted.items():
+            folder = self.folder / name
+            folder.mkdir()
+            folder.chmod(0o777)
+            pods.append(Pod(template, around, folder))
+        self.pods += pods
+        with ThreadPoolExecutor(len(pods)) as kubelets:
+            list(kubelets.map(Pod.start, pods))
+        return pods
 
 
 @contextmanager

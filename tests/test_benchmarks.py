@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import bench_pushpull, bench_training
+from benchmarks import bench_metrics, bench_pushpull, bench_training
 from benchmarks._processes import Drain, environment, memory_of, scratch
 from benchmarks.bench_training import Workload
 
@@ -75,6 +75,29 @@ def test_push_pull_says_what_partitions_add_and_how_many_there_were():
         "",
         "A step takes 10.0 ms and has 102 stages of partitions on all ranks: *partitions* records 10,000 a second "
         "(the goal is for 10,000 and more).",
+    ]
+
+
+def test_metrics_say_what_a_sample_and_a_step_cost():
+    """A second's samples of eight ranks, and their steps; both together are held against the goal."""
+    seen = {
+        "sampler": [0.02, 0.02],
+        "export": [0.006] * 2,
+        "summary, 20 ms": [0.04] * 2,
+        "summary, 100 ms": [0.008] * 2,
+    }
+
+    report = bench_metrics._report(seen)
+
+    assert report.splitlines() == [
+        "| 8 ranks, 2 rounds | CPU, us (95 %) | of one core | of a step | goal |",
+        "| --- | --- | --- | --- | --- |",
+        "| sampler, a sample | 1000.0 (1000.0 - 1000.0) | 0.200 % (0.200 - 0.200) |  |  |",
+        "| an export | 6000.0 (6000.0 - 6000.0) | 0.010 % (0.010 - 0.010) |  |  |",
+        "| summary, a step of 20 ms | 10.0 (10.0 - 10.0) | 0.400 % (0.400 - 0.400) | 0.075 % (0.075 - 0.075) "
+        "| <= 0.2 % |",
+        "| summary, a step of 100 ms | 10.0 (10.0 - 10.0) | 0.080 % (0.080 - 0.080) | 0.035 % (0.035 - 0.035) "
+        "| <= 0.2 % |",
     ]
 
 

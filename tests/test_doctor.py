@@ -338,7 +338,8 @@ def test_a_framework_that_ends_its_process_is_a_finding():
         pytest.param(
             {"OTEL_DLTRACE": "1", "OTEL_SDK_DISABLED": "true"}, ["OTEL_DLTRACE=1 asks for tracing"], id="both"
         ),
-        pytest.param({"OTEL_BSP_MAX_QUEUE_SIZE": "9", "OTEL_DLTRACE_LEVEL": "step"}, [], id="of the SDK"),
+        pytest.param({"OTEL_LOGS_EXPORTER": "none", "OTEL_BSP_SCHEDULE_DELAY": "9"}, [], id="of the SDK"),
+        pytest.param({"OTEL_EXPORTER_JAEGER_ENDPOINT": "h", "OTEL_DLTRACE_LEVEL": "step"}, [], id="of somebody else"),
     ],
 )
 def test_what_the_environment_gets_wrong_is_named(env, problem):

@@ -93,7 +93,7 @@ def test_ends_mean_what_they_say(tmp_path: Path, horovod_site: Path) -> None:
 
 
 def test_errors_of_horovod_pass(tmp_path: Path, horovod_site: Path) -> None:
-    """The program gets the error it would get; the operation says its type, and does not shift the numbers of others."""
+    """The program gets the error it would get; the operation says its type, and shifts no number of another."""
     recorded = alone(
         tmp_path,
         horovod_site,

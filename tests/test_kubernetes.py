@@ -3,8 +3,7 @@
 import copy
 import os
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +83,34 @@ def test_the_api_server_takes_the_overlay(api, name):
     assert len(kept) == 1
     wanted = next(o for o in everything if o["kind"] == KINDS[name])
     assert missing(wanted["spec"], kept[0]["spec"]) == []
+
+
+def _without_a_volume(item: dict[str, Any]) -> None:
+    pod_templates(item)[0]["spec"]["volumes"].pop()
+
+
+def _with_a_field_unknown(item: dict[str, Any]) -> None:
+    traced([item])[0]["spec"]["initContainers"][-1]["restartPolitics"] = "Always"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "spoil", "complaint"),
+    [
+        pytest.param("job", "Job", _without_a_volume, "Not found", id="Job that mounts what is not there"),
+        pytest.param("pytorchjob", "PyTorchJob", _with_a_field_unknown, "restartPolitics", id="PyTorchJob"),
+        pytest.param("mpijob", "MPIJob", _with_a_field_unknown, "restartPolitics", id="MPIJob"),
+        pytest.param("trainjob", "TrainingRuntime", _with_a_field_unknown, "restartPolitics", id="TrainingRuntime"),
+        pytest.param("jobset", "JobSet", _with_a_field_unknown, "restartPolitics", id="JobSet"),
+    ],
+)
+def test_the_api_server_would_refuse_a_mistake(api, name, kind, spoil, complaint):
+    """What it takes it has looked at: a fault that we plant is found."""
+    item = copy.deepcopy(next(o for o in overlay(name) if o["kind"] == kind))
+    item["metadata"]["namespace"] = "default"
+    spoil(item)
+    refused = api.kubectl("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=[item])
+    assert refused.returncode == 1
+    assert complaint in refused.stderr
 
 
 def missing(wanted: Any, kept: Any, where: str = "spec") -> list[str]:
@@ -200,6 +227,14 @@ def mebibytes(quantity: str) -> int:
     return int(quantity[:-2]) * {"Mi": 1, "Gi": 1024}[quantity[-2:]]
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_job_is_applied_after_what_it_needs(name):
+    """The namespace is first, the job last, but for the example's program, for which a kubelet waits."""
+    kinds = [item["kind"] for item in overlay(name) if item["metadata"]["name"] != "otel-dltrace-examples"]
+    assert kinds[0] == "Namespace"
+    assert kinds[-1] == {"trainjob": "TrainJob", "operator": "Job", "statefulset": "Job"}.get(name, KINDS[name])
+
+
 def test_configurations_and_examples_have_one_source():
     """The ConfigMaps hold the files themselves; the operator's collector is what its generator writes."""
     folders = (ROOT / "collector-config", ROOT / "collector-config" / "optional", ROOT / "examples")
@@ -210,8 +245,8 @@ def test_configurations_and_examples_have_one_source():
     held = {name: text for item in maps for name, text in item["data"].items()}
     assert held == {name: files[name].read_text() for name in held}
     assert {"sidecar.yaml", "gateway-router.yaml", "gateway.yaml", "train_ddp.py"} <= held.keys()
-    command = [sys.executable, KUBERNETES / "generate.py", "--check"]
-    assert subprocess.run(command, check=False).returncode == 0, "run python deploy/kubernetes/generate.py"
+    generator = runpy.run_path(str(KUBERNETES / "generate.py"))
+    assert generator["TARGET"].read_text() == generator["text"](), "run python deploy/kubernetes/generate.py"
 
 
 def test_images_are_pinned_and_of_this_version():

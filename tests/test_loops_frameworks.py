@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from torch_harness import run, run_each
-from torch_loops import EVALUATED, PLAIN, SETUP, Loops, Ran, check, times
+from torch_loops import PLAIN as BARE
+from torch_loops import SETUP, Loops, Ran, check, times
 
 # Found and not imported: that takes seconds, and happens once, in the processes below.
 if not all(importlib.util.find_spec(name) for name in ("torch", "accelerate", "lightning")):
@@ -85,35 +86,46 @@ def fit(module, *batches, **options):
     trainer.fit(module, *batches)
 """
 
+PLAIN = BARE | {"to_device": 1}
 SCHEDULED = PLAIN | {"step_lr_schedulers": 1}
+EVALUATED = PLAIN | {"evaluate": 6, "to_device": 4}
+WITHOUT_BATCH = {name: 1 for name in SCHEDULED if name not in ("dataloader_next", "prepare_batch", "to_device")}
 LOOPS: Loops = {
     "Accelerate": (
         "accelerate_epochs()",
         # It fetches a batch ahead, to know the last one.
-        [SCHEDULED | {"dataloader_next": 2}]
+        [SCHEDULED | {"dataloader_next": 2, "to_device": 2}]
         + [SCHEDULED] * 4
-        + [{name: 1 for name in SCHEDULED if name not in ("dataloader_next", "prepare_batch")}]
-        + [SCHEDULED | {"dataloader_next": 2, "evaluate": 6}]
+        + [WITHOUT_BATCH]
+        + [SCHEDULED | {"dataloader_next": 2, "evaluate": 6, "to_device": 5, "reduce_metrics": 3}]
         + [SCHEDULED] * 4
-        + [{name: 1 for name in SCHEDULED if name not in ("dataloader_next", "prepare_batch")}],
+        + [WITHOUT_BATCH],
     ),
     "Accelerate that accumulates": (
         "accelerate_epochs(gradient_accumulation_steps=3)",
         [
-            times(3) | {"dataloader_next": fetches, "prepare_batch": min(fetches, 3), "optimizer": 1} | more
-            for more in ({}, {"evaluate": 6})
-            for fetches, more in ((4, more | {"step_lr_schedulers": 1}), (2, {"step_lr_schedulers": 1}))
+            times(3)
+            | {"dataloader_next": fetches, "prepare_batch": min(fetches, 3), "to_device": fetches, "optimizer": 1}
+            | {"step_lr_schedulers": 1}
+            | more
+            for more in ({}, {"evaluate": 6, "to_device": 7, "reduce_metrics": 3})
+            for fetches, more in ((4, more), (2, {}))
         ],
     ),
     "Lightning": (
         "fit(Module(), loader, held_out, max_epochs=2)",
-        [PLAIN | {"evaluate": 2}] + [PLAIN] * 4 + [SCHEDULED] + [EVALUATED] + [PLAIN] * 4 + [SCHEDULED],
+        [PLAIN | {"evaluate": 2, "to_device": 2}]
+        + [PLAIN] * 4
+        + [SCHEDULED]
+        + [EVALUATED]
+        + [PLAIN] * 4
+        + [SCHEDULED],
     ),
     "Lightning that accumulates": (
         "fit(Module(), loader, held_out, max_epochs=1, accumulate_grad_batches=3)",
         [
-            times(3) | {"optimizer": 1, "evaluate": 2},
-            times(3) | {"optimizer": 1, "step_lr_schedulers": 1},
+            times(3, PLAIN) | {"optimizer": 1, "evaluate": 2, "to_device": 4},
+            times(3, PLAIN) | {"optimizer": 1, "step_lr_schedulers": 1},
         ],
     ),
     "Lightning in bfloat16, clipped": (
@@ -179,12 +191,12 @@ def test_two_ranks_agree_on_the_steps_of_a_framework(tmp_path: Path) -> None:
     per_rank = [[rank.stages(step) for step in rank.steps()] for rank in ranks]
     assert per_rank[0] == per_rank[1]
     three = SCHEDULED | {"step_lr_schedulers": 2}  # Accelerate steps the scheduler once for each rank
-    ahead = {name: count for name, count in three.items() if name not in ("dataloader_next", "prepare_batch")}
-    accelerated = [three | {"dataloader_next": 2}, three, ahead]
+    ahead = {name: count for name, count in three.items() if name in WITHOUT_BATCH}
+    accelerated = [three | {"dataloader_next": 2, "to_device": 2}, three, ahead]
     assert per_rank[0] == [
         *accelerated,
-        *[accelerated[0] | {"evaluate": 4}, three, ahead],
-        *[PLAIN | {"evaluate": 6}, PLAIN, SCHEDULED],
+        *[accelerated[0] | {"evaluate": 4, "to_device": 4, "reduce_metrics": 2}, three, ahead],
+        *[EVALUATED | {"reduce_metrics": 7}, PLAIN, SCHEDULED],  # a logged value, and its average
     ]
     for rank in ranks:
         traced, untraced = (said["learned"] for said in rank.said)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace.export.metric_reader import read_host_metrics, read_metrics
-from otel_dltrace.export.metrics import segments
-from otel_dltrace.export.metrics.segments import METRICS, MetricSegments, keep_metrics_within
+from otel_dltrace.export.metrics.segments import METRICS, MetricSegments, metrics_bytes
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.metric_batch import HOST, NO_STEP, MetricBatch, Point, batch_of
@@ -40,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_back_in_order_of_time(folder):
     """Each append is readable at once, with texts that came up only later; nothing is closed."""
-    writer = MetricSegments(folder)
+    writer = MetricSegments(folder, 1 << 30)
     seen = []
     for row in ROWS:
         writer.append(batch_of([row]))
@@ -54,12 +53,12 @@ def test_what_is_written_is_read_back_in_order_of_time(folder):
 
 def test_a_file_that_ends_in_half_a_batch_is_read_up_to_there(folder):
     """A drain was killed as it wrote; the next one writes another file."""
-    writer = MetricSegments(folder)
+    writer = MetricSegments(folder, 1 << 30)
     for row in ROWS[:3]:
         writer.append(batch_of([row]))
     path = folder / "metrics-00001.arrows"
     path.write_bytes(path.read_bytes()[:-40])
-    MetricSegments(folder).append(batch_of(ROWS[3:]))
+    MetricSegments(folder, 1 << 30).append(batch_of(ROWS[3:]))
 
     assert sorted(told(read_host_metrics(folder))) == sorted([*ROWS[:2], ROWS[3]])
     assert sorted(p.name for p in folder.glob(METRICS)) == ["metrics-00001.arrows", "metrics-00002.arrows"]
@@ -68,7 +67,7 @@ def test_a_file_that_ends_in_half_a_batch_is_read_up_to_there(folder):
 def test_what_two_drains_wrote_is_read_once(folder):
     """One was killed after it wrote and before it said so: the next one writes the same again."""
     for _ in range(2):
-        writer = MetricSegments(folder)
+        writer = MetricSegments(folder, 1 << 30)
         writer.append(batch_of(ROWS))
         writer.close()
 
@@ -88,18 +87,19 @@ def test_values_are_chosen_by_metric_and_attributes(folder):
     ]
 
 
-def test_the_oldest_files_go_when_there_are_too_many_bytes(folder, monkeypatch):
-    """The newest stays, whatever it holds: it is being written."""
-    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
-    writer = MetricSegments(folder)
-    for row in ROWS:
-        writer.append(batch_of([row]))
-    size = (folder / "metrics-00004.arrows").stat().st_size
-    left = keep_metrics_within(folder, 2 * size + size // 2)
+def test_the_oldest_files_go_when_there_are_too_many_bytes(folder):
+    """The newest stays, whatever it holds."""
+    unlimited = MetricSegments(folder, 1)
+    unlimited.append(batch_of(ROWS[:1]))
+    size = metrics_bytes(folder)
+    writer = MetricSegments(folder, 3 * size)
+    for row in [*ROWS, *ROWS]:
+        writer.append(batch_of([row] * 20))
 
-    assert sorted(p.name for p in folder.glob(METRICS)) == ["metrics-00003.arrows", "metrics-00004.arrows"]
-    assert left == sum(p.stat().st_size for p in folder.glob(METRICS))
-    assert keep_metrics_within(folder, 0) == size
+    numbers = sorted(int(path.stem[-5:]) for path in folder.glob(METRICS))
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    assert numbers[0] > 1
+    assert metrics_bytes(folder) <= 3 * size
 
 
 def test_a_run_without_metrics_has_none(folder):

@@ -16,6 +16,7 @@ from otel_dltrace.export.metrics.host import CpuAndMemory, Disks, Network
 from otel_dltrace.export.metrics.process import ProcessSource
 from otel_dltrace.export.metrics.rates import Shares
 from otel_dltrace.model import metrics as m
+from otel_dltrace.model import semconv as s
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import METRICS, attributes_of
 
@@ -188,17 +189,24 @@ def test_a_process_is_as_proc_says_until_it_is_gone():
     assert [*source.sample()] == []
 
 
-def test_another_process_with_the_same_pid_is_not_ours(tmp_path):
-    """A process is known by when it started."""
+def test_a_server_says_that_it_is_one(tmp_path):
+    """Its rank is another than the worker's of the same number; what a kernel does not tell is left out."""
     fields = ["S", *["0"] * 40]
-    fields[19] = "77"
-    stat = tree(tmp_path, {"5/stat": f"5 (a (b) c) {' '.join(fields)}\n"}) / "5/stat"
-    source = ProcessSource(5, 0, 1, "server", tmp_path)
-    ours = {p.attributes for p in source.sample() if p.metric == m.PROCESS_THREAD_COUNT}
-    fields[19] = "78"
-    stat.write_text(f"5 (a (b) c) {' '.join(fields)}\n")
+    root = tree(tmp_path, {"5/stat": f"5 (a (b) c) {' '.join(fields)}\n", "5/status": "Name:\ta\nThreads:\t1\n"})
+    points = [*ProcessSource(5, 0, 1, "server", root).sample()]
 
-    assert (ours, [*source.sample()]) == ({'{"dl.role":"server"}'}, [])
+    assert {attributes_of(p.attributes)[s.DL_ROLE] for p in points} == {"server"}
+    assert {p.metric for p in points} & {m.PROCESS_CONTEXT_SWITCHES, m.PROCESS_DISK_IO} == set()
+
+
+def test_files_are_closed_with_the_source():
+    """A drain serves many processes in its life."""
+    before = psutil.Process().num_fds()
+    source = ProcessSource(os.getpid(), 0, 1)
+    opened = psutil.Process().num_fds() - before
+    source.close()
+
+    assert (opened > 0, psutil.Process().num_fds(), [*source.sample()]) == (True, before, [])
 
 
 class NVMLError(Exception):

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from otel_dltrace.export.metrics.summary import StepSummary
+from otel_dltrace.export.metrics.summary import Observed, StepSummary
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.metric_batch import Point
@@ -21,7 +21,13 @@ def summed_up(rank: Rank | None = None, batch=None, parts: int = 1) -> list[Poin
     summary = StepSummary(batch.rank)
     descriptors = Descriptors.of(batch.descriptors)
     rows = batch.rows.take(np.argsort(batch["end"], kind="stable"))
-    return [point for part in np.array_split(rows, parts) for point in summary.add(part, descriptors)]
+    return [point for part in np.array_split(rows, parts) for point in flat(summary.add(part, descriptors))]
+
+
+def flat(found: tuple[list[Observed], list[Point]]) -> list[Point]:
+    """Return observations as points, and the points."""
+    observed, points = found
+    return [Point(o.metric, value, o.attributes, o.rank) for o in observed for value in o.values.tolist()] + points
 
 
 def of(points: list[Point], metric: str) -> list[tuple[str, float]]:
@@ -141,7 +147,7 @@ def test_it_does_not_matter_in_which_portions_rows_come():
     is_stage = batch.take(np.lexsort((batch.is_kind(s.STEP, s.STAGE), batch["step"]))).is_kind(s.STEP, s.STAGE)
     cuts = np.flatnonzero(np.diff(is_stage.astype(int)) != 0) + 1
     for part in np.split(rows, cuts):
-        points += summary.add(part, descriptors)
+        points += flat(summary.add(part, descriptors))
     rates = (m.DL_THROUGHPUT_BATCHES, m.DL_THROUGHPUT_SAMPLES, m.DL_TRAIN_BATCHES, m.DL_TRAIN_SAMPLES)
 
     assert Counter(p for p in points if p.metric not in rates) == Counter(

@@ -125,6 +125,33 @@ def test_a_stage_inside_another_counts_once(inclusive):
     assert stages == {"prepare_batch": 3.0, "to_device": 7.0, "forward": 20.0}
 
 
+def test_a_device_that_is_behind_leaves_no_residual():
+    """The host goes on to the next step while the device is at the last one: the device's times cover both."""
+    device = {"source": s.Source.DEVICE, "b": 2_500}
+    rank = Rank()
+    for n in range(4):
+        rank.step(n, 20 * n, 20 * n + 20).stage(n, "dataloader_next", 20 * n, 20 * n + 2)
+        rank.stage(n, "step_lr_schedulers", 20 * n + 9, 20 * n + 10)
+        for name, start, end in (("forward", 12, 20), ("backward", 20, 31)):
+            rank.stage(n, name, 20 * n + start, 20 * n + end)
+            rank.rows[-1] |= device
+
+    report = analyse([rank.batch()])
+
+    assert by_name(report.timings) == {
+        "dataloader_next": [(0, 2.0, 2.0)],
+        "step_lr_schedulers": [(0, 1.0, 1.0)],
+        "forward": [(0, 8.0, 8.0)],
+        "backward": [(0, 11.0, 11.0)],
+        "train_batch": [(0, 19.0, 19.0)],
+        "residual": [(0, 1.0, 1.0)],
+    }
+    assert render(report, 400).endswith(
+        "The times of 8 spans are their device's, tied to the host's clock to within 2.5 us; "
+        "all others are host times.\n"
+    )
+
+
 # -- what the machine did ------------------------------------------------------------------------
 
 

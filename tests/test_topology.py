@@ -91,6 +91,11 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
         ),
         pytest.param(BATCH, World(), id="a batch script is no task"),
         pytest.param(HOROVOD, World(3, 4, 1, 1, 2, launcher="horovod"), id="Horovod over Gloo"),
+        pytest.param(
+            {**HOROVOD, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711"},
+            World(3, 4, 1, 1, 2, launcher="horovod", store="10.0.0.1:4711"),
+            id="Horovod over Gloo, with its server",
+        ),
         pytest.param({**OPEN_MPI, **HOROVOD}, World(3, 4, 1, 1, 2, launcher="horovod"), id="Horovod over MPI"),
         pytest.param(BYTEPS, World(1, 2, 0, 1, 1, servers=3, launcher="byteps"), id="BytePS"),
         pytest.param(

@@ -3,7 +3,6 @@
 python deploy/kubernetes/generate.py [--check]
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,15 @@ def collector() -> dict[str, Any]:
     return {**kind, "metadata": {"name": "otel-sidecar"}, "spec": spec}
 
 
-def main() -> int:
-    """Write the file; with ``--check`` say only whether it is what it would be."""
-    text = HEAD + yaml.safe_dump(collector(), sort_keys=False, width=110)
-    if "--check" in sys.argv[1:]:
-        return int(text != TARGET.read_text())
-    TARGET.write_text(text)
-    return 0
+def text() -> str:
+    """Return what the file must be."""
+    return HEAD + yaml.safe_dump(collector(), sort_keys=False, width=110)
+
+
+def write() -> None:
+    """Write the file."""
+    TARGET.write_text(text())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write()

@@ -21,7 +21,7 @@ from otel_dltrace.analysis.timings import Timings, timings
 from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation
 from otel_dltrace.analysis.waits import Waits, waits, widen
 from otel_dltrace.model.metric_batch import MetricBatch
-from otel_dltrace.model.semconv import STEP, Flag
+from otel_dltrace.model.semconv import STAGE, STEP, Flag, Source
 from otel_dltrace.model.spans import Column, SpanBatch
 
 _LOST = ("lapped", "dropped")
@@ -34,6 +34,7 @@ class Guards:
     *lost* is what drains say is missing, by reason; *truncated* counts spans that a kill or hang left
     open; *uncertainty* (ns) is that of times of different hosts. *steps* is (first, last) of any rank.
     *unused* processes have steps too, but another one speaks for their rank: restarts, forked children.
+    *device* spans have times of their device, tied to the host's clock to within *device_residual* ns.
     """
 
     ranks: tuple[int, ...]
@@ -48,6 +49,8 @@ class Guards:
     clock: str
     uncertainty: int
     unused: int
+    device: int = 0
+    device_residual: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,17 @@ def _guards(
         line.uncertainty,
         sum(bool(batch.is_kind(STEP).any()) for batch in worker_batches(batches))
         - sum(len(t.steps) > 0 for t in tables),
+        *_device(batches),
     )
+
+
+def _device(batches: Sequence[SpanBatch]) -> tuple[int, int]:
+    spans, residual = 0, 0
+    for batch in batches:
+        of_device = batch["source"] == Source.DEVICE
+        spans += int(of_device.sum())
+        residual = max(residual, int(batch["b"][of_device & batch.is_kind(STAGE)].max(initial=0)))
+    return spans, residual
 
 
 def _lost(drains: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, int], ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.readiness import READY, Called, called
 from otel_dltrace.analysis.spread import Spread, median, spread
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model import activities as h
@@ -83,6 +84,9 @@ class Negotiations:
     """The first step apart, since it is unlike the others; *overlap* is None where no computation is recorded.
 
     *ticked* negotiations say who was ready when; *silent* ones do not, as Horovod's cache answered them.
+    Where they are *called*, the ranks themselves say it, all of them, and *ticked* are operations. Without a timeline
+    of Horovod's there are no shares, activities and bars, and a tensor's negotiation is from the first rank that was
+    ready to the last.
     """
 
     whole: Share | None
@@ -95,6 +99,7 @@ class Negotiations:
     ranks: tuple[ReadyRank, ...]
     tensors: tuple[TensorNegotiation, ...]
     activities: tuple[Activity, ...]
+    called: bool = False
 
 
 def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
@@ -104,7 +109,10 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
     rows, table = _rows(told, _is_told)
     kinds = np.array([_kind(d) for d in table], np.int8)[rows["descriptor"]]
     negotiated, bars = rows[kinds == _NEGOTIATION], rows[kinds == _BAR]
-    ready, whose = _ready(told, negotiated, table)
+    calls = called(workers)
+    is_called = len(calls.ready) > 0
+    ready, whose = (calls.ready, calls.tensors) if is_called else _ready(told, negotiated, table)
+    ticked = len(np.unique(ready["group"]))
     shares = list(_shares(negotiated, bars, _steps(told)))
     return Negotiations(
         _total(shares),
@@ -112,11 +120,12 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
         _total(shares[1:]),
         spread(np.array([share.negotiation for share in shares], np.int64)),
         _overlap(workers, told, bars),
-        len(np.unique(ready["group"])),
-        len(negotiated) - len(np.unique(ready["group"])),
+        ticked,
+        0 if is_called else len(negotiated) - ticked,
         _ranks(ready),
-        _tensors(negotiated, bars, table, ready, whose),
+        _tensors(negotiated, bars, table, ready, whose) if told else _tensors_called(calls),
         _activities(rows[kinds == _ACTIVITY], table),
+        is_called,
     )
 
 
@@ -218,19 +227,17 @@ def _overlap(workers: Sequence[SpanBatch], told: Sequence[SpanBatch], bars: Colu
 
 # -- who is ready last --------------------------------------------------------------------------
 
-_READY = np.dtype([(name, "i8") for name in ("group", "rank", "at", "late")])
-
 
 def _ready(batches: Sequence[SpanBatch], negotiated: Column, table: Sequence[Descriptor]) -> tuple[Column, list[str]]:
     """Return the ready ticks of whole negotiations of several ranks, and the tensor of each negotiation."""
     order = np.argsort(negotiated["id"], kind="stable")
     ids = negotiated["id"][order]
-    parts = [np.zeros(0, _READY)]
+    parts = [np.zeros(0, READY)]
     for batch in batches:
         ticks = batch.take(batch.lookup(lambda d: d.kind == s.TICK and d.name == h.READY, bool))
         at = np.minimum(np.searchsorted(ids, ticks["parent_id"]), max(len(ids) - 1, 0))
         known = ids[at] == ticks["parent_id"] if len(ids) else np.zeros(len(ticks), bool)
-        part = np.zeros(int(known.sum()), _READY)
+        part = np.zeros(int(known.sum()), READY)
         part["group"] = order[at[known]] if len(ids) else 0
         part["rank"], part["at"] = ticks["a"][known], ticks["start"][known] + np.int64(batch.wall)
         parts.append(part)
@@ -256,7 +263,7 @@ def _ranks(ready: Column) -> tuple[ReadyRank, ...]:
 def _tensors(
     negotiated: Column, bars: Column, table: Sequence[Descriptor], ready: Column, whose: Sequence[str]
 ) -> tuple[TensorNegotiation, ...]:
-    names = {name: i for i, name in enumerate(dict.fromkeys(d.tensor for d in table))}
+    names = {name: i for i, name in enumerate(dict.fromkeys([*(d.tensor for d in table), *whose]))}
     number = np.array([names[d.tensor] for d in table], np.int64)
     of_bars = dict(_by(number[bars["descriptor"]], bars))
     of_negotiation = dict(_by(number[negotiated["descriptor"]], negotiated))
@@ -280,6 +287,24 @@ def _tensors(
                 last.times if last else 0,
                 median(ticks["late"][(ticks["rank"] == last.rank) & (ticks["late"] > 0)]) if last else 0,
             )
+        )
+    return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
+
+
+def _tensors_called(calls: Called) -> tuple[TensorNegotiation, ...]:
+    """Return the tensors where only the ranks themselves tell of them."""
+    numbers = {tensor: i for i, tensor in enumerate(dict.fromkeys(calls.tensors))}
+    number = np.array([numbers[tensor] for tensor in calls.tensors], np.int64)
+    names = dict(zip(calls.tensors, calls.names, strict=True))
+    of_ready = dict(_by(number[calls.ready["group"]], calls.ready))
+    out = []
+    for tensor, i in numbers.items():
+        last = max(_ranks(of_ready[i]), key=lambda one: (one.times, -one.rank))
+        mine = of_ready[i]["late"][(of_ready[i]["rank"] == last.rank) & (of_ready[i]["late"] > 0)]
+        waited = calls.waited[number == i]
+        late = median(mine)
+        out.append(
+            TensorNegotiation(tensor, names[tensor], spread(waited), Spread(), len(waited), last.rank, last.times, late)
         )
     return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
 

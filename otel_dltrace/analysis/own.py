@@ -7,13 +7,13 @@ the stage only waits for the slowest rank's buckets (their ends are bounds and a
 
 import numpy as np
 
+from otel_dltrace.analysis.intervals import Intervals, merged
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
 _BACKWARD = "backward"
 _FAR = np.iinfo(np.int64).max // 4
-Intervals = tuple[Column, Column]
 
 
 def columns(stages: tuple[str, ...]) -> tuple[str, ...]:
@@ -22,11 +22,15 @@ def columns(stages: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def spent(t: StepTable) -> Column:
-    """Return the time that each step spends in each column, (n, S + 2), summing to its length and the gap before it."""
+    """Return the time that each step spends in each column, (n, S + 2), summing to its length and the gap before it.
+
+    Where a device has times of its own they are beside the host's, and may sum to more.
+    """
     stages = _exclusive(t)
     between = t.between
     gap_and_step = between + np.where(t.outside, stages, 0).sum(axis=1) + t.duration
     rest = gap_and_step - between - stages.sum(axis=1)
+    rest = np.where(t.device.any(axis=1), np.maximum(rest, 0), rest)
     return np.column_stack((between, stages, rest))
 
 
@@ -44,7 +48,7 @@ def blocked(t: StepTable) -> Column:
     np.maximum.at(last, (row[inside], column[inside]), launches[0][inside])
     cells = np.nonzero(last)
     begin, end = _rows(t, _blocking(t))
-    begin, end = _merged(np.append(begin, last[cells]), np.append(end, t.last[cells]))
+    begin, end = merged(np.append(begin, last[cells]), np.append(end, t.last[cells]))
     row, column, inside = _place(t, begin)
     time = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
     known = column >= -1
@@ -74,6 +78,7 @@ def _exclusive(t: StepTable) -> Column:
                 (t.total[:, outer] == t.total[:, inner]) & (outer < inner)
             )
             both = (t.pieces[:, outer] == 1) & (t.pieces[:, inner] > 0)
+            both &= t.device[:, outer] == t.device[:, inner]  # the host goes on while the device is at it
             inside[:, outer] += np.where(holds & longer & both, t.total[:, inner], 0)
     extent = np.where(t.pieces == 1, t.last - t.first, t.total)
     exclusive: Column = np.maximum(np.minimum(t.total, extent - inside), 0)
@@ -108,16 +113,6 @@ def _blocking(t: StepTable) -> Column:
 
 def _rows(t: StepTable, which: Column) -> Intervals:
     return t.batch["start"][which], t.batch["end"][which]
-
-
-def _merged(begin: Column, end: Column) -> Intervals:
-    """Return the union of intervals as disjoint ones: a ``wait`` lies inside its operation."""
-    if not len(begin):
-        return begin, end
-    order = np.argsort(begin, kind="stable")
-    begin, reached = begin[order], np.maximum.accumulate(end[order])
-    first = np.flatnonzero(np.append(True, begin[1:] > reached[:-1]))
-    return begin[first], reached[np.append(first[1:] - 1, len(reached) - 1)]
 
 
 def _place(t: StepTable, at: Column) -> tuple[Column, Column, Column]:

@@ -10,7 +10,7 @@ from otel_dltrace.model.spans import Column, SpanBatch
 
 
 def pauses(batches: Sequence[SpanBatch]) -> dict[int, Column]:
-    """Return each rank's collections, shape (n, 2), in ns of its host's clock, sorted; they never overlap."""
+    """Return each rank's collections, shape (n, 2), in ns of its host's clock, sorted."""
     found: dict[int, list[Column]] = {}
     for batch in worker_batches(batches):
         is_pause = batch.lookup(lambda d: d.name == s.GC, bool)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.intervals import covered, merged
 from otel_dltrace.analysis.slow import Slow, SlowStage, SlowStages
 from otel_dltrace.model import usage as u
 from otel_dltrace.model.metric_batch import HOST, MetricBatch
@@ -112,7 +113,7 @@ def saturation(
         found: The slow stages.
         processes: Whose the ranks are.
         metrics: One batch per host.
-        pauses: By rank the garbage collections, shape (n, 2), in ns of the host's clock, disjoint.
+        pauses: By rank the garbage collections, shape (n, 2), in ns of the host's clock.
     """
     levels = {(batch.boot_id, batch.host): list(_levels(batch)) for batch in metrics}
     stages = []
@@ -133,9 +134,9 @@ def saturation(
 
 
 def value_while(usage: u.Usage, windows: Column) -> float | None:
-    """Return *usage* while *windows* (k, 2), sorted and disjoint, lasted; None where it was sampled too coarsely."""
+    """Return *usage* while *windows* (k, 2) lasted; None where it was sampled too coarsely."""
     length = (usage.end - usage.begin).astype(np.float64)
-    inside = _before(windows, usage.end) - _before(windows, usage.begin)
+    inside = covered(merged(*windows.T), usage.begin, usage.end)
     touched = inside > 0
     seen, sampled = float(inside.sum()), float(length[touched].sum())
     if not seen or seen < LEAST_COVERED * float((windows[:, 1] - windows[:, 0]).sum()) or seen < LEAST_SHARE * sampled:
@@ -152,16 +153,6 @@ def _weighted_median(values: Column, weights: Column) -> float:
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
-
-
-def _before(windows: Column, at: Column) -> Column:
-    """Return how much of *windows* lies before each time."""
-    lengths = np.concatenate(([0], np.cumsum(windows[:, 1] - windows[:, 0])))
-    index = np.searchsorted(windows[:, 0], at, "right")
-    current = np.maximum(index - 1, 0)
-    over = np.where(index > 0, np.maximum(windows[current, 1] - at, 0), 0)
-    before: Column = lengths[index] - over
-    return before
 
 
 def _levels(batch: MetricBatch) -> Iterator[_Level]:
@@ -185,6 +176,6 @@ def _collections(slow: Slow, pauses: Mapping[int, Column]) -> list[Sign]:
     whole = int((slow.windows[:, 1] - slow.windows[:, 0]).sum())
     if windows is None or not len(windows) or not whole:
         return []
-    inside = _before(windows, slow.windows[:, 1]) - _before(windows, slow.windows[:, 0])
+    inside = covered(merged(*windows.T), *slow.windows.T)
     share = float(inside.sum()) / whole
     return [Sign(GC, "", share, GC_SHARE)] if share >= GC_SHARE else []

@@ -6,6 +6,7 @@ from functools import reduce
 
 import numpy as np
 
+from otel_dltrace.analysis.intervals import covered, merged
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import Column, SpanBatch
@@ -18,7 +19,8 @@ BETWEEN = "between steps"
 class StepTable:
     """One rank's n closed steps, ascending, and S stages; times in ns of the host's monotonic clock.
 
-    *total*, *pieces*, *first* and *last* have the shape (n, S); a stage that did not happen has 0 pieces.
+    *total*, *pieces*, *first*, *last* and *device* have the shape (n, S); a stage that did not happen has 0
+    pieces, and what a *device* was at has its times, which may be in a later step of the host's.
     """
 
     batch: SpanBatch
@@ -32,6 +34,7 @@ class StepTable:
     pieces: Column
     first: Column
     last: Column
+    device: Column
 
     @property
     def rank(self) -> int:
@@ -66,15 +69,23 @@ class StepTable:
 
         Stages of one piece cover the union of their extents. The extent of a stage of several
         pieces (accumulation) holds the others' pieces too, so it covers its total; all together
-        never more than the union of all extents, or than all totals, which leave out what is inside.
+        never more than the union of all extents, or than all totals, which leave out what is inside. Where
+        a device has times of its own the extents of all steps count.
         """
         inside = (self.pieces > 0) & ~self.outside
         single = inside & (self.pieces == 1)
         several = np.where(inside & (self.pieces > 1), self.total, 0).sum(axis=1)
         totals = np.where(inside, self.total, 0).sum(axis=1)
-        covered = np.minimum(np.minimum(self._union(single) + several, self._union(inside)), totals)
-        rest: Column = self.duration - covered
+        known = np.minimum(np.minimum(self._union(single) + several, self._union(inside)), totals)
+        if self.device.any():
+            known = self._covered_by_any()
+        rest: Column = self.duration - known
         return rest
+
+    def _covered_by_any(self) -> Column:
+        """Return for how long a stage of any step ran in each step: a device may be at one when the host is beyond."""
+        there = self.pieces > 0
+        return covered(merged(self.first[there], self.last[there]), self.start, self.end)
 
     def _union(self, which: Column) -> Column:
         """Return the length of the union of the extents that *which* (n, S) picks, cut to their steps."""
@@ -141,7 +152,9 @@ def _table(batch: SpanBatch, names: tuple[str, ...]) -> StepTable:
     np.add.at(pieces, cell, np.maximum(part["a"], 1).astype(np.int64))
     np.minimum.at(first, cell, part["start"])
     np.maximum.at(last, cell, part["end"])
-    return StepTable(batch, steps, start, end, samples, seq, names, total, pieces, first, last)
+    device = np.zeros(shape, bool)
+    np.logical_or.at(device, cell, part["source"] == s.Source.DEVICE)
+    return StepTable(batch, steps, start, end, samples, seq, names, total, pieces, first, last, device)
 
 
 def _stage_names(batches: Sequence[SpanBatch]) -> tuple[str, ...]:
@@ -163,5 +176,5 @@ def _order(tables: Sequence[StepTable], names: tuple[str, ...]) -> list[int]:
 
 def _reordered(t: StepTable, order: list[int]) -> StepTable:
     names = tuple(t.stages[i] for i in order)
-    wide = (t.total[:, order], t.pieces[:, order], t.first[:, order], t.last[:, order])
+    wide = (column[:, order] for column in (t.total, t.pieces, t.first, t.last, t.device))
     return StepTable(t.batch, t.steps, t.start, t.end, t.samples, t.seq, names, *wide)

@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
-from otel_dltrace.export.choice import VARIABLE, names_otlp
+from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.otlp.diagnosis import CERTIFICATE, ENDPOINT, PROTOCOL, diagnose
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import Verdict
@@ -32,7 +32,11 @@ def check(env: Mapping[str, str]) -> list[Finding]:
 
 def _nowhere(env: Mapping[str, str]) -> Finding:
     if not names_otlp(env):
-        return Finding(AREA, FINE, f"{VARIABLE}={env[VARIABLE]} leaves OTLP out, so nothing is sent to a collector")
+        return Finding(
+            AREA,
+            FINE,
+            f"OTEL_TRACES_EXPORTER={env['OTEL_TRACES_EXPORTER']} leaves OTLP out, so nothing is sent to a collector",
+        )
     cure = f"{ENDPOINT}=http://localhost:4318 sends them to a collector as well"
     return Finding(AREA, FINE, "no endpoint is set, so spans stay in the run directory", cure)
 

@@ -5,8 +5,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
-from otel_dltrace.doctor.variables import OBEYED, OF_THE_SDK, OWN, SWITCH
+from otel_dltrace.doctor.variables import OBEYED, OF_THE_SDK, OWN, SWITCH, known_to_opentelemetry
 from otel_dltrace.export.choice import exporters
+from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, PROBLEM, Finding
@@ -50,6 +51,8 @@ def _variable(name: str, value: str) -> Finding:
         return Finding(AREA, FINE, said)
     if name in OF_THE_SDK:
         return Finding(AREA, FINE, f"{said}, for your own OpenTelemetry spans")
+    if name in known_to_opentelemetry():
+        return Finding(AREA, FINE, f"{said} is for OpenTelemetry's SDK, and does nothing here")
     near = get_close_matches(name, [*OWN, *OBEYED], 1, 0.85)
     cure = f"did you mean {near[0]}?" if near else "`otel-dltrace run --help` lists the variables"
     if name.startswith("OTEL_") and not name.startswith(SWITCH) and not near:
@@ -74,7 +77,7 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
             Config.from_env(part)
         except ConfigError as error:
             found[str(error)] = None
-    for read in (exporters, OtlpSettings.from_env):
+    for read in (exporters, OtlpSettings.from_env, MetricSettings.from_env):
         try:
             read(env)
         except ConfigError as error:

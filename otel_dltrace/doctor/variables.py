@@ -1,5 +1,7 @@
 """The names of all variables that act on us, or on the OpenTelemetry SDK beside us."""
 
+from importlib.metadata import entry_points
+
 from otel_dltrace.settings import VARIABLES, VIEWERS
 
 SWITCH = "OTEL_DLTRACE"
@@ -26,6 +28,9 @@ OBEYED = frozenset(
         "OTEL_SERVICE_NAME",
         "OTEL_RESOURCE_ATTRIBUTES",
         "OTEL_TRACES_EXPORTER",
+        "OTEL_METRICS_EXPORTER",
+        "OTEL_METRIC_EXPORT_INTERVAL",
+        "OTEL_METRIC_EXPORT_TIMEOUT",
         "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
     }
 )
@@ -39,3 +44,15 @@ OF_THE_SDK = frozenset(
     }
 )
 """Those by which our plugins serve the user's own spans."""
+
+
+def known_to_opentelemetry() -> frozenset[str]:
+    """Return the variables that OpenTelemetry's installed packages say they read."""
+    names: set[str] = set()
+    for point in entry_points(group="opentelemetry_environment_variables"):
+        try:
+            module = point.load()
+        except ImportError:
+            continue
+        names.update(name for name in vars(module).values() if isinstance(name, str) and name.startswith("OTEL_"))
+    return frozenset(names) - OWN

@@ -15,7 +15,7 @@ from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
-from otel_dltrace.export.metrics.segments import keep_metrics_within
+from otel_dltrace.export.metrics.segments import metrics_bytes
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.roots import Roots
 from otel_dltrace.export.rundir import RunWriter, host_folder_name, run_root
@@ -39,10 +39,8 @@ LINGER_S = 5.0
 CLOSE_S = 1.5
 """What delivery gets at the end of a drain; what is left goes to the spill folder."""
 PATIENCE_S = 5.0
-"""What metrics get at the end of a drain that nobody waits for: to sample once more, and for a last export."""
+"""What the last sample gets, and the SDK if it is still being loaded: a job may have been over in a moment."""
 UNBORN_S = 60.0
-METRICS_PART = 10
-"""Metrics may fill the tenth part of the quota; their oldest go."""
 COMPACT_SEGMENTS = 2
 """Few, since rings are not read while segments become Parquet: about a second for each."""
 HEARD_SCANS = 3
@@ -360,7 +358,7 @@ class Drain:
             guard.guarded(self._write_at_end)(root, writer)
             guard.guarded(writer.close)()
         if self.metering is not None:
-            self.metering.close(PATIENCE_S)
+            self.metering.close(CLOSE_S)
         for home, fd in self._locks.items():
             (self.serving.rings / f"{home}.lock").unlink(missing_ok=True)
             os.close(fd)
@@ -394,8 +392,7 @@ class Drain:
         if not writer.is_open:
             return
         compact(writer.folder, writer.number)
-        metrics = keep_metrics_within(writer.folder, self.serving.quota // METRICS_PART)
-        dropped = keep_within(writer.folder, self.serving.quota - metrics)
+        dropped = keep_within(writer.folder, self.serving.quota - metrics_bytes(writer.folder))
         if dropped:
             self._total(writer.root, dropped_by_quota=dropped)
 

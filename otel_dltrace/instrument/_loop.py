@@ -57,6 +57,8 @@ class Loop:
         self._updating = 0
         """When the optimizer began, or went on after its closure; 0 while that runs."""
         self._closure_seen = False
+        self._outer = (0, 0)
+        """Which optimizer's step ends a second time, and when it began."""
         self._home = main_thread().ident
         self._sizes: deque[int] = deque(maxlen=MAX_HELD)
         """Of the batches that were fetched and not trained on yet."""
@@ -114,6 +116,7 @@ class Loop:
     def _take(self, start: int, end: int, size: int) -> None:
         if self._cycle_done:
             self._begin(start)
+            self.steps.is_fresh = not self.steps.marked
         self._batches = self._last
         self._optimizer, self._fetched = 0, end
         self._place_pieces(end)
@@ -170,8 +173,12 @@ class Loop:
                 self._settle(training=True)
         elif self._source is not None:
             self._evaluated = True
+        self.steps.is_fresh = False
         if self._fetched:
-            self._stage("prepare_batch", self._fetched, start)
+            since = self.steps.within(self._fetched)
+            # A stage that the program marks, and in which the forward is, has begun before it.
+            until = next((block for block in self.steps.blocks if block >= since), start)
+            self._stage("prepare_batch", since, until)
             self._fetched = 0
         if training:
             if self._cycle_done and self._batches() is None:
@@ -193,7 +200,7 @@ class Loop:
         """Know that a backward begins."""
         if self._source is not None:
             self._settle(training=True)
-        self._fetched = 0
+        self._fetched, self.steps.is_fresh = 0, False
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
         if not self._forward_seen:
@@ -218,15 +225,22 @@ class Loop:
         """Know that *optimizer* (or the scaler that holds one) begins to step."""
         if self._source is not None:
             self._settle(training=True)
+        self.steps.is_fresh = False
+        if self._optimizer == id(optimizer) and not self._closure_seen:
+            self._outer = self._optimizer, self._optimizing  # a subclass's step, which calls that of its class
+            return
         # One that another holds steps inside it; but one after a forward or backward does not: the other had failed.
         if self._optimizer in (0, id(optimizer)) or self._closure_seen:
-            self._optimizer, self._closure_seen = id(optimizer), False
+            self._optimizer, self._closure_seen, self._outer = id(optimizer), False, (0, 0)
             self._optimizing = self._updating = start
             self._mark = self.steps.mark()
 
     def optimizer_ended(self, optimizer: object, end: int, *, failed: bool = False) -> None:
         """Know that *optimizer* has stepped; inside the step of another one (a scaler) it says nothing."""
         if self._optimizer != id(optimizer):
+            if self._outer[0] == id(optimizer) and not failed:
+                self._stage("optimizer", self._outer[1], end)
+                self._outer, self._cycle_end = (0, 0), end
             return
         start, self._optimizer, self._optimizing = self._updating or end, 0, 0
         if failed:

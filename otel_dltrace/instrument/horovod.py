@@ -15,6 +15,7 @@ from typing import Any
 from otel_dltrace.instrument._handles import Pending, asked_done
 from otel_dltrace.instrument._horovod_calls import BLOCKING, CALLS, OPS, SETS, Call
 from otel_dltrace.instrument._horovod_operations import Described, Operations, Series
+from otel_dltrace.instrument._horovod_store import agreed, propose
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.model.semconv import Level
@@ -106,22 +107,23 @@ def _plain_failed(plain: Plain, error: BaseException) -> None:
 # -- the beginning and the end ----------------------------------------------------------------------
 
 
-def _yes(_args: Args, _kwargs: Kwargs) -> bool:
-    return True
+def _init_begins(_args: Args, _kwargs: Kwargs) -> Operations:
+    here = _here()
+    propose(here.tracer)
+    return here
 
 
-def _initialised(_span: object, _result: object) -> None:
+def _initialised(here: Operations, _result: object) -> None:
     """Bind by what Horovod and the launcher say, and follow the timeline that the user asked for."""
-    here, ops = _here(), sys.modules[OPS]
+    ops = sys.modules[OPS]
     here.initialised()
     _bind(here, ops)
-    assert live.tracer is not None
-    _follow(ops, live.tracer.horovod_timeline())
+    _follow(ops, here.tracer.horovod_timeline())
 
 
 def _bind(here: Operations, ops: Any) -> None:
     tracer = here.tracer
-    bind = launcher_bind(tracer)
+    bind = launcher_bind(tracer) or agreed(tracer)
     if bind is not None:
         tracer.steps.group_seq = lambda: here.last
     elif here.starts > 1 and tracer.recorder.bound is not None:
@@ -175,7 +177,7 @@ def _attach(_module: ModuleType) -> Undo:
 _LEVEL = Level.COLLECTIVE
 
 ROWS: tuple[Row, ...] = (
-    Site(OPS, "init", _yes, _initialised),
+    Site(OPS, "init", _init_begins, _initialised),
     Site(OPS, "shutdown", _shutdown_begins),
     Site(OPS, "start_timeline", _timeline_begins, _timeline_began, level=Level.PHASE),
     *(Site(OPS, call.function, partial(_begin, call), _launched, _refused, _LEVEL) for call in CALLS),

@@ -80,7 +80,8 @@ def follow_memory(tracer: Tracer) -> None:
         nonlocal asked, peak, descriptor
         before()
         now = monotonic_ns()
-        if now - asked < EVERY_NS:
+        # A launcher ends no step of its own, and must not make a ring to say so.
+        if now - asked < EVERY_NS or recorder.ring is None:
             return
         asked = now
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT

@@ -7,6 +7,7 @@ have none. Standard library only, since the training process writes some of them
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -207,6 +208,12 @@ def record_descriptor(metric: str, attributes: Mapping[str, str | int] = NOTHING
 def attributes_text(attributes: Mapping[str, str | int]) -> str:
     """Return *attributes* as canonical JSON, "" for none: equal attributes give equal texts."""
     return json.dumps(attributes, sort_keys=True, separators=(",", ":")) if attributes else ""
+
+
+@lru_cache(maxsize=4096)
+def pairs_text(*pairs: tuple[str, str | int]) -> str:
+    """Return the attributes *pairs* as `attributes_text` does, the quicker for those asked for before."""
+    return attributes_text(dict(pairs))
 
 
 def attributes_of(text: str) -> dict[str, Any]:

@@ -12,7 +12,10 @@ _MANY_NODES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process's place, as its launcher says; a process without launcher is 0 of 1."""
+    """This process's place, as its launcher says; a process without launcher is 0 of 1.
+
+    *store* is ``host:port`` of a server of the launcher's that keeps what ranks tell each other, "" for none.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -25,6 +28,7 @@ class World:
     launcher: str = ""
     job: str = ""
     run: str = ""
+    store: str = ""
 
 
 def _number(env: Env, *names: str, default: int = 0) -> int:
@@ -80,7 +84,14 @@ def _horovod(env: Env) -> World:
         _number(env, "HOROVOD_CROSS_RANK"),
         _number(env, "HOROVOD_LOCAL_SIZE", default=1),
         launcher="horovod",
+        store=_horovod_store(env),
     )
+
+
+def _horovod_store(env: Env) -> str:
+    """Return ``host:port`` of the server through which ranks over Gloo find each other, "" for none."""
+    address, port = (env.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
+    return f"{address}:{port}" if address and port.isdecimal() else ""
 
 
 def _open_mpi(env: Env) -> World:

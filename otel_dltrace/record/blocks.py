@@ -90,6 +90,8 @@ class phase:  # noqa: N801
             else:
                 self._mark = tracer.steps.mark() if self._name in DEVICE_STAGES else None
             self.start = monotonic_ns()
+            if descriptor < 0:
+                tracer.steps.blocks.append(self.start)
         except Exception as broken:  # noqa: BLE001  -- see above
             self._recorder = None
             failed("phase", broken)
@@ -139,6 +141,9 @@ class phase:  # noqa: N801
 
     def _end_stage(self, end: int) -> None:
         if live.tracer is not None:
+            blocks = live.tracer.steps.blocks
+            if self.start in blocks:
+                blocks.remove(self.start)
             live.tracer.steps.block(self._name, self.start, end, self._mark)
 
 

@@ -61,6 +61,8 @@ class Steps:
         self.device: DeviceTimes | None = None
         self.upcoming = 0
         self.is_open = False
+        self.is_fresh = False
+        """Whether a batch has begun the step that is open, and nothing has been done with it."""
         self.own, self.marked = 0, False
         self.user = NO_USER_STEP
         self.batch_size, self.epoch = 0, -1
@@ -69,6 +71,8 @@ class Steps:
         self._rank_step = 0
         self._stages: dict[str, list[int]] = {}
         self._descriptors: dict[str, int] = {}
+        self.blocks: list[int] = []
+        """When the stages that the program marks, and is in, began."""
         self._thread = 0
         self._pieces: list[tuple[int, int, str]] = []
         """Disjoint, by time: what the stages of the thread that begins steps cover."""
@@ -85,7 +89,7 @@ class Steps:
         self.is_open = True
         self._start, self._last_end = start, start
         self._thread, self._pieces = get_ident(), [piece for piece in self._pieces if piece[1] > start]
-        self.batch_size, self._is_told = 0, False
+        self.batch_size, self._is_told, self.is_fresh = 0, False, False
         self.user = NO_USER_STEP if user is None else user
         self._seq = self.group_seq()
         self._rank_step = self._rank_step or recorder.intern(RANK_STEP)
@@ -117,11 +121,18 @@ class Steps:
         )
 
     def begin_own(self, user: int | None, batch_size: int = 0) -> None:
-        """Begin a step that the program marks itself; from then on (`marked`) no other sign begins one."""
+        """Begin a step that the program marks itself; from then on (`marked`) no other sign begins one.
+
+        One that its batch has begun already goes on.
+        """
         self.own += 1
         self.marked = True
         if self.own == 1:
-            self.begin(user=user)
+            if self.is_fresh and user is not None:
+                self.user = user
+            elif not self.is_fresh:
+                self.begin(user=user)
+            self.is_fresh = False
             self.batch_size, self._is_told = batch_size, bool(batch_size)
 
     def end_own(self) -> None:
@@ -129,6 +140,10 @@ class Steps:
         self.own -= 1
         if self.own == 0:
             self.end(monotonic_ns())
+
+    def within(self, start: int) -> int:
+        """Return *start*, or when the step began that is open, if that was later."""
+        return max(start, self._start) if self.is_open else start
 
     def trained_on(self, size: int) -> None:
         """Know that a batch of *size* samples is trained on in the current step; what the program says comes first."""

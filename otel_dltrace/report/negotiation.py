@@ -13,6 +13,11 @@ _NOTHING = "No operation of Horovod is in there: --by negotiation tells of its t
 _TICKS = (
     "ready is when Horovod's rank 0 saw it, once in a cycle (HOROVOD_CYCLE_TIME); ranks are those of the process set"
 )
+_CALLS = "ready is when the rank called, as it saw it itself; ranks are those of the job"
+_NO_TIMELINE = (
+    "What share of the time negotiation takes, and how much of it computation hides, is in Horovod's own timeline, "
+    "which this run has not: HOROVOD_TIMELINE=timeline.json."
+)
 _NO_OVERLAP = "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it."
 
 
@@ -29,7 +34,7 @@ def parts(found: Negotiations) -> list[RenderableType]:
     out: list[RenderableType] = [Text(sentence) for sentence in sentences(found)]
     out += _shares(found)
     if found.ranks:
-        out += _ranks(found.ranks)
+        out += _ranks(found.ranks, _CALLS if found.called else _TICKS)
     out += _tensors(found.tensors)
     if found.activities:
         out += _activities(found.activities)
@@ -46,7 +51,9 @@ def sentences(found: Negotiations) -> list[str]:
         )
     out += _last(found)
     overlap = found.overlap
-    if overlap is None:
+    if found.called and found.whole is None:
+        out.append(_NO_TIMELINE)
+    elif overlap is None:
         out.append(_NO_OVERLAP)
     else:
         out.append(
@@ -91,13 +98,13 @@ def _share(share: Share) -> list[str]:
     ]
 
 
-def _ranks(ranks: Sequence[ReadyRank]) -> list[RenderableType]:
+def _ranks(ranks: Sequence[ReadyRank], what: str) -> list[RenderableType]:
     table = new_table(["rank"], ["negotiations", "ready last", "by p50\nms", "by p95\nms", "by max\nms"])
     for rank in ranks[:MOST_ROWS]:
         late = rank.late
         figures = [ms(late.p50), ms(late.p95), ms(late.max)] if late.count else [""] * 3
         table.add_row(str(rank.rank), f"{rank.negotiations:,}", f"{rank.times:,}", *figures)
-    return section("Who is ready last, and by how much after the one before it", table, _TICKS, _more(ranks, "ranks"))
+    return section("Who is ready last, and by how much after the one before it", table, what, _more(ranks, "ranks"))
 
 
 def _tensors(tensors: Sequence[TensorNegotiation]) -> list[RenderableType]:

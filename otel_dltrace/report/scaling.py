@@ -60,8 +60,9 @@ def _slow_begin(run: RunScaling) -> str:
     if run.first is None or not run.first.steps or run.first.step.mean < WORTH_A_WORD * run.steady.step.mean:
         return ""
     times = run.first.step.mean / run.steady.step.mean
-    much = f"a step of {run.apart} takes {times:,.1f} times a later one"
-    return f"On {run.ranks} ranks {much}: do not measure scaling by it."
+    which = "a step of the first epoch" if run.apart == FIRST_EPOCH else "one of the first steps"
+    on = f"{run.ranks} rank{'s' * (run.ranks != 1)}"
+    return f"On {on} {which} takes {times:,.1f} times a later one: do not measure scaling by it."
 
 
 def _steady(found: Scaling) -> list[RenderableType]:

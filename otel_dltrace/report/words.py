@@ -99,4 +99,11 @@ def rests_on(g: Guards) -> str:
     ]
     if g.unused:
         parts.append(f"{g.unused} more processes with steps of the same ranks not shown")
-    return f"Rests on: {'; '.join(parts)}. All times are host times."
+    return f"Rests on: {'; '.join(parts)}. {_clocks_of_times(g)}"
+
+
+def _clocks_of_times(g: Guards) -> str:
+    if not g.device:
+        return "All times are host times."
+    tied = f"tied to the host's clock to within {g.device_residual / 1e3:,.1f} us"
+    return f"The times of {g.device:,} spans are their device's, {tied}; all others are host times."

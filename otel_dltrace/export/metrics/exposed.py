@@ -20,10 +20,14 @@ class Exposed:
 
     def __init__(self) -> None:
         self._held = empty_rows()
+        self._table = Descriptors(())
+        self._is_wait: Column = np.zeros(0, bool)
+        self._names: Column = np.zeros(0, object)
 
     def add(self, rows: Column, descriptors: Descriptors, ended: Column) -> dict[int, int]:
         """Take *rows*; return the ns of each of the steps *ended* (rows, by start) in which there were operations."""
-        kept = rows.compress(_concerns(rows, descriptors))
+        self._know(descriptors)
+        kept = rows.compress(self._concerns(rows))
         held = stack_rows([self._held, kept])
         is_over = np.isin(held["step"], ended["step"])
         stages = rows.compress(descriptors.is_kind(rows, s.STAGE) & (rows["a"] <= 1))
@@ -32,20 +36,31 @@ class Exposed:
         operations = held.compress(is_over)
         if not len(operations):
             return {}
-        return _blocked(operations, stages, descriptors)
+        return self._blocked(operations, stages)
+
+    def _know(self, descriptors: Descriptors) -> None:
+        """Look at the names, only when there are new ones: there may be 64k."""
+        if descriptors is not self._table:
+            self._table = descriptors
+            self._is_wait = descriptors.column(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
+            self._names = descriptors.column(lambda d: d.name, object)
+
+    def _concerns(self, rows: Column) -> Column:
+        of = self._table
+        is_call = of.is_kind(rows, s.COLLECTIVE) | of.is_kind(rows, s.P2P)
+        mask: Column = self._is_wait[of.numbers(rows)] | is_call
+        return mask
+
+    def _blocked(self, operations: Column, stages: Column) -> dict[int, int]:
+        names = self._names[self._table.numbers(stages)]
+        is_call = ~self._is_wait[self._table.numbers(operations)]
+        return _blocked(operations, is_call, stages, names)
 
 
-def _concerns(rows: Column, descriptors: Descriptors) -> Column:
-    is_wait = descriptors.column(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)[descriptors.numbers(rows)]
-    mask: Column = is_wait | descriptors.is_kind(rows, s.COLLECTIVE) | descriptors.is_kind(rows, s.P2P)
-    return mask
-
-
-def _blocked(operations: Column, stages: Column, descriptors: Descriptors) -> dict[int, int]:
-    names = descriptors.column(lambda d: d.name, object)[descriptors.numbers(stages)]
+def _blocked(operations: Column, is_call: Column, stages: Column, names: Column) -> dict[int, int]:
+    """Return the ns for which *operations*, of which some are calls and some waits, block each step."""
     order = np.argsort(stages["start"], kind="stable")
     stages, names = stages.take(order), names[order]
-    is_call = descriptors.is_kind(operations, s.COLLECTIVE) | descriptors.is_kind(operations, s.P2P)
     is_async = operations["flags"] & np.uint16(s.Flag.ASYNC) != 0
     is_bound = operations["source"] == s.Source.BOUND
     within = _stage_at(stages, names, operations["start"])

@@ -1,6 +1,7 @@
 """The host's CPUs, memory, disks and network; where a container limits us, its CPUs and memory instead."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from time import monotonic
 
@@ -10,7 +11,7 @@ from otel_dltrace.export.metrics.container import Container
 from otel_dltrace.export.metrics.rates import Shares
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.metric_batch import Point
-from otel_dltrace.model.metrics import attributes_text
+from otel_dltrace.model.metrics import pairs_text
 
 _MODES = {
     "user": ("user",),
@@ -76,7 +77,7 @@ class CpuAndMemory:
             cached = max(0, total - used - free)
         yield Point(m.SYSTEM_MEMORY_LIMIT, total)
         for state, value in (("used", used), ("cached", cached), ("free", free)):
-            text = attributes_text({m.MEMORY_STATE: state})
+            text = pairs_text((m.MEMORY_STATE, state))
             yield Point(m.SYSTEM_MEMORY_USAGE, value, text)
             yield Point(m.SYSTEM_MEMORY_UTILIZATION, value / total, text)
 
@@ -92,12 +93,13 @@ class Disks:
             if device.startswith(_NOT_DISKS) or not _is_whole(device):
                 continue
             for direction in ("read", "write"):
-                text = attributes_text({m.DEVICE: device, m.DISK_DIRECTION: direction})
+                text = pairs_text((m.DEVICE, device), (m.DISK_DIRECTION, direction))
                 yield Point(m.SYSTEM_DISK_IO, getattr(done, f"{direction}_bytes"), text)
                 yield Point(m.SYSTEM_DISK_OPERATIONS, getattr(done, f"{direction}_count"), text)
-            yield Point(m.SYSTEM_DISK_IO_TIME, done.busy_time / 1e3, attributes_text({m.DEVICE: device}))
+            yield Point(m.SYSTEM_DISK_IO_TIME, done.busy_time / 1e3, pairs_text((m.DEVICE, device)))
 
 
+@cache
 def _is_whole(device: str) -> bool:
     """Return whether *device* is no partition, whose bytes are its disk's too."""
     return not Path("/sys/class/block", device.replace("/", "!"), "partition").exists()
@@ -117,12 +119,12 @@ class Network:
             if interface.startswith(_NOT_INTERFACES) or not (done.bytes_sent or done.bytes_recv):
                 continue
             for direction, value in (("transmit", done.bytes_sent), ("receive", done.bytes_recv)):
-                text = attributes_text({m.INTERFACE: interface, m.NETWORK_DIRECTION: direction})
+                text = pairs_text((m.INTERFACE, interface), (m.NETWORK_DIRECTION, direction))
                 yield Point(m.SYSTEM_NETWORK_IO, value, text)
             if interface in self._speeds:
-                text = attributes_text({m.HW_ID: interface, m.HW_TYPE: "network"})
+                text = pairs_text((m.HW_ID, interface), (m.HW_TYPE, "network"))
                 yield Point(m.HW_NETWORK_BANDWIDTH_LIMIT, self._speeds[interface] * _MBIT, text)
 
 
 def _mode(mode: str) -> str:
-    return attributes_text({m.CPU_MODE: mode})
+    return pairs_text((m.CPU_MODE, mode))

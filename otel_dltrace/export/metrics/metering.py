@@ -30,13 +30,14 @@ class Metering:
         settings: Where metrics go over OpenTelemetry; None for nowhere.
         samples: Whether the host and its ranks are sampled.
         window: The steps in which that is often.
+        quota: How many bytes a run's metrics may fill on this host.
 
     Attributes:
         trouble: What the user should know: which sources there are not.
     """
 
-    def __init__(self, settings: MetricSettings | None, samples: bool, window: Window) -> None:
-        self._settings, self._window = settings, window
+    def __init__(self, settings: MetricSettings | None, samples: bool, window: Window, quota: int) -> None:
+        self._settings, self._window, self._quota = settings, window, quota
         self._runs: dict[Path, RunMetrics] = {}
         self._ranks: dict[int, RankMetrics] = {}
         self._watched: dict[int, Watched] = {}
@@ -76,9 +77,10 @@ class Metering:
 
     def rank_of(self, member: "Member") -> RankMetrics:
         """Return what takes the rows and records of *member*."""
-        run = self._runs.get(member.writer.root)
-        if run is None:
-            run = self._runs[member.writer.root] = RunMetrics(member.writer.folder, member.process, self._settings)
+        root, folder = member.writer.root, member.writer.folder
+        if root not in self._runs:
+            self._runs[root] = RunMetrics(folder, member.process, self._settings, self._quota)
+        run = self._runs[root]
         run.gone.discard(member.bind.rank)
         rank = self._ranks[member.process.nonce] = RankMetrics(run, member.process)
         return rank

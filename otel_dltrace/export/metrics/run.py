@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from otel_dltrace.export.metrics.segments import MetricSegments
 from otel_dltrace.export.metrics.settings import MetricSettings
-from otel_dltrace.export.metrics.summary import StepSummary
+from otel_dltrace.export.metrics.summary import Observed, StepSummary
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
@@ -56,7 +56,7 @@ class RankMetrics:
             self.step = int(steps["step"].max())
             self.step_s = float((steps["end"] - steps["start"]).mean()) / 1e9
         if self._summary is not None:
-            self.run.observe(self._summary.add(rows, descriptors))
+            self.run.sum_up(*self._summary.add(rows, descriptors))
 
     def take_records(self, records: Column, descriptors: Descriptors) -> None:
         """Take COUNTER *records* in; one of a metric that this version does not know is left out."""
@@ -91,6 +91,7 @@ class RunMetrics:
         folder: The host's folder in the run directory.
         process: One of the run's.
         settings: Where metrics go over OpenTelemetry; None for nowhere.
+        quota: How many bytes they may fill in the folder.
 
     Attributes:
         told: Metrics of which a rank tells itself, better than ``/proc`` does: (metric, rank).
@@ -98,13 +99,14 @@ class RunMetrics:
         ended: When the last of its processes was gone, in monotonic ns; 0 before.
     """
 
-    def __init__(self, folder: Path, process: Process, settings: MetricSettings | None) -> None:
+    def __init__(self, folder: Path, process: Process, settings: MetricSettings | None, quota: int) -> None:
         self.told: set[tuple[str, int]] = set()
         self.gone: set[int] = set()
         self.ended = 0
-        self._segments = MetricSegments(folder)
+        self._segments = MetricSegments(folder, quota)
         self._pipeline: Pipeline | None = None
         self._waiting: list[Point] = []
+        self._uncounted: list[Observed] = []
         self._loader: Thread | None = None
         self.goes_out = settings is not None
         if settings is not None:
@@ -143,8 +145,16 @@ class RunMetrics:
             self._waiting = [*self._waiting, *points][-_MOST_WAITING:]
             return
         waiting, self._waiting = self._waiting, []
-        self._pipeline.observe(waiting)
-        self._pipeline.observe(points)
+        self._pipeline.observe([*waiting, *points])
+
+    def sum_up(self, observed: list[Observed], points: list[Point]) -> None:
+        """Show a summary of steps to OpenTelemetry."""
+        self._uncounted = [*self._uncounted, *observed][-_MOST_WAITING:]
+        if self._pipeline is not None:
+            uncounted, self._uncounted = self._uncounted, []
+            for one in uncounted:
+                self._pipeline.count(one)
+        self.observe(points)
 
     def rows_of(self, time: int, host: Iterable[Point], own: Iterable[Point]) -> list[Row]:
         """Return what was sampled at *time*, of the *host* and of our *own* processes, as rows."""
@@ -156,7 +166,7 @@ class RunMetrics:
         self._segments.close()
         if self._loader is not None:
             self._loader.join(timeout)
-        self.observe([])
+        self.sum_up([], [])
         if self._pipeline is not None:
             self._pipeline.finish()
 

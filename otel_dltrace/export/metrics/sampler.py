@@ -52,6 +52,7 @@ class Sampler:
         self.period = IN_WINDOW_S
         self._waiting: deque[Sample] = deque(maxlen=MOST_WAITING)
         self._watched: dict[int, Watched] = {}
+        self._followed: dict[int, Watched] = {}
         self._failed: set[int] = set()
         self._lock = Lock()
         self._wake = Event()
@@ -107,6 +108,8 @@ class Sampler:
         while True:
             self._sample(sources)
             if self._stopped:
+                self.watch({})
+                self._follow()
                 break
             due = max(due + self.period, monotonic())  # no catching up where a sample took longer
             while not (self._stopped or self._now) and (wait := due - monotonic()) > 0:
@@ -126,8 +129,7 @@ class Sampler:
             else:
                 host += points
         own: dict[str, list[Point]] = {}
-        with self._lock:
-            watched = {nonce: found for nonce, found in self._watched.items() if nonce not in self._failed}
+        watched = self._follow()
         for nonce, (run, process) in watched.items():
             points = tried(_all_of, process)
             if isinstance(points, Exception):
@@ -136,6 +138,15 @@ class Sampler:
             else:
                 own.setdefault(run, []).extend(points)
         self._waiting.append(Sample(now, host, own))
+
+    def _follow(self) -> dict[int, Watched]:
+        """Return the processes to be sampled; those no longer are let go of, here where nobody is reading them."""
+        with self._lock:
+            watched = {nonce: found for nonce, found in self._watched.items() if nonce not in self._failed}
+        for nonce in self._followed.keys() - watched.keys():
+            self._followed[nonce].source.close()
+        self._followed = watched
+        return watched
 
 
 def _all_of(source: Source | ProcessSource) -> list[Point]:

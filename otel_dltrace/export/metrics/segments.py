@@ -31,10 +31,11 @@ class MetricSegments:
 
     Args:
         folder: The host's folder in a run directory, which exists.
+        quota: How many bytes they may fill; the oldest go.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, quota: int) -> None:
+        self.folder, self._quota = folder, quota
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None
         self._sink: pa.NativeFile | None = None
         # Both only grow while a file is written, so that each text goes into it once.
@@ -70,8 +71,9 @@ class MetricSegments:
         ]
         self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
         self._sink.flush()
-        if self._sink.tell() > SEGMENT_BYTES:
+        if self._sink.tell() > min(SEGMENT_BYTES, self._quota // 2):
             self.close()
+            keep_metrics_within(self.folder, self._quota)
 
     def _open(self) -> None:
         number = 1 + max((segment_number(path) for path in self.folder.glob(METRICS)), default=0)
@@ -93,14 +95,15 @@ def _texts(codes: Column, texts: tuple[str, ...], known: dict[str, int]) -> pa.D
     return pa.DictionaryArray.from_arrays(pa.array(places[codes]), pa.array(list(known), pa.string()))
 
 
-def keep_metrics_within(folder: Path, quota: int) -> int:
-    """Remove the oldest metrics of *folder* until they are within *quota* bytes; return how many bytes stay.
-
-    The newest file stays: it is being written.
-    """
+def keep_metrics_within(folder: Path, quota: int) -> None:
+    """Remove the oldest files of metrics in *folder* until they are within *quota* bytes; the newest stays."""
     paths = sorted(folder.glob(METRICS), key=segment_number)
     sizes = [path.stat().st_size for path in paths]
     while len(paths) > 1 and sum(sizes) > quota:
         paths.pop(0).unlink()
         sizes.pop(0)
-    return sum(sizes)
+
+
+def metrics_bytes(folder: Path) -> int:
+    """Return how many bytes the metrics in *folder* fill."""
+    return sum(path.stat().st_size for path in folder.glob(METRICS))

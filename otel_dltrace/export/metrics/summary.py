@@ -1,7 +1,9 @@
 """What each step of a rank took, stage by stage: the tier that is on whether or not the window is open.
 
-One observation for each stage of a step, and some for the step itself.
+One observation for each stage of a step, and some for the step itself; those of a second's steps come together.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,13 +13,23 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import attributes_text
-from otel_dltrace.model.spans import Column, Descriptors
+from otel_dltrace.model.spans import Column, Descriptors, distinct
 
 _SECOND = 1e9
+_NEVER = np.iinfo(np.int64).max
+
+
+class Observed(NamedTuple):
+    """Observations of one series of a histogram: *values* in the metric's unit, shape (n,)."""
+
+    metric: str
+    values: Column
+    attributes: str
+    rank: int
 
 
 class StepSummary:
-    """Turns the finished steps of one rank into points.
+    """Turns the finished steps of one rank into observations and points.
 
     Args:
         rank: The rank.
@@ -28,35 +40,46 @@ class StepSummary:
         self._exposed = Exposed()
         self._samples = self._batches = 0
         self._last_end = 0
-        self._texts = {m.RESIDUAL: _phase(m.RESIDUAL)}
+        self._texts = {"": ""}
 
-    def add(self, rows: Column, descriptors: Descriptors) -> list[Point]:
-        """Return the points of the steps that end in *rows*; a step comes together with its stages."""
+    def add(self, rows: Column, descriptors: Descriptors) -> tuple[list[Observed], list[Point]]:
+        """Return what the steps that end in *rows* took, and what has been done; a step comes with its stages."""
         is_closed = (rows["flags"] & np.uint16(s.Flag.TRUNCATED) == 0) & (rows["step"] != NO_STEP)
         steps = rows.compress(descriptors.is_kind(rows, s.STEP) & is_closed)
         steps = steps.take(np.argsort(steps["start"], kind="stable"))
         exposed = self._exposed.add(rows, descriptors, steps)
         if not len(steps):
-            return []
-        points = self._stages(steps, rows.compress(descriptors.is_kind(rows, s.STAGE)), descriptors)
-        points += [Point(m.DL_STEP_GRAD_SYNC_EXPOSED, ns / _SECOND, rank=self._rank) for ns in exposed.values()]
-        return points + self._throughput(steps)
+            return [], []
+        observed = self._stages(steps, rows.compress(descriptors.is_kind(rows, s.STAGE)), descriptors)
+        if exposed:
+            observed.append(self._observed(m.DL_STEP_GRAD_SYNC_EXPOSED, np.array([*exposed.values()])))
+        return observed, self._throughput(steps)
 
-    def _stages(self, steps: Column, stages: Column, descriptors: Descriptors) -> list[Point]:
-        """Return each step's length, its stages', and what these leave of it."""
-        begins = dict(zip(steps["step"].tolist(), steps["start"].tolist(), strict=True))
-        lengths = dict(zip(steps["step"].tolist(), (steps["end"] - steps["start"]).tolist(), strict=True))
-        points = [Point(m.DL_STEP_DURATION, length / _SECOND, rank=self._rank) for length in lengths.values()]
-        columns = (stages[name].tolist() for name in ("step", "descriptor", "end", "size"))
-        for step, number, end, total in zip(*columns, strict=True):
-            if step not in begins:
-                continue
-            if end > begins[step]:  # an evaluation before it is in no step's time
-                lengths[step] -= total
-            text = self._text(descriptors[number].name)
-            points.append(Point(m.DL_STEP_STAGE_DURATION, total / _SECOND, text, self._rank))
-        rest, text = lengths.values(), self._texts[m.RESIDUAL]
-        return points + [Point(m.DL_STEP_STAGE_DURATION, max(0, ns) / _SECOND, text, self._rank) for ns in rest]
+    def _stages(self, steps: Column, stages: Column, descriptors: Descriptors) -> list[Observed]:
+        """Return the steps' lengths, their stages', and what these leave of them."""
+        length = steps["end"] - steps["start"]
+        out = [self._observed(m.DL_STEP_DURATION, length)]
+        numbers, place = distinct(np.concatenate([steps["step"], stages["step"]]))
+        of_step, of_stage = place[: len(steps)], place[len(steps) :]
+        begin = np.full(len(numbers), _NEVER)
+        begin[of_step] = steps["start"]
+        here = begin[of_stage] != _NEVER
+        stages, of_stage = stages.compress(here), of_stage[here]
+        total = stages["size"].astype(np.int64)
+        covered = np.zeros(len(numbers), np.int64)
+        # An evaluation before it is in no step's time.
+        np.add.at(covered, of_stage, np.where(stages["end"] > begin[of_stage], total, 0))
+        kinds, which = distinct(descriptors.numbers(stages))
+        for i, number in enumerate(kinds.tolist()):
+            out.append(self._observed(m.DL_STEP_STAGE_DURATION, total[which == i], descriptors[number].name))
+        rest = np.maximum(length - covered[of_step], 0)
+        return [*out, self._observed(m.DL_STEP_STAGE_DURATION, rest, m.RESIDUAL)]
+
+    def _observed(self, metric: str, ns: Column, stage: str = "") -> Observed:
+        text = self._texts.get(stage)
+        if text is None:
+            text = self._texts[stage] = attributes_text({s.DL_PHASE: stage})
+        return Observed(metric, ns / _SECOND, text, self._rank)
 
     def _throughput(self, steps: Column) -> list[Point]:
         """Return what has been done so far, and how much of it a second since the last call."""
@@ -72,13 +95,3 @@ class StepSummary:
         if seconds > 0 and (steps["a"] > 0).all():
             points.append(Point(m.DL_THROUGHPUT_SAMPLES, samples / seconds, rank=self._rank))
         return points
-
-    def _text(self, stage: str) -> str:
-        text = self._texts.get(stage)
-        if text is None:
-            text = self._texts[stage] = _phase(stage)
-        return text
-
-
-def _phase(stage: str) -> str:
-    return attributes_text({s.DL_PHASE: stage})

@@ -1,0 +1,108 @@
+"""The times of a real GPU: work that the host only asks for is found to last as long as the device says itself."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import Place, a_place
+
+from otel_dltrace.model.semconv import Source
+
+if not importlib.util.find_spec("torch"):
+    pytest.skip("needs torch", allow_module_level=True)
+
+import torch  # after the skip: without it there is nothing to ask
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device, and there is none", allow_module_level=True)
+
+PROGRAM = """
+    import sys, time
+    import otel_dltrace
+    otel_dltrace.instrument()
+    import torch
+
+    def never(*args, **kwargs):
+        raise AssertionError("somebody synchronises, or makes a stream wait")
+
+    class Busy(torch.nn.Linear):
+        def forward(self, x):
+            torch.cuda._sleep(50_000_000)
+            return super().forward(x)
+
+    model = Busy(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record(); torch.cuda._sleep(50_000_000); after.record(); after.synchronize()
+    print(before.elapsed_time(after))
+    bare = torch.cuda.synchronize, torch.cuda.Event.synchronize, torch.cuda.Event.wait, torch.cuda.Stream.wait_event
+    torch.cuda.synchronize = torch.cuda.Event.synchronize = torch.cuda.Event.wait = never
+    torch.cuda.Stream.wait_event = torch.cuda.Stream.wait_stream = never
+    for _ in range(6):
+        with otel_dltrace.phase("to_device"):
+            x = torch.ones(32, 64).pin_memory().to("cuda", non_blocking=True)
+        begins = time.monotonic()
+        loss = model(x).sum()
+        print(time.monotonic() - begins, file=sys.stderr)
+        loss.backward()
+        optimizer.step()
+        while not torch.cuda.current_stream().query():
+            time.sleep(0.001)
+    otel_dltrace.stop()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A working folder and a ring folder."""
+    with a_place(tmp_path) as place:
+        yield place
+
+
+def test_a_gpu_s_work_is_found_to_last_as_long_as_it_does(place: Place) -> None:
+    """The forward has what the device took for it, within a tenth; the clocks are tied to a millisecond or better."""
+    done = place.run(PROGRAM)
+    assert done.returncode == 0, done.stderr
+    planted = float(done.stdout.split()[0]) * 1e6
+    place.wait_for_rings()
+    (batch,) = place.spans()
+    rows = batch.rows[(batch["source"] == Source.DEVICE) & batch.lookup(lambda d: d.name == "forward", bool)]
+
+    assert len(rows) >= 4
+    assert abs(rows["size"][1:] / planted - 1).max() < 0.1  # the first one loads kernels, too
+    assert rows["b"].max() < 1_000_000
+    for name in ("to_device", "backward", "optimizer"):
+        is_it = batch.lookup(lambda d, name=name: d.name == name, bool)
+        assert (batch["source"][is_it] == Source.DEVICE).sum() >= 4, name
+
+
+GRAPH = """
+    import otel_dltrace
+    otel_dltrace.instrument()
+    import torch
+
+    model = torch.nn.Linear(64, 64).cuda()
+    x = torch.ones(32, 64, device="cuda")
+    with otel_dltrace.step():
+        model(x)
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), torch.no_grad():
+        model(x)
+    torch.cuda.synchronize()
+    with otel_dltrace.step(), torch.no_grad(), otel_dltrace.phase("forward"), torch.cuda.graph(graph):
+        y = model(x)
+        with otel_dltrace.phase("to_device"):
+            z = y + 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(z, model(x) + 1)
+    otel_dltrace.stop()
+"""
+
+
+def test_the_capture_of_a_graph_is_left_alone(place: Place) -> None:
+    """An event recorded or asked inside of it would end the capture with an error."""
+    done = place.run(GRAPH)
+    assert done.returncode == 0, done.stderr
