@@ -1,6 +1,7 @@
 """Switches the live side of a process on and off."""
 
 import atexit
+import importlib.util
 import json
 import os
 import time
@@ -67,6 +68,8 @@ def start(config: Config | None = None) -> None:
         OtlpSettings.from_env(os.environ)  # the drain would stumble over a bad one where nobody sees it
     metrics = _metric_settings()
     prints = bool(exporters(os.environ) or (metrics and metrics.exporters))
+    if config.metrics and importlib.util.find_spec("psutil") is None:
+        guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
     world = world_from_env(os.environ)
     job_name = job_name_of(os.environ)
     home = {

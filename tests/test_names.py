@@ -14,7 +14,7 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import names as names_module
-from otel_dltrace.record.names import BIND, DESCRIPTOR, Names, NamesWriter
+from otel_dltrace.record.names import BIND, DESCRIPTOR, Followed, Names, NamesWriter
 
 ANCHOR = Anchor(1, 2, 3)
 HOME = {"drain": "abc", "directory": "/runs"}
@@ -44,15 +44,21 @@ def read(data: bytes) -> Names:
 
 
 def test_what_was_written_is_read(writer: NamesWriter, path: Path) -> None:
-    """Descriptors, strings, binds, the anchor and what `start` gave, before and after the file is open."""
+    """Descriptors, strings, binds, timelines, the anchor and what `start` gave, before and after the file is open."""
+    timeline = Followed("/runs/timeline.json", Anchor(4, 5, 6))
     bind = Bind("job", "1.ab", job_name="tr\u00e4ning", rank=3, world_size=8)
     numbers = [writer.descriptor(ALL_REDUCE), writer.descriptor(ROLLOUT), writer.descriptor(ALL_REDUCE)]
     strings = [writer.string("ValueError"), writer.string("\udcff"), writer.string("ValueError")]
     writer.bind(bind)
+    writer.follow(timeline)
     data = path.read_bytes()
+    names = Names([OTHER, ALL_REDUCE, ROLLOUT], {1: "ValueError", 2: "?"}, [bind], ANCHOR, HOME, len(data), [timeline])
+    later = path.with_name("1.names")
+    writer.open(later, 0o600, ANCHOR, HOME)
 
     assert (numbers, strings) == ([1, 2, 1], [1, 2, 1])
-    assert read(data) == Names([OTHER, ALL_REDUCE, ROLLOUT], {1: "ValueError", 2: "?"}, [bind], ANCHOR, HOME, len(data))
+    assert read(data) == names
+    assert read(later.read_bytes()) == names
 
 
 def test_a_reader_takes_up_where_it_stopped_at_any_byte(writer: NamesWriter, path: Path) -> None:

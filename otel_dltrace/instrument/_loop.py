@@ -119,7 +119,8 @@ class Loop:
             self.steps.is_fresh = not self.steps.marked
         self._batches = self._last
         self._optimizer, self._fetched = 0, end
-        self._place_pieces(end)
+        if self._pieces:
+            self._place_pieces(end)
         self._stage("dataloader_next", start, end)
         if size:
             self._sizes.append(size)
@@ -175,10 +176,7 @@ class Loop:
             self._evaluated = True
         self.steps.is_fresh = False
         if self._fetched:
-            since = self.steps.within(self._fetched)
-            # A stage that the program marks, and in which the forward is, has begun before it.
-            until = next((block for block in self.steps.blocks if block >= since), start)
-            self._stage("prepare_batch", since, until)
+            self._stage("prepare_batch", *self._gap(self._fetched, start))
             self._fetched = 0
         if training:
             if self._cycle_done and self._batches() is None:
@@ -186,8 +184,15 @@ class Loop:
             self._evaluating = 0  # it was an evaluation in the middle of a step
             if self._optimizer:
                 self._closure_begins(start)
-            self._train_on_one()
+            if self._sizes:
+                self.steps.trained_on(self._sizes.popleft())
             self._mark = self.steps.mark()
+
+    def _gap(self, fetched: int, start: int) -> tuple[int, int]:
+        """Return the gap before a forward: within its step, and before what the program marks around the forward."""
+        steps = self.steps
+        since = steps.within(fetched) if steps.marked else fetched
+        return since, next((block for block in steps.blocks if block >= since), start) if steps.blocks else start
 
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
@@ -203,8 +208,8 @@ class Loop:
         self._fetched, self.steps.is_fresh = 0, False
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
-        if not self._forward_seen:
-            self._train_on_one()
+        if not self._forward_seen and self._sizes:
+            self.steps.trained_on(self._sizes.popleft())
         self._mark = self.steps.mark()
 
     def backward_ended(self, start: int, end: int) -> None:
@@ -247,8 +252,8 @@ class Loop:
             return
         self._evaluating = 0
         self._stage("optimizer", start, end, self._take_mark())
-        if not self.steps.batch_size:  # neither a forward nor a backward was seen
-            self._train_on_one()
+        if self._sizes and not self.steps.batch_size:  # neither a forward nor a backward was seen
+            self.steps.trained_on(self._sizes.popleft())
         self._cycle_done, self._cycle_end = True, end
 
     def scheduler_ended(self, start: int, end: int) -> None:
@@ -278,10 +283,6 @@ class Loop:
         """Give the pieces that were held and began *before* to the step of which it is known by now."""
         while self._pieces and self._pieces[0][1] < before:
             self._stage(*self._pieces.pop(0))
-
-    def _train_on_one(self) -> None:
-        if self._sizes:
-            self.steps.trained_on(self._sizes.popleft())
 
     def _take_mark(self) -> Mark | None:
         mark, self._mark = self._mark, None

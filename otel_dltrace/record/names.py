@@ -170,10 +170,10 @@ class Names:
     descriptors: list[Descriptor] = field(default_factory=lambda: [OTHER])
     strings: dict[int, str] = field(default_factory=dict)
     binds: list[Bind] = field(default_factory=list)
-    timelines: list[Followed] = field(default_factory=list)
     anchor: Anchor | None = None
     home: dict[str, Any] = field(default_factory=dict)
     position: int = 0
+    timelines: list[Followed] = field(default_factory=list)
 
     def read(self, data: bytes) -> None:
         """Take in *data*, the file's bytes from `position` on; half a record at the end waits for the next call.

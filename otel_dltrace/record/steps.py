@@ -88,7 +88,9 @@ class Steps:
         self.upcoming += 1
         self.is_open = True
         self._start, self._last_end = start, start
-        self._thread, self._pieces = get_ident(), [piece for piece in self._pieces if piece[1] > start]
+        pieces = self._pieces
+        self._pieces = [p for p in pieces if p[1] > start] if pieces and pieces[-1][1] > start else []
+        self._thread = get_ident()
         self.batch_size, self._is_told, self.is_fresh = 0, False, False
         self.user = NO_USER_STEP if user is None else user
         self._seq = self.group_seq()
@@ -168,10 +170,20 @@ class Steps:
         seen = self._stages.get(name)
         if seen is None or seen[5] != step:
             seen = self._stages[name] = [self.recorder.number(), start, end, 0, 0, step, 0]
-        inner, again = self._cover(name, start, end) if get_ident() == self._thread else (0, 0)
-        seen[1], seen[2] = min(seen[1], start), max(seen[2], end)
-        seen[3] += end - start - inner
-        seen[4] += 1 - min(again, seen[4])
+        seen[3] += end - start
+        seen[4] += 1
+        if get_ident() == self._thread:
+            pieces = self._pieces
+            if not pieces or pieces[-1][1] <= start:
+                pieces.append((start, end, name))  # the usual case, without a call
+                if len(pieces) > MAX_PIECES:
+                    del pieces[: MAX_PIECES // 2]
+            else:
+                self._cover(seen, name, start, end)
+        if start < seen[1]:
+            seen[1] = start
+        if end > seen[2]:
+            seen[2] = end
         if not upcoming and end > self._last_end:
             self._last_end = end
         if mark is not None and self.device is not None and self.device.piece(seen[0], step, seen[4], mark):
@@ -188,11 +200,12 @@ class Steps:
             step=step,
         )
 
-    def _cover(self, name: str, start: int, end: int) -> tuple[int, int]:
-        """Note a piece; return how much of it earlier pieces, inside it, have, and how many of these are of *name*."""
+    def _cover(self, seen: list[int], name: str, start: int, end: int) -> None:
+        """Note a piece; take out of its stage, *seen*, what earlier pieces have of it, and what of these is the same."""
         pieces = self._pieces
-        if pieces and pieces[-1][1] > end:
-            return self._cover_late(name, start, end), 0
+        if pieces[-1][1] > end:
+            seen[3] -= self._cover_late(name, start, end)
+            return
         inner = again = 0
         first = start
         while pieces and pieces[-1][1] > start:
@@ -204,9 +217,8 @@ class Steps:
                 inner += until - since
                 again += whose == name
         pieces.append((first, end, name))
-        if len(pieces) > MAX_PIECES:
-            del pieces[: MAX_PIECES // 2]
-        return inner, again
+        seen[3] -= inner
+        seen[4] -= min(again, seen[4] - 1)
 
     def _cover_late(self, name: str, start: int, end: int) -> int:
         """Note a piece that is told of after a later one; return how much of it others have: nothing is inside it."""

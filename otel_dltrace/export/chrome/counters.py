@@ -1,6 +1,7 @@
 """Metrics as counter tracks of a Chrome trace: below the lanes of the rank whose process it is, or of its host."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,23 +12,34 @@ from otel_dltrace.export.chrome.text import Piece, digits, join, literal, zero_p
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.spans import Column
-from otel_dltrace.model.usage import SHOWN, Quantity, Usage, usages
+from otel_dltrace.model.usage import SHOWN, usages
 
-# Whole numbers, in units in which these say enough.
+# Whole numbers, in units in which these say enough. Perfetto shows the unit after the name, chrome://tracing as a series.
 _UNITS = {
     "1": ("%", 100.0),
     "By": ("bytes", 1.0),
     "By/s": ("bytes/s", 1.0),
     "/s": ("per s", 1.0),
     "{cpu}": ("% of one CPU", 100.0),
-    "{thread}": ("", 1.0),
+    "{thread}": ("count", 1.0),
     "W": ("mW", 1000.0),
     "Cel": ("°C", 1.0),
 }
 
 
-def tracks(batch: MetricBatch) -> Iterator[tuple[Usage, str, Column, Column]]:
-    """Yield of each track of a host whose metric it is, its name, and its times (monotonic ns) and values (int64).
+@dataclass(frozen=True)
+class Track:
+    """A counter: times in ns of the host's monotonic clock, values int64; *rank* is that of a worker, else `HOST`."""
+
+    rank: int
+    name: str
+    unit: str
+    times: Column
+    values: Column
+
+
+def tracks(batch: MetricBatch) -> Iterator[Track]:
+    """Yield the tracks of a host.
 
     A rate, or a share of a time, is drawn from the begin of that time; a level when it was seen.
     """
@@ -39,18 +51,15 @@ def tracks(batch: MetricBatch) -> Iterator[tuple[Usage, str, Column, Column]]:
             # Since when the first sample of a share holds is not known.
             drawn = slice(None) if is_level else usage.end > usage.begin
             times = usage.end if is_level else usage.begin
-            yield usage, _name(quantity, usage, unit), times[drawn], values[drawn]
+            yield Track(usage.rank, f"{usage.of} {quantity.name}".strip(), unit, times[drawn], values[drawn])
 
 
-def _name(quantity: Quantity, usage: Usage, unit: str) -> str:
-    return " ".join(filter(None, (usage.of, quantity.name, unit and f"({unit})")))
-
-
-def track_chunks(name: str, ns: Column, values: Column, pid: int) -> Iterator[Chunk]:
-    """Yield the events of a track; *ns* is after the trace's base, and what is before that is left out."""
-    head = f',\n{{"ph":"C","tid":0,"pid":{pid},"name":{quote(name)},"cat":"metric","ts":'.encode()
-    drawn = ns >= 0
-    ns, values = ns[drawn], values[drawn]
+def track_chunks(track: Track, shift: int, pid: int) -> Iterator[Chunk]:
+    """Yield the events of a track, *shift* added to its times; what is before the trace's zero is left out."""
+    head = f',\n{{"ph":"C","tid":0,"pid":{pid},"name":{quote(track.name)},"cat":"metric","ts":'.encode()
+    args = f',"args":{{{quote(track.unit)}:'.encode()
+    ns = track.times + np.int64(shift)
+    ns, values = ns[ns >= 0], track.values[ns >= 0]
     for first in range(0, len(ns), CHUNK):
         whole, part = microseconds(ns[first : first + CHUNK])
         pieces: list[Piece] = [
@@ -58,7 +67,7 @@ def track_chunks(name: str, ns: Column, values: Column, pid: int) -> Iterator[Ch
             (digits(whole), None),
             (literal(b"."), None),
             (zero_padded(part, 4), None),
-            (literal(b',"args":{"value":'), None),
+            (literal(args), None),
             (digits(values[first : first + CHUNK]), None),
             (literal(b"}}"), None),
         ]

@@ -8,8 +8,6 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from otel_dltrace.export.chrome.counters import track_chunks, tracks
 from otel_dltrace.export.chrome.events import Chunk, counter_chunks, span_chunks, step_marks
 from otel_dltrace.export.chrome.flows import Flows
@@ -149,12 +147,12 @@ class _Trace:
         base = here[0].base if here and here[0].base is not None else self._base
         ranks = {one.rank: (one.pid, one.wall - (one.base or 0)) for one in here if one.rank != HOST}
         host: tuple[int, int] | None = None
-        for usage, name, times, values in tracks(batch):
-            place = ranks.get(usage.rank)
+        for track in tracks(batch):
+            place = ranks.get(track.rank)
             if place is None:
                 place = host = host or (self._host(batch.host), wall - base)
             pid, shift = place
-            for chunk in track_chunks(name, times + np.int64(shift), values, pid):
+            for chunk in track_chunks(track, shift, pid):
                 self._write_chunk(chunk, progress)
 
     def add_notes(self, notes: Sequence[Note]) -> None:
