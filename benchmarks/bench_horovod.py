@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -57,7 +57,9 @@ class Job:
         env = environment(folder, **needed, **variables)
         for rank in range(RANKS):
             os.mkfifo(folder / f"job.{rank}.in")
-        command = [*launcher("gloo", RANKS), sys.executable, "-m", "benchmarks._horovod_rank", str(folder), "job"]
+        # Ranks that are stopped do not answer each other; Gloo gives up after 30 s, unless told.
+        start = [*launcher("gloo", RANKS), "--gloo-timeout-seconds", "86400"]
+        command = [*start, sys.executable, "-m", "benchmarks._horovod_rank", str(folder), "job"]
         self._log = (folder / "output").open("w+")
         self._launcher = subprocess.Popen(command, cwd=folder, env=env, stdout=self._log, stderr=self._log)
         self._answers = [folder / f"job.{rank}.out" for rank in range(RANKS)]
@@ -111,8 +113,9 @@ class Job:
         return ranks + self._drain.cpu()
 
     def end(self) -> None:
-        """End its ranks."""
-        self._signal(signal.SIGKILL)
+        """End its ranks, if they are still there."""
+        with suppress(ProcessLookupError):
+            self._signal(signal.SIGKILL)
         self._launcher.wait(READY_S)
         for file in (*self._orders, self._log):
             file.close()

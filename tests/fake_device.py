@@ -59,7 +59,7 @@ class FakeDevice:
         self.events.append(event)
         return event
 
-    def aside(self, index: int) -> str:
+    def aside(self, index: int) -> str:  # noqa: ARG002  -- there is one device
         """Return a stream in which nothing else runs."""
         return ASIDE
 

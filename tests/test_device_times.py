@@ -19,8 +19,8 @@ from otel_dltrace.instrument._device_clock import EVERY_NS, DeviceClock
 from otel_dltrace.instrument._device_times import Marks
 from otel_dltrace.instrument._sites import Attachment
 from otel_dltrace.model.attributes import number_columns, span_attributes
-from otel_dltrace.model.semconv import COLLECTIVE, DEVICE_STAGES, Flag, Level, Source
 from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import COLLECTIVE, DEVICE_STAGES, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Operation, Tracer, live
@@ -329,9 +329,7 @@ def test_a_span_waits_for_its_times_also_in_the_next_drain(traced: Traced) -> No
     for _ in range(3):
         first.scan(alive=True)
         assert len(first.take()) == 0
-    second = RingSource(
-        recorder.ring.path, first.reader.taken.copy(), first.unfinished(), buffer=recorder.ring.buffer
-    )
+    second = RingSource(recorder.ring.path, first.reader.taken.copy(), first.unfinished(), buffer=recorder.ring.buffer)
     traced.idle(100)
     tracer.steps.begin()
     rows: list[dict[str, Any]] = []

@@ -1,5 +1,6 @@
 """Horovod's own timeline, read while it grows: phases below the operations of rank 0, and the user's file untouched."""
 
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -329,3 +330,74 @@ def test_at_level_collective_the_timeline_is_left_alone(place: Place, horovod_si
     batch, _ = by_rank(place, 2)
     assert len(told(batch)) == 0
     assert (place.folder / "some.json").exists()
+
+
+GROWING = """
+import sys, time
+import otel_dltrace
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.record.steps import Operation, live
+
+otel_dltrace.instrument()
+recorder = live.tracer.recorder
+began, began_wall = time.monotonic_ns(), time.time_ns()
+recorder.bind(Bind("job", "1.0123456789abcdef", "job"))
+recorder.follow("timeline.json")
+descriptor = recorder.intern(Descriptor("collective", "allreduce", "0", 1, "horovod", "allreduce.w"))
+text = f'[\\n{{"name": "process_name", "ph": "M", "pid": 0, "args": {{"start_time_since_epoch_in_micros":{began_wall // 1000}}}}},\\n'
+text += '{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "allreduce.w"}},\\n'
+text += '{"name": "process_sort_index", "ph": "M", "pid": 1, "args": {"sort_index": 1}},\\n'
+
+
+def write(event):
+    global text
+    ts = (time.monotonic_ns() - began) // 1000
+    text = text.removesuffix("]") + ("," if text.endswith("]") else "") + event.replace("AT", str(ts)) + "]"
+
+
+for number in range(1, int(sys.argv[1]) + 1):
+    with otel_dltrace.step():
+        operation = Operation(recorder, descriptor, 8)
+        write('{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": AT, "pid": 1}')
+        write('{"ph": "E", "ts": AT, "pid": 1}')
+        write('{"ph": "B", "name": "ALLREDUCE", "ts": AT, "pid": 1}')
+        write('{"ph": "E", "ts": AT, "pid": 1}')
+        time.sleep(0.001)
+        operation.close(number)
+    if number % 10 == 0:
+        open("timeline.json", "w").write(text)
+        otel_dltrace.flush()
+        print(number, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_killed_drain_is_followed_by_one_that_goes_on(place: Place) -> None:
+    """Every phase is there once, below its operation, whenever the drain is killed."""
+    steps = 40
+    command = [sys.executable, str(place.write(GROWING)), str(steps)]
+    with subprocess.Popen(
+        command,
+        cwd=place.folder,
+        env=place.env(OTEL_DLTRACE="1"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        for line in program.stdout:
+            if int(line) == 20:
+                for drain in place.drains():
+                    drain.kill()
+            program.stdin.write("\n")
+            program.stdin.flush()
+    assert program.returncode == 0
+    place.wait_for_rings()
+    (batch,) = place.spans()
+    ours = told(batch)
+    below = ours.take(ours.lookup(lambda d: d.kind == s.PHASE, bool))
+    assert len(set(batch["span_id"].tolist())) == len(batch)
+    assert Counter(zip(below.lookup(lambda d: d.name, object).tolist(), below["step"].tolist(), strict=True)) == {
+        (name, step): 1 for name in ("NEGOTIATE_ALLREDUCE", "ALLREDUCE") for step in range(steps)
+    }
+    assert {parent.tensor for _, parent in parents(batch, below)} == {"allreduce.w"}

@@ -85,6 +85,14 @@ def test_the_api_server_takes_the_overlay(api, name):
     assert missing(wanted["spec"], kept[0]["spec"]) == []
 
 
+def test_one_command_applies_an_overlay(api):
+    """As the docs say it, with nothing there before: the namespace and the runtime come before what needs them."""
+    lines = api.do("apply", "-k", str(KUBERNETES / "overlays" / "trainjob")).splitlines()
+    assert {line.rpartition(" ")[2] for line in lines} == {"created"}
+    assert lines[0] == "namespace/otel-dltrace created"
+    assert len(lines) == len(overlay("trainjob"))
+
+
 def _without_a_volume(item: dict[str, Any]) -> None:
     pod_templates(item)[0]["spec"]["volumes"].pop()
 
@@ -259,15 +267,16 @@ def test_images_are_pinned_and_of_this_version():
 
 
 def test_a_user_moves_an_overlay_to_a_namespace_and_a_registry_of_his_own(tmp_path):
-    """Namespace and images reach into the pods of kinds that kustomize does not know."""
-    images = [{"name": "otel-dltrace/drain", "newName": "registry.test/drain"}]
-    found = objects(own(tmp_path, ["overlays/pytorchjob"], namespace="team-a", images=images))
+    """The docs' kustomization: namespace and images reach into the pods of kinds that kustomize does not know."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    users = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    folders = [folder.removeprefix("deploy/kubernetes/") for folder in users.pop("resources")]
+    found = objects(own(tmp_path, folders, **users))
 
     assert {o["metadata"].get("namespace") for o in found if o["kind"] != "Namespace"} == {"team-a"}
-    drains = {
-        c["image"] for t in traced(found) for c in t["spec"]["initContainers"] if c["name"] == "otel-dltrace-drain"
-    }
-    assert drains == {f"registry.test/drain:{__version__}"}
+    containers = [c for t in traced(found) for c in t["spec"]["initContainers"]]
+    ours = {c["image"] for c in containers if "otel-dltrace" in c["name"]}
+    assert ours == {f"REGISTRY/otel-dltrace/{name}:{__version__}" for name in ("drain", "inject")}
 
 
 def test_the_network_policies_open_no_port_that_nobody_needs():

@@ -66,7 +66,9 @@ def test_a_folder_on_the_python_path_traces_a_program_without_any_package(place,
     other = place.folder / "other"
     other.mkdir()
     place.write(CHAINED, "other/sitecustomize.py")
-    env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_DRAIN": "off", "PYTHONPATH": f"{injected}:{other}"}
+    # The operator names a folder first that its own image has.
+    path = f"{injected}/opentelemetry/instrumentation/auto_instrumentation:{injected}:{other}"
+    env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_DRAIN": "off", "PYTHONPATH": path}
     done = place.finish(place.popen([str(bare), str(place.write(TRAIN))], **env), 60)
 
     assert (done.returncode, done.stderr) == (0, "chained as sitecustomize, known: True\n")
@@ -179,7 +181,11 @@ def test_the_images_run_as_nobody_in_particular_and_start_a_command_that_the_pac
     }
 
 
-def test_the_dockerfile_names_this_version():
-    """The build commands at its top make the tags that the manifests ask for."""
-    tags = set(re.findall(r"-t otel-dltrace/\w+:(\S+)", (DOCKER / "Dockerfile").read_text()))
-    assert tags == {__version__}
+def test_the_commands_that_build_the_images_name_targets_and_this_version():
+    """Those at the top of the Dockerfile and in the docs make the tags that the manifests ask for."""
+    texts = (DOCKER / "Dockerfile").read_text() + (ROOT / "docs" / "kubernetes.md").read_text()
+    built = set(re.findall(r"--target (\w+) +-t (?:REGISTRY/)?otel-dltrace/(\w+):(\S+)", texts))
+    assert built == {(name, name, __version__) for name in ("drain", "inject", "example")}
+    assert {rest.rpartition(" ")[2] for word, rest in instructions() if word == "FROM"} >= {
+        name for name, _, _ in built
+    }

@@ -47,36 +47,41 @@ class Namespace:
         places["/autoinstrumentation"] = self.injected
         return Around(objects, places, sidecars={"OTLP_GRPC_ENDPOINT": grpc, "OTLP_HTTP_ENDPOINT": http}, **more)
 
-    def spans_of(self, job: str, count: int) -> dict[str, str]:
-        """Return the names of *job*'s spans by id, once there are *count*, and each is everywhere there just once."""
+    def in_tempo(self, job: str) -> list[tuple[dict[str, Any], Any]]:
+        """Return *job*'s spans, each with the attributes of its resource."""
+        found = [(attributes(r.resource), r) for r in self.tempo.traces().resource_spans]
+        mine = [(resource, r) for resource, r in found if resource["service.name"] == job]
+        return [(resource, span) for resource, r in mine for scope in r.scope_spans for span in scope.spans]
 
-        def here(resource: Any) -> bool:
-            return any((a.key, a.value.string_value) == ("service.name", job) for a in resource.resource.attributes)
-
-        def in_tempo() -> list[Any]:
-            resources = [r for r in self.tempo.traces().resource_spans if here(r)]
-            return [span for r in resources for scope in r.scope_spans for span in scope.spans]
-
-        kept: list[Any] = []
+    def spans_of(self, job: str, count: int) -> dict[str, tuple[dict[str, Any], Any]]:
+        """Return the same by id, once there are *count*, and each is in Jaeger and in Tempo just once."""
+        kept: list[tuple[dict[str, Any], Any]] = []
         read = 0
 
         def is_complete() -> bool:
             nonlocal kept, read
             size = self.tempo.spans_file.stat().st_size if self.tempo.spans_file.exists() else 0
             if size != read:
-                kept, read = in_tempo(), size
+                kept, read = self.in_tempo(job), size
             return len(kept) >= count
 
         wait_until(is_complete, 60, f"{count} spans of {job}")
-        shown = [
-            span
-            for trace in sorted({span.trace_id.hex() for span in kept})
-            for span in spans_of(self.jaeger.trace(trace, sum(span.trace_id.hex() == trace for span in kept)))
-        ]
-        once = Counter(span.span_id.hex() for span in kept)
+        traces = Counter(span.trace_id.hex() for _, span in kept)
+        shown = [span for trace, spans in traces.items() for span in spans_of(self.jaeger.trace(trace, spans))]
+        once = Counter(span.span_id.hex() for _, span in kept)
         assert once == Counter(span.span_id.hex() for span in shown)
         assert set(once.values()) == {1}
-        return {span.span_id.hex(): span.name for span in kept}
+        return {span.span_id.hex(): (resource, span) for resource, span in kept}
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    """Return the attributes of a span or a resource."""
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in holder.attributes}
+
+
+def names(spans: dict[str, tuple[dict[str, Any], Any]]) -> dict[str, str]:
+    """Return the names of spans by id."""
+    return {id_: span.name for id_, (_, span) in spans.items()}
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +138,17 @@ def test_a_job_of_two_pods_trains_completes_and_is_in_jaeger(namespace):
     expected = recorded(pods)
     assert expected, [pod.logs() for pod in pods]
     spans = namespace.spans_of("train", len(expected))
-    roots = {id_: name for id_, name in spans.items() if id_ not in expected}
-    assert spans == expected | roots
+    roots = {id_: name for id_, name in names(spans).items() if id_ not in expected}
+    assert names(spans) == expected | roots
     assert Counter(roots.values()) == {TRAIN_STEP: 6}
+    says = ("k8s.pod.name", "k8s.node.name", "k8s.job.uid", "dl.job.id", "dl.rank")
+    assert {tuple(resource[name] for name in says) for resource, _ in spans.values()} == {
+        (f"train-{rank // 2}", "node-a", "job-uid", "job-uid", rank) for rank in range(4)
+    }
 
 
 STUCK = """
-import os, time, torch, torch.distributed as dist
+import os, time, otel_dltrace, torch, torch.distributed as dist
 from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
 
@@ -181,7 +190,7 @@ def test_a_trainer_killed_in_the_middle_of_a_step_leaves_all_it_recorded(namespa
     held = Counter(name for ring in rings for name in {span.number: span.name for span in ring.records}.values())
     assert held[RANK_STEP] == 12, pod.logs()
     spans = namespace.spans_of("killed", held.total())
-    assert Counter(spans.values()) - Counter({TRAIN_STEP: 6}) == held
+    assert Counter(names(spans).values()) - Counter({TRAIN_STEP: 6}) == held
     assert recorded([pod]).keys() <= spans.keys()
 
 
@@ -215,6 +224,9 @@ def test_push_pull_servers_and_workers_are_one_run(namespace):
     expected = recorded(pods)
     served = recorded(servers)
     spans = namespace.spans_of("push-pull", len(expected))
-    assert expected.items() <= spans.items()
-    assert served, [pod.logs() for pod in servers]
-    assert set(served.values()) == {"push", "pull"}
+    assert expected.items() <= names(spans).items()
+    assert set(served.values()) == {"push", "pull"}, [pod.logs() for pod in servers]
+    for id_ in served:
+        _, span = spans[id_]
+        resource, parent = spans[span.parent_span_id.hex()]
+        assert (resource["dl.role"], parent.trace_id) == ("worker", span.trace_id)

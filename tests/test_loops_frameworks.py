@@ -114,12 +114,7 @@ LOOPS: Loops = {
     ),
     "Lightning": (
         "fit(Module(), loader, held_out, max_epochs=2)",
-        [PLAIN | {"evaluate": 2, "to_device": 2}]
-        + [PLAIN] * 4
-        + [SCHEDULED]
-        + [EVALUATED]
-        + [PLAIN] * 4
-        + [SCHEDULED],
+        [PLAIN | {"evaluate": 2, "to_device": 2}] + [PLAIN] * 4 + [SCHEDULED] + [EVALUATED] + [PLAIN] * 4 + [SCHEDULED],
     ),
     "Lightning that accumulates": (
         "fit(Module(), loader, held_out, max_epochs=1, accumulate_grad_batches=3)",

@@ -1,8 +1,13 @@
 """Metrics in the run directory: written through, read back whatever state they were left in."""
 
+import contextlib
+import importlib.util
+import io
+import re
 from pathlib import Path
 
 import pytest
+from opentelemetry.semconv._incubating import metrics as semconv_metrics
 
 from otel_dltrace.export.metric_reader import read_host_metrics, read_metrics
 from otel_dltrace.export.metrics.segments import METRICS, MetricSegments, metrics_bytes
@@ -11,6 +16,7 @@ from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.metric_batch import HOST, NO_STEP, MetricBatch, Point, batch_of
 from otel_dltrace.model.metrics import attributes_text
 
+ROOT = Path(__file__).parents[1]
 USER, IDLE = (attributes_text({m.CPU_MODE: mode}) for mode in ("user", "idle"))
 ROWS = [
     (30, NO_STEP, Point(m.SYSTEM_CPU_TIME, 1.5, USER)),
@@ -107,3 +113,40 @@ def test_a_run_without_metrics_has_none(folder):
     assert read_metrics(folder.parents[1]) == []
     with pytest.raises(RunNotFoundError):
         read_metrics(folder)
+
+
+def test_the_docs_have_every_metric_as_it_is():
+    """`make docs` was run after the last change of the table."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    page = (ROOT / "docs" / "metrics.md").read_text()
+
+    assert generate.with_tables(page) == page
+
+
+def test_the_snippet_in_the_docs_runs(folder):
+    """On a run directory with some metrics."""
+    busy = [(time, NO_STEP, Point(m.SYSTEM_CPU_UTILIZATION, time / 100, USER)) for time in (10, 30)]
+    MetricSegments(folder, 1 << 30).append(batch_of(busy))
+    (snippet,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(snippet.replace('"RUN"', repr(str(folder.parents[1]))), {})
+
+    assert printed.getvalue() == "node-0 [10 30] [0.1 0.3]\n"
+
+
+def test_names_and_units_are_those_of_the_semantic_conventions():
+    """All that are not our own are in the installed package, with this unit and instrument."""
+    package = Path(semconv_metrics.__path__[0])
+    found = {}
+    for path in package.glob("*_metrics.py"):
+        for constant in re.split(r"^[A-Z_]+: Final = ", path.read_text(), flags=re.MULTILINE)[1:]:
+            said = dict(re.findall(r"^(Instrument|Unit): (\S+)", constant, re.MULTILINE))
+            found[constant.split('"')[1]] = (said.get("Unit"), said.get("Instrument"))
+    ours = {name: (metric.unit, metric.instrument) for name, metric in m.METRICS.items() if not name.startswith("dl.")}
+
+    assert ours == {name: found.get(name) for name in ours}

@@ -90,7 +90,9 @@ def read_attributes(d, r, error_type, operation, left_out):
         ("dl.queue.type", clean(d.queue_type), d.queue_type),
         ("dl.activity", clean(d.activity), d.activity),
         ("error.type", clean(error_type), error_type),
-        ("dl.time.source", SOURCES[min(r["source"], 4)], not (step or stage)),
+        ("dl.time.source", SOURCES[min(r["source"], 4)], not (step or (stage and r["source"] != 2))),
+        ("dl.time.residual", r["b"], stage and r["source"] == 2),
+        ("cpython.gc.generation", r["b"], phase and d.name == "gc"),
         ("dl.span.truncated", True, r["flags"] & 4),
     ]
     return {name: value for name, value, is_said in said if is_said}

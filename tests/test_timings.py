@@ -225,7 +225,7 @@ def test_what_is_planted_in_a_stage_is_found_in_it(ran: Ran) -> None:
 def test_accumulated_pieces_add_up(ran: Ran) -> None:
     """Three batches an optimizer step: one span each, with count and sum, and the samples of all three."""
     recorded = ran["accumulated"][0]
-    three = {name: 3 for name in PLAIN}
+    three = dict.fromkeys(PLAIN, 3)
 
     assert [recorded.stages(step) for step in recorded.steps()] == [three | {"optimizer": 1}] * 2
     assert [step.a for step in recorded.spans("step")] == [12, 12]
@@ -239,8 +239,8 @@ def test_a_block_around_what_is_seen_anyway_is_the_same_piece(ran: Ran) -> None:
     recorded = ran["blocks around what is seen anyway"][0]
 
     assert [recorded.stages(step) for step in recorded.steps()] == [
-        {name: 1 for name in PLAIN},
-        {name: 1 for name in PLAIN} | {"evaluate": 1},
+        dict.fromkeys(PLAIN, 1),
+        dict.fromkeys(PLAIN, 1) | {"evaluate": 1},
     ]
     found = totals(recorded)
     assert min(found[step]["forward"] for step in (0, 1)) >= 2 * PLANTED

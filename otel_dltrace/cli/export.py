@@ -10,7 +10,7 @@ A file whose name ends in .gz is gzipped. The file appears when it is complete, 
 import argparse
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from otel_dltrace.analysis.compose import slow_stages_of
 from otel_dltrace.analysis.select import select, select_metrics
@@ -26,6 +26,7 @@ from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.horovod_out import write_horovod
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
+from otel_dltrace.export.run_stream import read_outline, stream_spans
 from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.metric_batch import MetricBatch
@@ -55,7 +56,7 @@ def _read_whole(
 FORMATS = {
     "chrome": Format(
         "Chrome trace JSON, for https://ui.perfetto.dev and chrome://tracing; metrics as counters",
-        _read_whole,
+        stream_spans,
         write_chrome,
         "events",
         shows_metrics=True,
@@ -104,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
     form = FORMATS[args.to]
     batches = form.read(args.runs, steps_of(args), args.rank)
+    beside = _machine(args) if form.shows_metrics else {}
     done = 0
     with progress(f"writing {args.output}") as count:
 
@@ -113,18 +115,31 @@ def run(args: argparse.Namespace) -> int:
             count(done)
 
         try:
-            if form.shows_metrics:
-                batches = list(batches)
-                metrics = [cut for run in args.runs for cut in select_metrics(read_metrics(run), batches)]
-                notes = slow_stage_notes(batches, metrics) if metrics else []
-                written = form.write(batches, args.output, add, metrics=metrics, notes=notes)
-            else:
-                written = form.write(batches, args.output, add)
+            written = form.write(batches, args.output, add, **beside)
         except OSError as error:
             raise DltraceError(f"{args.output} cannot be written: {error.strerror or error}") from None
     size = sum(path.stat().st_size for path in _files(args.output))
     print(f"{short_path(args.output)}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
     return 0
+
+
+def _machine(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the metrics of the chosen part of the runs, and remarks on it."""
+    outline = select(_outline(args.runs), steps_of(args), args.rank)
+    metrics = [cut for run in args.runs for cut in select_metrics(read_metrics(run), outline)]
+    return {"metrics": metrics, "notes": slow_stage_notes(outline, metrics) if metrics else []}
+
+
+def _outline(runs: Sequence[Path]) -> list[SpanBatch]:
+    seen = 0
+    with progress("looking through the spans") as count:
+
+        def add(spans: int) -> None:
+            nonlocal seen
+            seen += spans
+            count(seen)
+
+        return read_outline(runs, add)
 
 
 def slow_stage_notes(batches: Sequence[SpanBatch], metrics: Sequence[MetricBatch]) -> list[Note]:

@@ -262,11 +262,12 @@ class Loop:
 
     def piece(self, name: str, start: int, end: int, mark: Mark | None = None) -> None:
         """Know of a piece of the stage *name*, which a framework or the program itself tells of."""
-        if self._evaluating and not self.steps.marked:  # the step that follows begins with it
-            self._evaluating = min(self._evaluating, max(start, self._cycle_end))
-        elif self._awaits and len(self._pieces) < MAX_HELD and self.is_home:
-            self._pieces.append((name, start, end, mark))
-            return
+        if self.is_home:
+            if self._evaluating and not self.steps.marked:  # the step that follows begins with it
+                self._evaluating = min(self._evaluating, max(start, self._cycle_end))
+            elif self._awaits and len(self._pieces) < MAX_HELD:
+                self._pieces.append((name, start, end, mark))
+                return
         self._stage(name, start, end, mark)
 
     @property

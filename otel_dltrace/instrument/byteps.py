@@ -8,16 +8,15 @@ asked for it. What happens to its partitions is known to BytePS's C++ alone, whi
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
-from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._handles import Handles, Pending, Wait, asked_done
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import COLLECTIVE, PHASE, PUSH_PULL, WAIT, Flag, Level, Source
+from otel_dltrace.model.semconv import COLLECTIVE, PUSH_PULL, Flag, Level
 from otel_dltrace.record.steps import Operation, Tracer, live
 
 PLUGIN, OPS = "byteps.torch", "byteps.torch.ops"
@@ -30,8 +29,6 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "broadcast_parameters": ("params", "root_rank"),
 }
 """The parameters that are read, in order, by function."""
-PRECISE_NS = 50_000
-"""An end that is known this well counts as known."""
 
 
 def argument(function: str, name: str, args: Args, kwargs: Kwargs) -> Any:
@@ -45,32 +42,13 @@ class _Local(threading.local):
     root = -1
 
 
-@dataclass(slots=True)
-class Pending:
-    """A push_pull under way; *seen* is when it was last known not to be done."""
-
-    operation: Operation
-    seq: int
-    seen: int = 0
-
-    def found_done(self, now: int) -> None:
-        """End it, which was found done at *now*."""
-        source = Source.HOST_DONE if now - self.seen <= PRECISE_NS else Source.BOUND
-        self.operation.close(self.seq, source, end=now)
-
-
-Wait = tuple[Pending, int, bool]
-"""What is waited for, since when, and whether it was done by then."""
-
-
 class PushPulls:
     """The push_pulls of the process that *tracer* follows."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self.local = _Local()
-        self.pending: dict[int, Pending] = {}
-        self._wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
+        self.handles = Handles(tracer, _is_done)
         self._counts: dict[str, Iterator[int]] = {}
         self._descriptors: dict[tuple[str, Any], tuple[int, Iterator[int]]] = {}
 
@@ -80,7 +58,7 @@ class PushPulls:
         local = self.local
         flags = 0 if local.blocking else Flag.ASYNC
         size = tensor.element_size() * tensor.nelement()
-        return Pending(Operation(self.tracer.recorder, descriptor, size, b=local.root, flags=flags), next(numbers))
+        return Pending([Operation(self.tracer.recorder, descriptor, size, b=local.root, flags=flags)], [next(numbers)])
 
     def _describe(self, name: str, tensor: Any) -> tuple[int, Iterator[int]]:
         # As BytePS calls it in comm.json; without a name its handle is put there, which it always gives as 0.
@@ -97,37 +75,6 @@ class PushPulls:
         numbers = self._counts.setdefault(full, count(1))
         known = self._descriptors[name, tensor.dtype] = (self.tracer.recorder.intern(descriptor), numbers)
         return known
-
-    def launched(self, handle: int, pending: Pending) -> None:
-        """Know that *pending* is under way and has *handle*."""
-        pending.seen = monotonic_ns()
-        self.pending[handle] = pending
-
-    def wait_begins(self, handle: int) -> Wait | None:
-        """Return the wait for *handle* that begins; None where it is none of ours."""
-        pending = self.pending.pop(handle, None)
-        if pending is None or handle not in _ops()._handle_map:
-            return None
-        is_async = pending.operation.flags & Flag.ASYNC
-        return pending, monotonic_ns(), bool(is_async and _bare_poll()(handle))
-
-    def waited(self, wait: Wait, error: BaseException | None = None) -> None:
-        """End what was waited for."""
-        end = monotonic_ns()
-        pending, start, was_done = wait
-        operation = pending.operation
-        if was_done and error is None:
-            pending.found_done(start)
-            return
-        if operation.flags & Flag.ASYNC:
-            self.tracer.recorder.phase(self._wait, start, end, parent=operation.number, step=operation.step)
-        operation.close(pending.seq, error=error, end=end)
-
-    def leave(self) -> None:
-        """End what nobody has waited for, as issued: its end will not be known."""
-        while self.pending:
-            _, pending = self.pending.popitem()
-            pending.operation.close(pending.seq, Source.HOST_ISSUE, end=pending.seen)
 
 
 _push_pulls: PushPulls | None = None
@@ -146,10 +93,10 @@ def _ops() -> Any:
     return sys.modules[OPS]
 
 
-def _bare_poll() -> Any:
-    """Return ``poll`` without the site around it: what we ask is not what the program asks."""
-    poll = _ops().poll
-    return getattr(poll, "__wrapped__", poll)
+def _is_done(handle: int) -> bool:
+    """Return whether what has *handle* is done, past the site around ``poll``: it is not the program that asks."""
+    ops = _ops()
+    return handle not in ops._handle_map or bool(getattr(ops.poll, "__wrapped__", ops.poll)(handle))
 
 
 # -- sites ------------------------------------------------------------------------------------------
@@ -161,39 +108,31 @@ def _begin_async(args: Args, kwargs: Kwargs) -> Pending:
 
 
 def _launched(pending: Pending, handle: int) -> None:
-    _here().launched(handle, pending)
+    _here().handles.launched(handle, pending)
 
 
 def _launched_in_group(pending: Pending, result: tuple[int, int]) -> None:
-    _here().launched(result[0], pending)
+    _here().handles.launched(result[0], pending)
 
 
 def _refused(pending: Pending, error: BaseException) -> None:
-    pending.operation.close(pending.seq, error=error)
+    pending.close(error=error)
 
 
 def _wait_begins(args: Args, kwargs: Kwargs) -> Wait | None:
-    return _here().wait_begins(argument("synchronize", "handle", args, kwargs))
+    return _here().handles.wait_begins(argument("synchronize", "handle", args, kwargs))
 
 
 def _waited(wait: Wait, _result: object) -> None:
-    _here().waited(wait)
+    _here().handles.waited(wait)
 
 
 def _wait_failed(wait: Wait, error: BaseException) -> None:
-    _here().waited(wait, error)
+    _here().handles.waited(wait, error)
 
 
 def _asked(args: Args, kwargs: Kwargs) -> Pending | None:
-    return _here().pending.get(argument("poll", "handle", args, kwargs))
-
-
-def _answered(pending: Pending, done: bool) -> None:
-    now = monotonic_ns()
-    if done:
-        pending.found_done(now)  # a second one finds it closed
-    else:
-        pending.seen = now
+    return _here().handles.pending.get(argument("poll", "handle", args, kwargs))
 
 
 def _blocking_begins(_args: Args, _kwargs: Kwargs) -> PushPulls:
@@ -232,7 +171,7 @@ def _initialised(_span: object, _result: object) -> None:
 def _attach(_module: ModuleType) -> Undo:
     def detach() -> None:
         if _push_pulls is not None:
-            _push_pulls.leave()
+            _push_pulls.handles.leave()
 
     return detach
 
@@ -246,7 +185,7 @@ ROWS: tuple[Row, ...] = (
     Site(OPS, "push_pull", _blocking_begins, _blocking_over, _blocking_over, _LEVEL),
     Site(OPS, "push_pull_inplace", _blocking_begins, _blocking_over, _blocking_over, _LEVEL),
     Site(OPS, "synchronize", _wait_begins, _waited, _wait_failed, _LEVEL),
-    Site(OPS, "poll", _asked, _answered, level=_LEVEL),
+    Site(OPS, "poll", _asked, asked_done, level=_LEVEL),
     Site(PLUGIN, "broadcast_parameters", _broadcast_begins, _broadcast_over, _broadcast_over, _LEVEL),
     Attachment(OPS, _attach),
 )

@@ -38,7 +38,7 @@ def constant_attributes(descriptor: Descriptor, source: int, flags: int, error_t
         (s.ERROR_TYPE, error_type),
     )
     out.update({name: value for name, value in named if value})
-    if d.kind not in (s.STEP, s.STAGE) or source == s.Source.DEVICE:
+    if d.kind not in (s.STEP, s.STAGE) or (d.kind == s.STAGE and source == s.Source.DEVICE):
         out[s.DL_TIME_SOURCE] = s.SOURCE_NAMES[min(source, s.Source.BOUND)]
     if flags & s.Flag.TRUNCATED:
         out[s.DL_SPAN_TRUNCATED] = True

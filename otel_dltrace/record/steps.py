@@ -180,9 +180,9 @@ class Steps:
                     del pieces[: MAX_PIECES // 2]
             else:
                 self._cover(seen, name, start, end)
-        if start < seen[1]:
+        if start < seen[1]:  # noqa: PLR1730  -- `min` is a call, here and below
             seen[1] = start
-        if end > seen[2]:
+        if end > seen[2]:  # noqa: PLR1730
             seen[2] = end
         if not upcoming and end > self._last_end:
             self._last_end = end
@@ -201,7 +201,7 @@ class Steps:
         )
 
     def _cover(self, seen: list[int], name: str, start: int, end: int) -> None:
-        """Note a piece; take out of its stage, *seen*, what earlier pieces have of it, and what of these is the same."""
+        """Note a piece; take out of its stage, *seen*, what earlier pieces have of it, and those of the same *name*."""
         pieces = self._pieces
         if pieces[-1][1] > end:
             seen[3] -= self._cover_late(name, start, end)

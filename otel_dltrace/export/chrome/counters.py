@@ -14,7 +14,7 @@ from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.spans import Column
 from otel_dltrace.model.usage import SHOWN, usages
 
-# Whole numbers, in units in which these say enough. Perfetto shows the unit after the name, chrome://tracing as a series.
+# Whole numbers, in units in which these say enough; viewers show the unit after the name, or as that of a series.
 _UNITS = {
     "1": ("%", 100.0),
     "By": ("bytes", 1.0),

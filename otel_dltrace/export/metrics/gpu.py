@@ -79,7 +79,8 @@ class GpuSource:
             self._throttled,
             self._io,
         )
-        self._readers = [(handle, self._identity(handle), reader) for handle in handles for reader in readers]
+        gpus = [(handle, self._identity(handle)) for handle in handles]
+        self._readers = [(handle, identity, reader) for handle, identity in gpus for reader in readers]
 
     def _identity(self, handle: Any) -> dict[str, str | int]:
         uuid, name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)

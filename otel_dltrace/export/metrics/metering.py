@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from otel_dltrace.export.metrics.container import allowed_cpus
 from otel_dltrace.export.metrics.process import ProcessSource, pid_namespace
 from otel_dltrace.export.metrics.run import RankMetrics, RunMetrics
-from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S, Sampler, Source, Watched
+from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S, Sample, Sampler, Source, Watched
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.plan import Window
 from otel_dltrace.record.guard import say, text_of, tried
@@ -89,6 +89,7 @@ class Metering:
     def tick(self, members: Sequence["Member"]) -> None:
         """Follow *members*, those of all rings, and write what was sampled."""
         self._end_runs({member.writer.root for member in members})
+        self._forget(self._ranks.keys() - {member.process.nonce for member in members})
         if self._sampler is None:
             return
         if members and not self._is_started:
@@ -99,14 +100,17 @@ class Metering:
         self._sampler.set_period(IN_WINDOW_S if is_near else OUTSIDE_S)
         if monotonic() - self._written_at >= WRITE_S:
             self._written_at = monotonic()
-            self._write()
+            self._write(self._sampler.take())
+
+    def _forget(self, gone: set[int]) -> None:
+        """Let go of the ranks whose rings, by nonce, have been read to their end."""
+        for nonce in gone:
+            rank = self._ranks.pop(nonce)
+            rank.run.gone.add(rank.bind.rank)
 
     def _watch(self, sampler: Sampler, members: Sequence["Member"]) -> None:
         """Have the processes of *members* sampled, those whose pids mean something here."""
         living = {member.process.nonce: member for member in members}
-        for nonce in self._ranks.keys() - living.keys():
-            gone = self._ranks.pop(nonce)
-            gone.run.gone.add(gone.bind.rank)
         for nonce, member in living.items():
             header = member.source.reader.header
             if nonce not in self._watched and header.pid_namespace == self._namespace:
@@ -115,12 +119,9 @@ class Metering:
         self._watched = {nonce: watched for nonce, watched in self._watched.items() if nonce in living}
         sampler.watch(self._watched)
 
-    def _write(self) -> None:
+    def _write(self, samples: Sequence[Sample]) -> None:
         """Give each run what was sampled."""
-        samples = self._sampler.take() if self._sampler is not None else []
-        if not samples:
-            return
-        self._sampled_at = samples[-1].time
+        self._sampled_at = max((sample.time for sample in samples), default=self._sampled_at)
         for root, run in self._runs.items():
             run.write([row for s in samples for row in run.rows_of(s.time, s.host, s.own.get(str(root), ()))])
 
@@ -142,8 +143,7 @@ class Metering:
     def finish(self, timeout: float) -> None:
         """Sample once more, close the files and begin the last exports, within *timeout* seconds."""
         if self._sampler is not None and self._is_started:
-            self._sampler.stop(timeout)
-            self._write()
+            self._write(self._sampler.stop(timeout))
         for run in self._runs.values():
             run.finish(timeout)
         self._closing += self._runs.values()

@@ -1,0 +1,54 @@
+"""Read runs file by file, for what is written as it is read: what is held does not grow with a run's length."""
+
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from otel_dltrace.export.run_reader import read_batches
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.spans import Column, SpanBatch, concatenate
+
+
+def read_outline(runs: Sequence[Path], progress: Callable[[int], None]) -> list[SpanBatch]:
+    """Return of each process of *runs* its steps, stages and pauses, and what is first and last in each file.
+
+    *progress* is called with the number of spans that were looked at since its last call.
+
+    Raises:
+        RunNotFoundError: One is no run directory, or none holds a span.
+    """
+    parts: dict[int, list[SpanBatch]] = {}
+    for run in runs:
+        for batch in read_batches(run):
+            parts.setdefault(batch.process.nonce, []).append(batch.take(_of_outline(batch)))
+            progress(len(batch))
+    if not parts:
+        raise RunNotFoundError(f"{', '.join(map(str, runs))}: no span is in there yet")
+    whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
+    return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
+
+
+def _of_outline(batch: SpanBatch) -> Column:
+    mask: Column = (batch["level"] <= s.Level.STEP) | batch.lookup(lambda d: d.name == s.GC, bool)
+    if len(batch):
+        mask[[np.argmin(batch["start"]), np.argmax(batch["end"])]] = True
+    return mask
+
+
+def stream_spans(
+    runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None
+) -> Iterator[SpanBatch]:
+    """Yield the spans of *runs* that are in *steps* and of *ranks* (None: all), a batch per process and file."""
+    for run in runs:
+        for batch in read_batches(run):
+            if ranks is None or batch.rank in ranks:
+                yield batch if steps is None else _in_steps(batch, steps)
+
+
+def _in_steps(batch: SpanBatch, steps: Container[int]) -> SpanBatch:
+    known = np.unique(batch["step"])
+    wanted = [step for step in known.tolist() if step != NO_STEP and step in steps]
+    return batch.take(np.isin(batch["step"], wanted))
