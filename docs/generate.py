@@ -39,7 +39,7 @@ MEANING = {
     semconv.DL_STEP: "the step's ordinal, from 0, never reset",
     semconv.DL_STEP_USER: "the number given to `step(number)`",
     semconv.DL_EPOCH: "",
-    semconv.DL_BATCH_SIZE: "samples trained on: the batches' first tensors' first dimensions, or what the program tells",
+    semconv.DL_BATCH_SIZE: "samples trained on: the batches' first tensors' first dimensions, or as it was told",
     semconv.DL_PHASE: "the stage",
     semconv.DL_COMM_OPERATION: "all_reduce, broadcast, push_pull, ...",
     semconv.DL_COMM_BACKEND: "gloo, nccl, mpi, ...",

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 ASIDE = "aside"
 LOOK_NS = 400
 """What it takes the host to ask anything."""
-LATENCY_NS = 3_000
 
 
 def as_float32(value: float) -> float:
@@ -30,6 +29,7 @@ class FakeDevice:
     is_used: bool = True
     is_capturing: bool = False
     breaks: bool = False
+    latency: int = 3_000
     events: list["FakeEvent"] = field(default_factory=list)
 
     def clock(self) -> int:
@@ -78,7 +78,7 @@ class FakeEvent:
         if device.breaks:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         now = device.clock()
-        self.at = now + LATENCY_NS if stream == ASIDE else max(now, device.busy_until)
+        self.at = now + device.latency if stream == ASIDE else max(now, device.busy_until)
 
     def query(self) -> bool:
         """Return whether the device has come here."""

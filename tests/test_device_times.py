@@ -223,6 +223,23 @@ def test_a_piece_without_events_leaves_its_stage_to_the_host(traced: Traced) -> 
     assert (rows["forward"]["source"], rows["forward"]["a"]) == (Source.HOST_DONE, 3)
 
 
+def test_a_device_that_answers_late_is_asked_again(traced: Traced) -> None:
+    """Without a moment that both clocks know there are no times; nobody waits for one."""
+    device = traced.device
+    device.latency = 10 * MS
+    asked = device.now
+    traced.tracer.steps.begin()
+    traced.stage("forward", 0, 10)
+    assert device.now - asked < MS
+    traced.idle(200)
+    device.latency = 3_000
+    traced.tracer.steps.begin()
+    traced.stage("forward", 0, 10)
+    traced.idle(200)
+
+    assert [row["source"] for row in traced.read() if row["name"] == "forward"] == [Source.HOST_DONE, Source.DEVICE]
+
+
 def test_a_device_that_is_not_used_is_left_alone(traced: Traced) -> None:
     """Nothing is initialised because of us: there is not one event."""
     traced.device.is_used = False
@@ -399,6 +416,9 @@ PROGRAM = """
         is_current_stream_capturing = staticmethod(lambda: False)
         current_device = staticmethod(lambda: 0)
 
+    for name in ("Event", "Stream", "_is_compiled", "is_initialized", "is_current_stream_capturing", "current_device"):
+        assert callable(getattr(torch.cuda, name)), name
+    assert all(callable(getattr(torch.cuda.Event, name)) for name in ("record", "query", "elapsed_time"))
     (row,) = torch_device.ROWS
     row.attach(Device("torch.cuda"))
 

@@ -36,6 +36,13 @@ HARDENED = {
 }
 REFERENCE = re.compile(r"\$\(([A-Z_]+)\)")
 KUBERNETES_VERSION = "1.33"
+READ = [
+    ("watch", "pods"),
+    ("list", "namespaces"),
+    ("get", "nodes"),
+    ("list", "replicasets.apps"),
+    ("watch", "jobs.batch"),
+]
 NOT_RESTRICTED = {"mpijob"}
 """Their trainers need more than Pod Security's `restricted` allows: sshd becomes another user."""
 
@@ -153,7 +160,7 @@ def test_every_pod_is_one_that_the_api_server_lets_in(api):
 
 
 def test_a_right_is_asked_for_only_with_the_component_that_uses_it(api, tmp_path):
-    """The overlays bring no role; k8s-attributes brings one, and the API server takes it."""
+    """The overlays bring no role; k8s-attributes brings one, for the gateways: what they read they may, no more."""
     kinds = {o["kind"] for name in OVERLAYS for o in overlay(name)}
     assert {kind for kind in kinds if "Role" in kind} == set()
     assert {t["spec"].get("automountServiceAccountToken") for n in OVERLAYS for t in pod_templates(overlay(n))} == {
@@ -161,12 +168,22 @@ def test_a_right_is_asked_for_only_with_the_component_that_uses_it(api, tmp_path
     }
 
     with_rights = own(tmp_path, resources=["base"], components=["components/k8s-attributes"])
-    found = objects(with_rights)
+    found = in_namespace("rights", objects(with_rights))
     assert {o["kind"] for o in found} - kinds == {"ClusterRole", "ClusterRoleBinding"}
     api.do("apply", "--server-side", "-f", "-", given=[o for o in found if o["kind"] == "Namespace"])
     api.do("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=found)
+    api.do("apply", "--server-side", "-f", "-", given=[o for o in found if "Role" in o["kind"]])
+    assert [allowed(api, "otel-gateway-reader", *asked) for asked in READ] == ["yes"] * len(READ)
+    assert allowed(api, "otel-gateway-reader", "get", "secrets") == "no"
+    assert allowed(api, "otel-gateway", "list", "pods") == "no"
     (gateway,) = (o for o in found if (o["kind"], o["metadata"]["name"]) == ("Deployment", "otel-gateway"))
     assert gateway["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+
+
+def allowed(api: Cluster, account: str, verb: str, resource: str) -> str:
+    """Return whether a service account may do that in every namespace: yes or no."""
+    account = f"--as=system:serviceaccount:otel-dltrace:{account}"
+    return api.kubectl("auth", "can-i", verb, resource, account, "--all-namespaces").stdout.strip()
 
 
 def own(folder: Path, resources: Sequence[str], components: Sequence[str] = (), **more: Any) -> Path:

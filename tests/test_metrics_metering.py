@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from otel_dltrace.export.metric_reader import read_host_metrics
-from otel_dltrace.export.metrics import metering
+from otel_dltrace.export.metrics import gpu, host, metering
+from otel_dltrace.export.metrics.gpu import NoGpuError
 from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.metrics.process import pid_namespace
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S
@@ -17,6 +18,7 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.metric_batch import HOST
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Descriptors, Process
+from otel_dltrace.model.summary import summary_line
 from tests.runs import Rank
 from tests.servers import wait_until
 
@@ -111,3 +113,26 @@ def test_it_samples_often_in_the_window_and_shortly_before(step, ms, period, mad
     made.finish(30)
 
     assert seen == period
+
+
+def test_the_run_s_last_line_says_what_was_not_sampled():
+    """Where the user looks, and not in a log."""
+    figures = {"spans": 4, "metrics": {"trouble": ["no metrics of GPUs: NVML says no"]}}
+
+    assert summary_line(figures) == "4 spans recorded, none lost; no metrics of GPUs: NVML says no"
+
+
+def test_what_fails_while_it_is_opened_is_told_and_the_rest_is_sampled(made, monkeypatch):
+    """A file of /proc that is not there, in a strange container."""
+
+    def broken() -> None:
+        raise FileNotFoundError("/proc/diskstats")
+
+    monkeypatch.setattr(host, "Disks", broken)
+    monkeypatch.setattr(gpu, "open_gpus", lambda: (_ for _ in ()).throw(NoGpuError("")))
+    sources = made._open_sources()
+
+    assert ([source.name for source in sources], made.trouble) == (
+        ["CPU and memory", "network"],
+        ["no metrics of disks: /proc/diskstats"],
+    )

@@ -145,6 +145,17 @@ PROGRAMS = {
             with tempfile.TemporaryDirectory() as folder:
                 dcp.async_save(model.state_dict(), checkpoint_id=folder).result()
     """,
+    "an evaluation of one batch": """
+        one = DataLoader(data, batch_size=24)
+        for epoch in range(2):
+            for x, y in DataLoader(data, batch_size=12):
+                learn(x, y)
+            for x, y in one:
+                with phase("to_device"):
+                    sleep()
+                with torch.no_grad():
+                    model(x)
+    """,
     "told": """
         for number in range(3):
             with step(number, batch_size=7):
@@ -254,6 +265,14 @@ def test_what_is_done_while_fetching_is_in_the_batch_s_own_step(ran: Ran) -> Non
 
     assert [recorded.stages(step) for step in recorded.steps()] == [PLAIN | {"to_device": 1}] * 2
     assert min(stages["to_device"] for stages in found.values()) >= PLANTED
+
+
+def test_what_is_done_for_an_evaluation_is_in_the_step_that_follows(ran: Ran) -> None:
+    """Though what the batch is for shows only at its forward."""
+    recorded = ran["an evaluation of one batch"][0]
+    with_copy = PLAIN | {"to_device": 1, "evaluate": 2}
+
+    assert [recorded.stages(step) for step in recorded.steps()] == [PLAIN, PLAIN, with_copy, PLAIN]
 
 
 @pytest.mark.parametrize(

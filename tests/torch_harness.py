@@ -17,7 +17,7 @@ from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring import AMEND, SPAN
+from otel_dltrace.record.ring import AMEND, AMEND_ERROR, SPAN
 
 ROOT = Path(__file__).parents[1]
 RECORD = struct.Struct("<IIIBBHQQQIIiiHHI")
@@ -110,7 +110,8 @@ def read_ring(path: Path) -> Recorded:
     for record in reader.scan(final=True):
         f = RECORD.unpack(record)
         if f[3] == AMEND:
-            errors.append((f[0], names.strings[int.from_bytes(record[16:20], "little")]))
+            if record[56] == AMEND_ERROR:
+                errors.append((f[0], names.strings[int.from_bytes(record[16:20], "little")]))
             continue
         descriptor = names.descriptors[f[2]]
         records.append(

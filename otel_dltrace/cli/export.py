@@ -28,7 +28,7 @@ from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
 from otel_dltrace.export.run_stream import read_outline, stream_spans
 from otel_dltrace.model.attributes import Value
-from otel_dltrace.model.errors import DltraceError
+from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.machine import meanwhile, sentence
@@ -125,12 +125,30 @@ def run(args: argparse.Namespace) -> int:
 
 def _machine(args: argparse.Namespace) -> dict[str, Any]:
     """Return the metrics of the chosen part of the runs, and remarks on it."""
-    outline = select(_outline(args.runs), steps_of(args), args.rank)
-    metrics = [cut for run in args.runs for cut in select_metrics(read_metrics(run), outline)]
-    return {"metrics": metrics, "notes": slow_stage_notes(outline, metrics) if metrics else []}
+    metrics: list[MetricBatch] = []
+    notes: list[Note] = []
+    outlines = []
+    for run in args.runs:
+        sampled = read_metrics(run)
+        outline = _outline(run, bool(sampled))
+        outlines += outline
+        if sampled:
+            chosen = _chosen(outline, args)
+            cut = select_metrics(sampled, chosen)
+            metrics += cut
+            notes += slow_stage_notes(chosen, cut)
+    select(outlines, steps_of(args), args.rank)  # a rank or step that no run has is said before anything is written
+    return {"metrics": metrics, "notes": notes}
 
 
-def _outline(runs: Sequence[Path]) -> list[SpanBatch]:
+def _chosen(batches: Sequence[SpanBatch], args: argparse.Namespace) -> list[SpanBatch]:
+    try:
+        return select(batches, steps_of(args), args.rank)
+    except RunNotFoundError:
+        return []  # of several runs one may have none of it
+
+
+def _outline(run: Path, with_operations: bool) -> list[SpanBatch]:
     seen = 0
     with progress("looking through the spans") as count:
 
@@ -139,7 +157,7 @@ def _outline(runs: Sequence[Path]) -> list[SpanBatch]:
             seen += spans
             count(seen)
 
-        return read_outline(runs, add)
+        return read_outline(run, add, with_operations)
 
 
 def slow_stage_notes(batches: Sequence[SpanBatch], metrics: Sequence[MetricBatch]) -> list[Note]:

@@ -5,6 +5,7 @@ tensor, in which it ended: Horovod has but one of a tensor under way at a time. 
 """
 
 import os
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +30,9 @@ PATIENCE_NS = 60_000_000_000
 """How long an operation of the timeline waits for the ring's, whose end is when the program asked for its result."""
 SLACK_NS = 2_000
 """The timeline counts microseconds."""
-REMEMBERED = 256
-"""Operations of a tensor, and steps, that wait for the timeline."""
-MOST_UNNAMED = 1 << 16
+REMEMBERED_NS = 30_000_000_000
+"""How long the ring's operations and steps wait for the timeline, which may have been stopped."""
+MOST_UNNAMED = 1 << 14
 """Unnamed operations that do."""
 SAME_OFFSET_NS = 10_000
 """Offsets that differ by less are the same one, read twice; with that of the spans a timeline comes back as it was."""
@@ -134,13 +135,14 @@ class Told:
         self._opened = 0
         self._known: dict[str, deque[_Known]] = {}
         self._unnamed: dict[tuple[str, int], _Known] = {}
-        self._steps: deque[tuple[int, int, int]] = deque(maxlen=REMEMBERED)
+        self._steps: deque[tuple[int, int, int]] = deque()
         self._seen = 0
         self._loose: list[tuple[_Tail, Row]] = []
         self._kept = empty_rows()
         is_told = before["span_no"] >= FIRST_NUMBER
         self._written = set(before["span_no"][is_told].tolist())
-        self.know(before.compress(~is_told))
+        mine = before.compress(~is_told)
+        self.know(mine.take(np.argsort(mine["start"], kind="stable")))
 
     def know(self, rows: Column) -> None:
         """Learn of the ring's operations and steps in *rows*, whose descriptors are those of `names`."""
@@ -160,7 +162,10 @@ class Told:
 
     def _remember(self, tensor: str, known: _Known) -> None:
         if _UNNAMED not in tensor:
-            self._known.setdefault(tensor, deque(maxlen=REMEMBERED)).append(known)
+            before = self._known.setdefault(tensor, deque())
+            if before and before[-1].end == _OPEN_END:
+                before[-1].end = known.start  # nobody waited for it, but over it is
+            before.append(known)
             return
         self._unnamed[tensor, known.seq] = known
         if len(self._unnamed) > MOST_UNNAMED:
@@ -179,6 +184,7 @@ class Told:
         for tail in self._tails.values():
             self._sort(tail, tail.finish() if final else tail.read())
             out.append(self._columns(tail, [*self._place(tail, final=final), *self._place_loose(tail, final=final)]))
+        self._forget()
         return stack_rows(out)
 
     def give_back(self, rows: Column) -> None:
@@ -221,8 +227,21 @@ class Told:
         """Return the ring's operation on *tensor* in which the timeline's ended at *end*."""
         if _UNNAMED in tensor:
             return self._unnamed.pop((tensor, seq), None)
-        known = self._known.get(tensor, ())
-        return next((one for one in known if one.start - SLACK_NS <= end <= one.end + SLACK_NS), None)
+        known = self._known.get(tensor, deque())
+        while known and known[0].end + SLACK_NS < end:
+            known.popleft()
+        return next((one for one in reversed(known) if one.start - SLACK_NS <= end <= one.end + SLACK_NS), None)
+
+    def _forget(self) -> None:
+        """Forget what the timeline does not speak of any more."""
+        oldest = self._seen - REMEMBERED_NS
+        for tensor, known in [*self._known.items()]:
+            while known and known[0].end < oldest:
+                known.popleft()
+            if not known:
+                del self._known[tensor]
+        while self._steps and self._steps[0][1] < oldest:
+            self._steps.popleft()
 
     def _is_stale(self, last: Row | None) -> bool:
         return last is None or last[_END] + PATIENCE_NS < self._seen
@@ -230,14 +249,15 @@ class Told:
     def _place_loose(self, tail: _Tail, *, final: bool) -> list[Row]:
         """Return what is in no operation of the ring's, in the step in which it began."""
         out, waiting = [], []
+        begins = [begin for begin, _, _ in self._steps]
         reached = self._steps[-1][1] if self._steps else 0
         for of, row in self._loose:
             start = row[_START]
             if of is not tail:
                 waiting.append((of, row))
             elif final or start <= reached or start + PATIENCE_NS < self._seen:
-                step = next((n for begin, end, n in reversed(self._steps) if begin <= start <= end), NO_STEP)
-                out.append((row[0], step, *row[2:]))
+                _, end, step = self._steps[bisect(begins, start) - 1] if begins and begins[0] <= start else (0, 0, 0)
+                out.append((row[0], step if start < end else NO_STEP, *row[2:]))
             else:
                 waiting.append((of, row))
         self._loose = waiting

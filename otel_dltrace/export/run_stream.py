@@ -12,27 +12,31 @@ from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import Column, SpanBatch, concatenate
 
 
-def read_outline(runs: Sequence[Path], progress: Callable[[int], None]) -> list[SpanBatch]:
-    """Return of each process of *runs* its steps, stages and pauses, and what is first and last in each file.
+def read_outline(run: Path, progress: Callable[[int], None], with_operations: bool = False) -> list[SpanBatch]:
+    """Return of each process of *run* its steps, stages and pauses, and what is first and last in each file.
 
-    *progress* is called with the number of spans that were looked at since its last call.
+    Args:
+        run: The run directory.
+        progress: Called with the number of spans that were looked at since its last call.
+        with_operations: Return operations, and the waiting for them, too: who waits is not slow.
 
     Raises:
-        RunNotFoundError: One is no run directory, or none holds a span.
+        RunNotFoundError: It is no run directory, or holds no span.
     """
     parts: dict[int, list[SpanBatch]] = {}
-    for run in runs:
-        for batch in read_batches(run):
-            parts.setdefault(batch.process.nonce, []).append(batch.take(_of_outline(batch)))
-            progress(len(batch))
+    for batch in read_batches(run):
+        parts.setdefault(batch.process.nonce, []).append(batch.take(_of_outline(batch, with_operations)))
+        progress(len(batch))
     if not parts:
-        raise RunNotFoundError(f"{', '.join(map(str, runs))}: no span is in there yet")
+        raise RunNotFoundError(f"{run}: no span is in there yet")
     whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
     return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
 
 
-def _of_outline(batch: SpanBatch) -> Column:
-    mask: Column = (batch["level"] <= s.Level.STEP) | batch.lookup(lambda d: d.name == s.GC, bool)
+def _of_outline(batch: SpanBatch, with_operations: bool) -> Column:
+    names = (s.GC, s.WAIT) if with_operations else (s.GC,)
+    finest = s.Level.COLLECTIVE if with_operations else s.Level.STEP
+    mask: Column = (batch["level"] <= finest) | batch.lookup(lambda d: d.name in names, bool)
     if len(batch):
         mask[[np.argmin(batch["start"]), np.argmax(batch["end"])]] = True
     return mask

@@ -4,9 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-LOOKS = 32
-"""How often a moment is asked for before it is given up: some 50 us, once a second."""
+LOOKS = 100
+"""How often a moment is asked for before it is given up: some 100 us, once a second."""
 EVERY_NS = 1_000_000_000
+AGAIN_NS = 100_000_000
+"""When it is tried again, where it was given up."""
 MAX_GAP_NS = 60_000_000_000
 """Elapsed times have 24 bits: over a longer gap they say too little, and the line is begun anew."""
 REMEMBERED = 64
@@ -73,7 +75,7 @@ class DeviceClock:
     def __init__(self, device: Device, index: int, now: Callable[[], int]) -> None:
         self._device, self._index, self._now = device, index, now
         self._ties: deque[_Tie] = deque(maxlen=REMEMBERED)
-        self._tried = 0
+        self._next = 0
         self._slope, self._origin = 1.0, (0.0, 0.0)
         self._residual, self._drift, self._range = 0.0, DRIFT, (0.0, 0.0)
         self.anchor: Anchor | None = None
@@ -81,16 +83,17 @@ class DeviceClock:
     def tie(self) -> None:
         """Find a moment that both clocks know, if it is time for one."""
         before = self._now()
-        if self._tried and before - self._tried < EVERY_NS:
+        if before < self._next:
             return
-        self._tried = before
         event = self._device.event()
         before = self._now()
         event.record(self._device.aside(self._index))
         for _ in range(LOOKS):
             if event.query():
                 self._add(event, before, self._now())
+                self._next = before + EVERY_NS
                 return
+        self._next = before + AGAIN_NS
 
     def _add(self, event: Event, before: int, after: int) -> None:
         middle = (before + after) // 2

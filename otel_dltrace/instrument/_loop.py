@@ -152,18 +152,19 @@ class Loop:
 
     def exhausted(self, batches: object) -> None:
         """Know that *batches* has no more: loops that prefetch train on the last one after this."""
-        self.fetch_failed()
         if self._batches() is batches:
             self._batches = _nobody
         if self._last() is batches and (self._evaluated or len(self._ahead) > 1):
             self._settle(training=False)
         if self._last() is batches:
             self._last = _nobody
+        self.fetch_failed()
 
     def fetch_failed(self) -> None:
-        """Know that there was no batch, and an error instead."""
+        """Know that there was no batch."""
         self._fetching = False
-        self._place_pieces()
+        if not self._awaits:
+            self._place_pieces()
 
     def forward_begins(self, start: int, *, training: bool = True) -> None:
         """Know that the forward of a root module begins."""
