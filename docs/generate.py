@@ -28,7 +28,7 @@ MEANING = {
     semconv.DL_JOB_NAME: "",
     semconv.DL_JOB_GENERATION: "which start of the process group it is, from 1",
     semconv.DL_JOB_ATTEMPT: "the launcher's own count of restarts",
-    semconv.DL_WORLD: "`default`, or the name given to `start(Config(world=...))`",
+    semconv.DL_WORLD: "`default`, or the name given to `start(world=...)`",
     semconv.DL_RANK: "",
     semconv.DL_LOCAL_RANK: "",
     semconv.DL_NODE_RANK: "",

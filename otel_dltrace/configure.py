@@ -46,19 +46,22 @@ EXIT_S = 2.0
 """How long a process waits at its end for the drain."""
 
 
-def start(config: Config | None = None) -> None:
+def start(config: Config | None = None, **fields: Any) -> None:
     """Begin to record in this process; the ring is made at the first record.
 
-    Where recording is on already it goes on as it is; if *config* says something else, one sentence tells so.
+    Where recording is on already it goes on as it is; if something else is asked for, one sentence tells so.
 
     Args:
         config: What to record; by default what the environment says.
+        fields: Those of `Config` that are to differ from it, as in ``start(world="rollout")``.
 
     Raises:
         ConfigError: A value cannot be used.
     """
+    if fields:
+        config = replace(config or Config.from_env(), **fields)
     if live.tracer is not None:
-        if config is not None and config.home != live.tracer.recorder.home["drain"]:
+        if config is not None and not _is_as(config, live.tracer):
             guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
         return
     config = config or Config.from_env()
@@ -75,7 +78,11 @@ def start(config: Config | None = None) -> None:
     home = {
         "drain": config.home,
         "directory": config.directory,
-        "at_end": {"worker": config.comm_directory, "server": config.server_profile},
+        "at_end": {
+            "worker": config.comm_directory,
+            "server": config.server_profile,
+            "comm_steps": config.comm_steps,
+        },
         "host": os.uname().nodename,
         "resource": resource_of(os.environ),
         "bind": asdict(environment_bind(config, world, job_name)),
@@ -97,6 +104,12 @@ def start(config: Config | None = None) -> None:
         _follow_process(tracer)
     live.tracer = tracer
     _register_once()
+
+
+def _is_as(config: Config, tracer: Tracer) -> bool:
+    """Return whether *tracer* records as *config* asks for."""
+    level = parse_level(config.of_role(tracer.environment.role).level)
+    return (config.home, level) == (tracer.recorder.home["drain"], tracer.recorder.level)
 
 
 def _drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float], None]]:
@@ -296,11 +309,11 @@ def _register_once() -> None:
         atexit.register(stop)
 
 
-def instrument(config: Config | None = None) -> None:
-    """Trace the frameworks that this program has imported or will import, and begin to record."""
+def instrument(config: Config | None = None, **fields: Any) -> None:
+    """Trace the frameworks that this program has imported or will import, and begin to record as `start` does."""
     from otel_dltrace.instrument import registry
 
-    start(config)
+    start(config, **fields)
     registry.instrument()
 
 
@@ -336,7 +349,7 @@ def instrument_source(source: str, **fields: Any) -> None:
         if not is_switched_off(os.environ):
             from otel_dltrace.instrument import registry
 
-            start(replace(Config.from_env(), **fields))
+            start(**fields)
             registry.instrument([source])
     except DltraceError as error:
         guard.say(f"{error}; tracing is off")

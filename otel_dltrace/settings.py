@@ -11,15 +11,20 @@ from urllib.parse import unquote
 
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import Bind, h64
-from otel_dltrace.model.plan import Window, parse_level
+from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.model.semconv import DL_LAUNCHER_SPAN_ID, DL_LAUNCHER_TRACE_ID
 from otel_dltrace.model.topology import World
+from otel_dltrace.record import guard
 from otel_dltrace.record.carrier import read_traceparent
 from otel_dltrace.record.ring import DEFAULT_SIZE
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
+_KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_MOST_STEPS = (1 << 31) - 1  # an int of C
 _PREFIX = "OTEL_DLTRACE"
+_SDK_DISABLED = "OTEL_SDK_DISABLED"
 JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
 """Set by a launcher of ours for processes that run other programs than the job's own."""
 INSTRUMENTOR_PREFIX = "dltrace_"
@@ -71,6 +76,7 @@ class Config:
         world: The world's name, in jobs with several.
         launch: Which of several jobs of one run this is; "" where there is but one.
         comm_directory: Where the workers' ``comm.json``, as BytePS writes it, goes at the end; "" for nowhere.
+        comm_steps: Which completions of each tensor are in it: ``10-20``, counted from 1 as BytePS does; "" for all.
         server_profile: The file for the servers' profile, as BytePS writes it, at the end; "" for none.
         server_spans: Whether parameter servers record pushes and pulls: ``on``, ``off``, ``auto`` (at level partition).
         server_key: The one key of which they do; "" for all.
@@ -79,7 +85,8 @@ class Config:
         ConfigError: A value cannot be used.
     """
 
-    level: str = "phase"
+    # A drain reads records of every level: it may serve processes that record at several.
+    level: str = field(default="phase", repr=False)
     steps: str = "first=50,every=50"
     directory: str = "."
     ring_directory: str = ""
@@ -94,12 +101,15 @@ class Config:
     # These do not make a drain another one: a run has one for all its jobs, for workers and servers.
     launch: str = field(default="", repr=False)
     comm_directory: str = field(default="", repr=False)
+    comm_steps: str = field(default="", repr=False)
     server_profile: str = field(default="", repr=False)
     server_spans: str = field(default="auto", repr=False)
     server_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         """Check every value."""
+        for known in fields(self):
+            _check_kind(known.name, getattr(self, known.name), type(known.default))
         parse_level(self.level)
         Window.parse(self.steps)
         if self.drain not in ("auto", "thread", "off"):
@@ -110,21 +120,29 @@ class Config:
             raise ConfigError(f"{_PREFIX}_SERVER_KEY={self.server_key!r} is no key: declared key << 16 | partition")
         for name, least in (("ring_size", 1 << 17), ("span_budget", 0), ("quota", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if value < least:
                 raise ConfigError(f"{_PREFIX}_{name.upper()}={value!r} is too small; it must be at least {least}")
         object.__setattr__(self, "directory", _absolute("directory", self.directory))
-        _check_writable(Path(self.directory))
+        if not self.world:
+            raise ConfigError(f"{VARIABLES['world']}='' is no name; it is `default` in jobs with one world")
         rings = self.ring_directory or default_ring_directory()
         object.__setattr__(self, "ring_directory", _absolute("ring_directory", rings))
+        for name in ("directory", "ring_directory"):
+            _check_writable(name, Path(getattr(self, name)))
+        parse_completions(self.comm_steps)
         for name in ("comm_directory", "server_profile"):
             if getattr(self, name):
                 object.__setattr__(self, name, _absolute(name, getattr(self, name)))
+        if self.comm_directory:
+            _check_writable("comm_directory", Path(self.comm_directory))
+        if self.server_profile:
+            _check_writable("server_profile", Path(self.server_profile).parent)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":
         """Return what the ``OTEL_DLTRACE_*`` variables in *env* (the process's own by default) say.
 
-        BytePS's own variables say what these leave open.
+        BytePS's own variables say what these leave open; its timeline needs the finest level.
 
         Raises:
             ConfigError: A variable has a value that cannot be used.
@@ -135,6 +153,8 @@ class Config:
             text = env.get(variable, "").strip()
             if text:
                 values[name] = _parse(variable, text, cls.__dataclass_fields__[name].type)
+        if _atoi(env, "BYTEPS_TRACE_ON") == 1:
+            values["level"] = "partition"
         return cls(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type
 
     def to_env(self) -> dict[str, str]:
@@ -159,6 +179,13 @@ class Config:
         return Path(self.ring_directory)
 
 
+def _check_kind(name: str, value: object, kind: type) -> None:
+    is_path = kind is str and isinstance(value, os.PathLike)
+    if not isinstance(value, kind) and not is_path:
+        said = f"{VARIABLES[name]}={value!r} is of type {type(value).__name__}"
+        raise ConfigError(f"{said}; it must be {_KINDS[kind]}")
+
+
 def _absolute(name: str, path: str) -> str:
     try:
         return str(Path(path).expanduser().absolute())
@@ -166,7 +193,7 @@ def _absolute(name: str, path: str) -> str:
         raise ConfigError(f"{VARIABLES[name]}={path!r} names a user who has no home directory") from None
 
 
-def _check_writable(directory: Path) -> None:
+def _check_writable(name: str, directory: Path) -> None:
     """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
     try:
         there = next(path for path in (directory, *directory.parents) if path.exists())
@@ -174,9 +201,11 @@ def _check_writable(directory: Path) -> None:
         os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         probe.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{_PREFIX}_DIR={str(directory)!r} cannot be written: {error.strerror}") from None
+        variable = " or ".join(filter(None, (VARIABLES[name], _OF_BYTEPS.get(name))))
+        raise ConfigError(f"{variable}={str(directory)!r} cannot be written: {error.strerror}") from None
 
 
+_OF_BYTEPS = {"comm_directory": "BYTEPS_TRACE_DIR", "server_profile": "BYTEPS_SERVER_PROFILE_OUTPUT_PATH"}
 _SHORT = {"directory": "DIR", "ring_directory": "RING_DIR", "comm_directory": "COMM_DIR"}
 VARIABLES = {f.name: f"{_PREFIX}_{_SHORT.get(f.name, f.name.upper())}" for f in fields(Config)}
 
@@ -189,14 +218,23 @@ def _byteps_worker(env: Mapping[str, str]) -> dict[str, object]:
     """
     if _atoi(env, "BYTEPS_TRACE_ON") != 1:
         return {}
-    start, end = _atoi(env, "BYTEPS_TRACE_START_STEP", 10), _atoi(env, "BYTEPS_TRACE_END_STEP", 20)
-    if start < 1:
-        said = env["BYTEPS_TRACE_START_STEP"]
-        raise ConfigError(f"BYTEPS_TRACE_START_STEP={said!r} is no step; BytePS counts them from 1")
+    start, end = _byteps_step(env, "BYTEPS_TRACE_START_STEP", 10), _byteps_step(env, "BYTEPS_TRACE_END_STEP", 20)
     if end <= start:
-        raise ConfigError(f"BYTEPS_TRACE_END_STEP={end} must be greater than BYTEPS_TRACE_START_STEP={start}")
+        raise ConfigError(
+            f"BYTEPS_TRACE_END_STEP={end} must be greater than BYTEPS_TRACE_START_STEP={start} (20 and 10 unless set)"
+        )
     folder = env.get("BYTEPS_TRACE_DIR", "").strip() or "./trace"
-    return {"level": "partition", "steps": f"{start - 1}-{end - 1}", "comm_directory": folder}
+    return {"steps": f"{start - 1}-{end - 1}", "comm_steps": f"{start}-{end}", "comm_directory": folder}
+
+
+def _byteps_step(env: Mapping[str, str], name: str, default: int) -> int:
+    """Return the step in the variable *name*. BytePS reads a word as 0 and ``1.5`` as 1: nobody has meant that."""
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= _MOST_STEPS:
+        raise ConfigError(f"{name}={text!r} is no step: BytePS counts them from 1, in whole numbers to {_MOST_STEPS}")
+    return int(text)
 
 
 def _byteps_server(env: Mapping[str, str]) -> dict[str, object]:
@@ -243,11 +281,18 @@ def is_switched_on(env: Mapping[str, str]) -> bool:
     """Return whether *env* asks for tracing; where it says nothing, whether BytePS's own variables do.
 
     Raises:
-        ConfigError: ``OTEL_DLTRACE`` or ``OTEL_SDK_DISABLED`` is neither true nor false.
+        ConfigError: ``OTEL_DLTRACE`` is neither true nor false.
     """
-    disabled = _truth("OTEL_SDK_DISABLED", env.get("OTEL_SDK_DISABLED", "").strip())
     said = env.get(_PREFIX, "").strip()
-    return (_truth(_PREFIX, said) if said else _byteps_asks(env)) and not disabled
+    return (_truth(_PREFIX, said) if said else _byteps_asks(env)) and not _is_sdk_disabled(env)
+
+
+def _is_sdk_disabled(env: Mapping[str, str]) -> bool:
+    """Return whether ``OTEL_SDK_DISABLED`` is ``true``; OpenTelemetry takes every other value for false, and warns."""
+    said = env.get(_SDK_DISABLED, "").strip()
+    if said.lower() not in ("", "true", "false"):
+        guard.say(f"{_SDK_DISABLED}={said!r} disables nothing; OpenTelemetry knows true alone", _SDK_DISABLED)
+    return said.lower() == "true"
 
 
 def _byteps_asks(env: Mapping[str, str]) -> bool:
@@ -259,7 +304,7 @@ def is_switched_off(env: Mapping[str, str]) -> bool:
     """Return whether *env* forbids tracing, whoever else asks for it.
 
     Raises:
-        ConfigError: ``OTEL_DLTRACE`` or ``OTEL_SDK_DISABLED`` is neither true nor false.
+        ConfigError: ``OTEL_DLTRACE`` is neither true nor false.
     """
     is_said = bool(env.get(_PREFIX, "").strip())
     return not is_switched_on({**env, _PREFIX: env[_PREFIX] if is_said else "1"})

@@ -41,10 +41,10 @@ def run(place: Place, site: Path, controller: str, ranks: int, *arguments: str, 
     return done.stdout + done.stderr
 
 
-def logged(place: Place, rank: int) -> dict[str, list[tuple[int, int]]]:
-    """Return what a rank wrote down: bytes and time of each call, by tensor."""
+def logged(place: Place, rank: int) -> dict[str, list[tuple[int, int, int]]]:
+    """Return what a rank wrote down, by tensor: bytes, and the times between which each call was made."""
     out = defaultdict(list)
     for line in (place.folder / f"log.{rank}").read_text().splitlines():
-        tensor, size, at = json.loads(line)
-        out[tensor].append((size, at))
+        tensor, *call = json.loads(line)
+        out[tensor].append(tuple(call))
     return dict(out)

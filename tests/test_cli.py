@@ -88,6 +88,28 @@ def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd, monkeypatc
     assert says in lines[0]
 
 
+@pytest.mark.parametrize("command", ["drain", "recover"])
+def test_a_bad_variable_of_metrics_ends_a_command(command, capsys, monkeypatch, tmp_path):
+    """As any other bad value does; a drain that a training started goes on with its spans."""
+    monkeypatch.setenv("OTEL_DLTRACE_RING_DIR", str(tmp_path / "rings"))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "often")
+
+    assert main([command]) == 2
+    assert "OTEL_METRIC_EXPORT_INTERVAL='often' is not a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+@pytest.mark.parametrize("option", ["--linger", "--deliver"])
+def test_a_time_to_wait_is_a_number_of_seconds(option, seconds, capsys):
+    """With nan a drain would never end."""
+    with pytest.raises(SystemExit) as ended:
+        main(["drain", f"{option}={seconds}"])
+
+    assert ended.value.code == 2
+    assert f"{seconds!r} is not a number of seconds from 0 on" in capsys.readouterr().err
+
+
 STEPS = """
 import otel_dltrace
 for number in range(3):

@@ -111,6 +111,19 @@ def test_ranks_that_are_not_there_are_told():
     assert (found.ranks, found.told, exact(found).steady.steps_per_second) == (4, 1, 100.0)
 
 
+def test_a_rank_without_a_step_in_a_part_is_not_taken_for_a_slow_one():
+    """It came after the first steps: it does nothing there, and what the others do is known."""
+    early, late = ddp(2, 10)
+    (found,) = scaling({"late": [early, late.take(late["step"] >= 5)]}).runs
+    (alone,) = scaling({"alone": [early]}).runs
+
+    assert found.first is not None
+    assert alone.first is not None
+    assert (found.ranks, found.told, found.first.steps_per_second) == (2, 2, alone.first.steps_per_second)
+    assert found.first.samples_per_second == pytest.approx(32 * found.first.steps_per_second)
+    assert found.speed_up == 1.0
+
+
 @pytest.fixture
 def timelines(tmp_path, monkeypatch, capsys):
     """Import real timelines of two and of four ranks; be where the runs are."""

@@ -66,6 +66,8 @@ BAD = [
     pytest.param("OTEL_DLTRACE_DRAIN", "maybe", "none of auto, thread, off", id="drain"),
     pytest.param("OTEL_DLTRACE_METRICS", "perhaps", "neither 1 nor 0", id="metrics"),
     pytest.param("OTEL_DLTRACE_DIR", "/proc/nowhere", "cannot be written", id="directory"),
+    pytest.param("OTEL_DLTRACE_RING_DIR", "/proc/nowhere", "cannot be written", id="ring directory"),
+    pytest.param("OTEL_DLTRACE_RING_DIR", "/etc/passwd", "Not a directory", id="ring directory is a file"),
     pytest.param("OTEL_DLTRACE_RING_SIZE", "\u00b2", "whole number", id="a digit that is no number"),
     pytest.param("OTEL_DLTRACE_DIR", "~nobody-of-this-name/x", "no home directory", id="no such user"),
     pytest.param("OTEL_DLTRACE_DIR", "x" * 300, "cannot be written", id="a name too long"),
@@ -74,13 +76,83 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("variable", "value", "cure"), BAD[:13])
+@pytest.mark.parametrize(("variable", "value", "cure"), BAD[:15])
 def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
     """`Config.from_env` says what, which value, and what to do."""
     with pytest.raises(ConfigError, match=cure) as caught:
         Config.from_env({variable: value})
     assert value in str(caught.value)
     assert variable in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        pytest.param({"level": 3}, "OTEL_DLTRACE_LEVEL=3 is of type int; it must be a text", id="level"),
+        pytest.param({"steps": None}, "OTEL_DLTRACE_STEPS=None is of type NoneType; it must be a text", id="steps"),
+        pytest.param({"metrics": "yes"}, "OTEL_DLTRACE_METRICS='yes' is of type str; it must be True or False", id="bool"),
+        pytest.param({"quota": "5G"}, "OTEL_DLTRACE_QUOTA='5G' is of type str; it must be a whole number", id="number"),
+        pytest.param({"world": ""}, "OTEL_DLTRACE_WORLD='' is no name", id="no world"),
+        pytest.param({"ring_directory": "/proc/x"}, "OTEL_DLTRACE_RING_DIR='/proc/x' cannot be written", id="rings"),
+    ],
+)
+def test_a_bad_field_raises(fields, told):
+    """`Config` says which variable it would be, which value, and what it must be."""
+    with pytest.raises(ConfigError) as caught:
+        Config(**fields)
+
+    assert str(caught.value).startswith(told)
+
+
+def test_a_folder_may_be_a_path(tmp_path):
+    """As everywhere in Python."""
+    assert Config(directory=tmp_path) == Config(directory=str(tmp_path))
+
+
+@pytest.mark.parametrize("command", [("run", "--", "true"), ("drain",), ("recover",)], ids=lambda words: words[0])
+def test_a_ring_folder_that_cannot_be_made_ends_a_command_with_code_2(place, command):
+    """One sentence, and no traceback."""
+    result = place.command(*command, OTEL_DLTRACE_RING_DIR="/proc/zz")
+
+    said = "otel-dltrace: OTEL_DLTRACE_RING_DIR='/proc/zz' cannot be written: No such file or directory\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
+
+
+NAMED = """
+import otel_dltrace
+otel_dltrace.start(world="rollout", level="collective")
+for _ in range(2):
+    with otel_dltrace.step(), otel_dltrace.phase("not recorded"):
+        pass
+otel_dltrace.instrument(world="another")
+"""
+
+
+def test_fields_of_the_configuration_may_be_given_by_name(place):
+    """`start(world=...)` is the environment's configuration but for that; one that comes too late is told so."""
+    result = place.run(NAMED, OTEL_DLTRACE_LEVEL="partition")
+
+    (batch,) = place.spans()
+    assert batch.process.bind is not None
+    assert (batch.process.bind.world, {batch.descriptor_of(i).name for i in range(len(batch))}) == (
+        "rollout",
+        {"rank.step"},
+    )
+    assert "tracing is on already and stays as it is" in result.stderr
+
+
+def test_only_true_disables_the_sdk(place):
+    """OpenTelemetry takes every other value for false and warns; so do we, once."""
+    code = "import otel_dltrace\nwith otel_dltrace.step():\n    pass\nprint('trained')"
+    result = place.run(code, OTEL_DLTRACE="1", OTEL_SDK_DISABLED="1")
+    warning, summary = result.stderr.splitlines()
+
+    assert (result.stdout, warning) == (
+        "trained\n",
+        "otel_dltrace: OTEL_SDK_DISABLED='1' disables nothing; OpenTelemetry knows true alone",
+    )
+    assert "1 spans recorded" in summary
+    assert len(place.runs()) == 1
 
 
 @pytest.mark.parametrize(("variable", "value", "cure"), BAD)
@@ -122,7 +194,7 @@ def test_a_bad_value_ends_a_command_with_code_2(place, variable, value, cure):
     [
         pytest.param({}, id="nothing set"),
         pytest.param({"OTEL_DLTRACE": "0"}, id="off"),
-        pytest.param({"OTEL_DLTRACE": "1", "OTEL_SDK_DISABLED": "true"}, id="OpenTelemetry disabled"),
+        pytest.param({"OTEL_DLTRACE": "1", "OTEL_SDK_DISABLED": "TRUE"}, id="OpenTelemetry disabled"),
     ],
 )
 def test_what_is_off_leaves_no_trace(place, env):

@@ -4,16 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from certificates import make_certificates
 
-from otel_dltrace.doctor import endpoint, environment, host, installation, runs
+from otel_dltrace.doctor import endpoint, environment, frameworks, host, installation, runs
 from otel_dltrace.doctor.checks import examine
 from otel_dltrace.doctor.child import Child
+from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding, worst
 from otel_dltrace.settings import Config
 from tests import servers
@@ -218,6 +221,53 @@ def test_another_way_of_speaking_is_tried(secured, certificates):
     )
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_token_that_was_meant_for_tls_is_never_sent_without(scheme):
+    """Whoever asked for TLS is told of a plain way in; it is found without the headers."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            seen.append(self.headers["authorization"])
+            self.send_error(401)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            env = otlp(f"{scheme}://127.0.0.1:{server.server_port}", HEADERS=f"{TOKEN}t0ken")
+            (found,) = [one for one in problems(endpoint.check(env)) if one.area == endpoint.AREA]
+        finally:
+            server.shutdown()
+            thread.join()
+
+    assert seen == ([None] if scheme == "https" else ["Bearer t0ken"])
+    assert ("write http:// in" in found.cure) is (scheme == "https")
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        pytest.param({"HTTP_PROXY": "http://user:secret@proxy:8"}, ["go through the proxy proxy:8"], id="a proxy"),
+        pytest.param({"all_proxy": "http://proxy:8"}, ["go through the proxy http://proxy:8"], id="for all"),
+        pytest.param({"HTTP_PROXY": "http://proxy:8", "NO_PROXY": "127.0.0.1"}, [], id="not for this host"),
+        pytest.param({"HTTPS_PROXY": "http://proxy:8"}, [], id="of another scheme"),
+    ],
+)
+def test_a_proxy_is_told_by_the_environment_that_is_examined(env, told, monkeypatch):
+    """And not by that of the doctor's own process."""
+    for name in ("http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    settings = OtlpSettings.from_env(otlp("http://127.0.0.1:1"))
+    found = [finding.what for finding in endpoint._proxy(settings, env)]
+
+    assert found == [f"requests to http://127.0.0.1:1/v1/traces {what}" for what in told]
+
+
 # -- the end of a run ----------------------------------------------------------------------------
 
 
@@ -347,6 +397,23 @@ def test_what_the_environment_gets_wrong_is_named(env, problem):
     found = [finding.what for finding in problems(environment.check(env))]
 
     assert [what for what, said in zip(found, problem, strict=True) if not what.startswith(said)] == []
+
+
+def test_a_bad_name_hides_no_other_that_it_begins_with():
+    """The switch is told as well as what is wrong beside it; of metrics, that spans go on."""
+    env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_LEVEL": "x", "OTEL_METRIC_EXPORT_INTERVAL": "0", **otlp("http://h")}
+    found = environment.check(env)
+
+    assert "OTEL_DLTRACE=1" in [finding.what for finding in found if finding.verdict == FINE]
+    assert [(one.what.partition("=")[0], one.cure) for one in problems(found)] == [
+        ("OTEL_DLTRACE_LEVEL", "with it, programs run untraced"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "with it, no metrics are sent; spans are"),
+    ]
+
+
+def test_python_itself_is_no_framework():
+    """We follow its garbage collector, and import nothing for that."""
+    assert "gc " not in "".join(finding.what for finding in frameworks.check(import_them=False))
 
 
 def test_secrets_are_not_printed():

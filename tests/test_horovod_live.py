@@ -97,10 +97,11 @@ def share_in_time(place: Place, batches: list[SpanBatch]) -> float:
     apart = []
     for batch in batches:
         log, found = horovod_job.logged(place, batch.rank), operations(batch)
-        sizes = {tensor: [size for size, _ in calls] for tensor, calls in log.items()}
+        sizes = {tensor: [size for size, _, _ in calls] for tensor, calls in log.items()}
         assert {tensor: part["size"].tolist() for tensor, part in found.items()} == sizes
         for tensor, calls in log.items():
-            apart += [abs(start - at) for start, (_, at) in zip(found[tensor]["start"].tolist(), calls, strict=True)]
+            for start, (_, before, after) in zip(found[tensor]["start"].tolist(), calls, strict=True):
+                apart.append(max(before - start, start - after, 0))
     assert len(apart) > 150 * len(batches)
     return float(np.mean(np.array(apart) < MS))
 

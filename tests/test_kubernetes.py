@@ -283,14 +283,16 @@ def test_images_are_pinned_and_of_this_version():
         assert {image.rpartition(":")[2] for image in images if image.startswith("otel-dltrace/")} == {__version__}
 
 
-def test_a_user_moves_an_overlay_to_a_namespace_and_a_registry_of_his_own(tmp_path):
-    """The docs' kustomization: namespace and images reach into the pods of kinds that kustomize does not know."""
+def test_the_kustomization_of_the_docs_moves_an_overlay_to_another_namespace_and_registry(tmp_path):
+    """The docs' kustomization: namespace, images, back ends; also in the pods of kinds that kustomize does not know."""
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     users = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
     folders = [folder.removeprefix("deploy/kubernetes/") for folder in users.pop("resources")]
     found = objects(own(tmp_path, folders, **users))
 
     assert {o["metadata"].get("namespace") for o in found if o["kind"] != "Namespace"} == {"team-a"}
+    (backends,) = (o["data"] for o in found if o["metadata"]["name"].startswith("otel-backends"))
+    assert backends == {"JAEGER_ENDPOINT": "jaeger.tracing:4317", "TEMPO_ENDPOINT": "tempo:4317"}
     containers = [c for t in traced(found) for c in t["spec"]["initContainers"]]
     ours = {c["image"] for c in containers if "otel-dltrace" in c["name"]}
     assert ours == {f"REGISTRY/otel-dltrace/{name}:{__version__}" for name in ("drain", "inject")}

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,6 +250,7 @@ SLOW_RANK = """
 
 def test_the_summary_alone_names_the_rank_that_holds_the_others_up(place, collector):
     """With the window closed, and without comparing clocks: its frontier leads from the planted stage on."""
+    pytest.importorskip("torch")
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http}
     result = place.torchrun(SLOW_RANK, OTEL_DLTRACE="1", OTEL_DLTRACE_STEPS="900-901", **endpoint)
     drained(place)
@@ -289,20 +291,43 @@ def test_a_killed_run_loses_no_step(place, collector):
     assert sum(len(batch) for batch in read_metrics(place.runs()[0])) > 0
 
 
+RESTARTED = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    dist.init_process_group("gloo")
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (batch,) in DataLoader(TensorDataset(torch.randn(22 if attempt else 30, 8)), batch_size=4):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if not attempt:
+        sys.exit(3)
+    dist.destroy_process_group()
+"""
+
+
 def test_a_restart_goes_on_in_the_same_job_with_its_own_attempt(place, collector):
-    """Both attempts' totals are whole, each under its resource."""
-    launcher = {"OTEL_DLTRACE_JOB": "job-7", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    for attempt, run in (("0", "a"), ("1", "b")):
-        env = to(collector, place, **launcher, TORCHELASTIC_RESTART_COUNT=attempt, OTEL_DLTRACE_RUN=run)
-        place.run(SHORT, **env)
+    """Torchrun starts the rank again: both attempts' totals are whole, each under its resource."""
+    pytest.importorskip("torch")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    restart = ["--max-restarts", "1", "--monitor-interval", "0.1", str(place.write(RESTARTED))]
+    process = place.popen([*launcher, *restart], **to(collector, place, OMP_NUM_THREADS="1"))
+    result = place.finish(process, 120)
     drained(place)
 
-    points = collector.points(m.DL_TRAIN_SAMPLES)
-    assert {(p.resource[s.DL_JOB_ID], p.resource[s.DL_JOB_ATTEMPT], p.value) for p in points if p.value == 101} == {
-        ("job-7", 0, 101),
-        ("job-7", 1, 101),
+    totals = {
+        (p.resource[s.DL_JOB_ATTEMPT], p.resource[s.DL_JOB_GENERATION]): p.value
+        for p in collector.points(m.DL_TRAIN_SAMPLES)
     }
-    assert len(place.runs()) == 2
+    assert result.returncode == 0, result.stderr
+    assert totals == {(0, 1): 30, (1, 2): 22}
+    assert len({p.resource[s.DL_JOB_ID] for p in collector.points(m.DL_TRAIN_SAMPLES)}) == 1
+    assert len([batch for run in place.runs() for batch in read_metrics(run)]) == 2
 
 
 def test_a_killed_drain_is_followed_by_one_that_samples_on(place, collector):

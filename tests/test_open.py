@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -12,8 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from otel_dltrace.cli.main import main
+from otel_dltrace.export import serve
 from otel_dltrace.export.rundir import RunWriter, run_root
 from otel_dltrace.export.serve import serve_once
+from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, rank_step_id, trace_id
 from otel_dltrace.model.plan import share_of
 from otel_dltrace.model.spans import SpanBatch
@@ -151,6 +154,35 @@ def test_a_file_is_handed_out_once(tmp_path):
     assert not thread.is_alive()
 
 
+def test_a_connection_that_asks_nothing_holds_nobody_up(tmp_path, monkeypatch):
+    """A browser opens one ahead of need; the next one gets the file, however slowly that reads."""
+    monkeypatch.setattr(serve, "PATIENCE_S", 0.05)
+    file = tmp_path / "trace.json"
+    file.write_text("[]")
+    port = servers.free_port()
+    thread = threading.Thread(target=serve_once, args=(file, "https://ui.perfetto.dev", port))
+    thread.start()
+
+    def connected():
+        try:
+            return socket.create_connection(("127.0.0.1", port), 10)
+        except ConnectionRefusedError:
+            return None
+
+    with servers.wait_until(connected, what="the server") as idle:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/trace.json", timeout=30) as answer:
+            assert answer.read() == b"[]"
+        assert idle.recv(1) == b""
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_file_that_is_not_there_is_not_served(tmp_path):
+    """One sentence, before anybody is asked to read it."""
+    with pytest.raises(DltraceError, match="gone.json cannot be read: No such file"):
+        serve_once(tmp_path / "gone.json", "https://ui.perfetto.dev", servers.free_port())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -161,6 +193,14 @@ def test_a_file_is_handed_out_once(tmp_path):
         pytest.param(
             ["demo", "--step", "2", "--in", "perfetto", "-o", "/proc/x"], "/proc/x cannot be written", id="file"
         ),
+        pytest.param(["demo", "--step", "2", "--serve"], "--serve is for perfetto, and not for jaeger", id="serve"),
+        pytest.param(
+            ["demo", "--step", "2", "--in", "tempo", "-o", "x"], "--output is for perfetto, and not for tempo", id="o"
+        ),
+        pytest.param(
+            ["demo", "--step", "2", "--datasource", "x"], "--datasource is for grafana, and not for jaeger", id="source"
+        ),
+        pytest.param(["d" * 300, "--step", "2"], "cannot be read: File name too long", id="a long name"),
     ],
 )
 def test_what_is_not_there_is_one_sentence(run, arguments, says, capsys):

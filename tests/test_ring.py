@@ -248,7 +248,9 @@ def test_a_full_or_unwritable_folder_turns_tracing_off_with_one_sentence(
     write(recorder, range(1000))
 
     assert recorder.level == 0
-    assert capfd.readouterr().err == f"otel_dltrace: no ring in {tmp_path / 'rings'}: File exists; tracing is off\n"
+    cure = "set OTEL_DLTRACE_RING_DIR to a folder on a tmpfs; tracing is off"
+    said = f"otel_dltrace: no folder for rings at {tmp_path / 'rings'}: File exists; {cure}\n"
+    assert capfd.readouterr().err == said
 
 
 LIMITED = """

@@ -118,7 +118,8 @@ def _first_steps(tables: Sequence[StepTable]) -> tuple[str, Column]:
 
 def _part(tables: Sequence[StepTable], batches: Sequence[SpanBatch], steps: Column, ranks: int) -> Part:
     chosen = [batch.take(np.isin(batch["step"], steps)) for batch in worker_batches(batches)]
-    rates = [rank_throughput(table, table.rows_of(steps)).rates for table in tables]
+    done = [rank_throughput(table, table.rows_of(steps)) for table in tables]
+    rates = [rank.rates for rank in done if rank.steps]  # a rank that came later, or left, has no step here
     samples = [rate.samples_per_second for rate in rates if rate.samples_per_second is not None]
     span = sum(int((table.duration + table.between)[table.rows_of(steps)].sum()) for table in tables)
     share = negotiations(chosen).whole
@@ -126,7 +127,7 @@ def _part(tables: Sequence[StepTable], batches: Sequence[SpanBatch], steps: Colu
         len(steps),
         spread(_slowest(tables, steps)),
         min((rate.steps_per_second for rate in rates), default=0.0),
-        sum(samples) if len(samples) == ranks else None,
+        sum(samples) if rates and len(tables) == ranks and len(samples) == len(rates) else None,
         _communication(tables, steps) / span if span else 0.0,
         _exposed(tables, steps, span),
         share.negotiation / share.communication if share and share.communication else None,

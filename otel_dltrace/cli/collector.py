@@ -10,6 +10,8 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
+from otel_dltrace.model.errors import DltraceError
+
 COLLECTORS = {
     "sidecar": "beside the ranks of a host or pod: keeps everything on disk until the gateway has it",
     "gateway-router": "in front of several gateways: all spans of a trace go to one of them",
@@ -37,7 +39,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the file."""
     folder = _folder() / "optional" if args.name in OPTIONAL else _folder()
-    print((folder / f"{args.name}.yaml").read_text(encoding="utf-8"), end="")
+    file = folder / f"{args.name}.yaml"
+    try:
+        print(file.read_text(encoding="utf-8"), end="")
+    except FileNotFoundError:
+        raise DltraceError(f"{file} is not there: the installation is not whole, install us anew") from None
+    except OSError as error:
+        raise DltraceError(f"{file} cannot be read: {error.strerror or error}") from None
     return 0
 
 

@@ -10,6 +10,8 @@ is a problem, 2 where the command itself is wrong.
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -20,6 +22,7 @@ from otel_dltrace.report.findings import findings_json, write_findings
 
 WIDTH = 100
 """Characters below which the table is not squeezed."""
+_VERBOSITY = "GRPC_VERBOSITY"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +35,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 if one is a problem."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC says of a handshake that fails, we say
-    with progress("looking"):
-        findings = examine(dict(os.environ), import_frameworks=not args.quick)
+    env = dict(os.environ)
+    with _grpc_silent(), progress("looking"):
+        findings = examine(env, import_frameworks=not args.quick)
     verdict = worst(findings)
     if args.json:
         print(findings_json(findings, verdict))
     else:
         write_findings(findings, Console(width=max(WIDTH, Console().width)))
     return int(verdict == PROBLEM)
+
+
+@contextmanager
+def _grpc_silent() -> Iterator[None]:
+    """Have gRPC say nothing of a handshake that fails, for we do; it asks the environment alone, once."""
+    is_ours = _VERBOSITY not in os.environ
+    os.environ.setdefault(_VERBOSITY, "NONE")
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ[_VERBOSITY]

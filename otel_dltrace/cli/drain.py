@@ -5,6 +5,7 @@ ranks run with OTEL_DLTRACE_DRAIN=off.
 """
 
 import argparse
+import math
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from typing import TextIO
 
 from otel_dltrace.configure import drain_for
 from otel_dltrace.export.drain import CLOSE_S, LINGER_S, Drain
+from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record.launch import ALL_RINGS, take_lock
 from otel_dltrace.record.ring import make_ring_folder
@@ -27,11 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lock", type=int, metavar="FD", help="the lock is held by this descriptor already")
     parser.add_argument("--print-to", type=int, metavar="FD", help="what exporters print goes to this descriptor")
     parser.add_argument(
-        "--linger", type=float, default=LINGER_S, metavar="SECONDS", help="wait so long for more writers (%(default)s)"
+        "--linger", type=seconds, default=LINGER_S, metavar="SECONDS", help="wait so long for more writers (%(default)s)"
     )
     parser.add_argument(
         "--deliver",
-        type=float,
+        type=seconds,
         default=CLOSE_S,
         metavar="SECONDS",
         help="at the end take so long to deliver what the collector has not taken yet; half of it if it is away, the "
@@ -43,10 +45,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def seconds(text: str) -> float:
+    """Return *text* as a time to wait.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on: write 5, for example")
+    return value
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve rings; return 0, or 2 where another drain does."""
     out = sys.stdout if args.print_to is None else _print_to(args.print_to)
     config = Config.from_env()
+    if args.lock is None:
+        # Who asked for us can mend it. A training process that started us keeps its spans, without metrics.
+        MetricSettings.from_env(os.environ)
     make_ring_folder(config.rings)
     name = args.home or ALL_RINGS
     lock = args.lock if args.lock is not None else take_lock(config.rings / f"{name}.lock")

@@ -24,6 +24,9 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.report import links
 from otel_dltrace.settings import VIEWERS, Config, viewer_url
 
+_DATASOURCE = "tempo"
+_ONLY = {"--serve": "perfetto", "--output": "perfetto", "--datasource": "grafana"}
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -34,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--in", dest="viewer", choices=sorted(VIEWERS), default="jaeger", help="where (%(default)s)")
     parser.add_argument("--url", help="the viewer's address, instead of that in its variable, see below")
-    parser.add_argument("--datasource", default="tempo", metavar="UID", help="of Tempo in Grafana (%(default)s)")
+    parser.add_argument("--datasource", metavar="UID", help=f"of Tempo in Grafana ({_DATASOURCE})")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Perfetto: where the Chrome trace is written")
     parser.add_argument("--serve", action="store_true", help="Perfetto: hand the trace to the page, then end")
     defaults = "\n".join(f"  {viewer.variable:26} {viewer.address}" for viewer in VIEWERS.values())
@@ -44,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the address; return 0."""
     config = Config.from_env()
+    _check_viewer(args)
     base = args.url.rstrip("/") if args.url else viewer_url(os.environ, args.viewer)
     if urlsplit(base).scheme not in ("http", "https"):
         raise ConfigError(f"{base!r} is no address of {args.viewer}: write --url http://HOST:PORT")
@@ -57,12 +61,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_viewer(args: argparse.Namespace) -> None:
+    """Refuse what another viewer than the one asked for would heed."""
+    given = {"--serve": args.serve, "--output": args.output is not None, "--datasource": args.datasource is not None}
+    for option, viewer in _ONLY.items():
+        if given[option] and args.viewer != viewer:
+            raise ConfigError(f"{option} is for {viewer}, and not for {args.viewer}: write --in {viewer}, or leave it out")
+
+
 def _address(args: argparse.Namespace, base: str, trace: StepTrace) -> str:
     if args.viewer == "jaeger":
         return links.jaeger(base, trace.trace_id, "" if args.rank is None else trace.span_id)
     if args.viewer == "tempo":
         return links.tempo(base, trace.trace_id)
-    return links.grafana(base, trace.trace_id, trace.start, trace.end, args.datasource)
+    return links.grafana(base, trace.trace_id, trace.start, trace.end, args.datasource or _DATASOURCE)
 
 
 def _perfetto(args: argparse.Namespace, path: Path, base: str) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure import drain_for, short_path
+from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.sender import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
@@ -27,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Recover every orphan ring of this user, then send what waits in *args.runs* and in the runs recovered."""
     for given in args.runs:
         host_folders(given)
+    MetricSettings.from_env(os.environ)  # a bad value is told before anything is done
     drain = drain_for(Config.from_env(), None, orphans_only=True)
     drain.linger = 0.0
     with progress("reading rings"):

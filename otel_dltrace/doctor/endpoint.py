@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.otlp.diagnosis import CERTIFICATE, ENDPOINT, PROTOCOL, diagnose
-from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.export.otlp.transport import Verdict
 from otel_dltrace.export.probe import Answer, certificate, other_ways, probe
 from otel_dltrace.model.errors import ConfigError
@@ -27,7 +27,7 @@ def check(env: Mapping[str, str]) -> list[Finding]:
         answer = probe(settings, LONGEST_S)
     except ConfigError as error:
         return [Finding(AREA, PROBLEM, str(error))]
-    return [*_proxy(settings), *_certificate(settings), _judge(settings, answer)]
+    return [*_proxy(settings, env), *_certificate(settings), _judge(settings, answer)]
 
 
 def _nowhere(env: Mapping[str, str]) -> Finding:
@@ -86,12 +86,18 @@ def _certificate(settings: OtlpSettings) -> list[Finding]:
     return [Finding("TLS", NOTE if is_short else FINE, what, "renew it soon" if is_short else "")]
 
 
-def _proxy(settings: OtlpSettings) -> list[Finding]:
-    from requests.utils import get_environ_proxies
+def _proxy(settings: OtlpSettings, env: Mapping[str, str]) -> list[Finding]:
+    from requests.utils import should_bypass_proxies
 
-    proxies = get_environ_proxies(settings.endpoint) if "://" in settings.endpoint else {}
-    proxy = proxies.get("https" if settings.tls else "http")
-    if proxy is None:
+    if settings.protocol == GRPC:
+        return []
+    proxy = _named(env, "https_proxy" if settings.tls else "http_proxy") or _named(env, "all_proxy")
+    if not proxy or should_bypass_proxies(settings.endpoint, no_proxy=_named(env, "no_proxy")):
         return []
     what = f"requests to {settings.where} go through the proxy {proxy.rpartition('@')[2]}"
     return [Finding(AREA, NOTE, what, "name its host in NO_PROXY if they should not")]
+
+
+def _named(env: Mapping[str, str], name: str) -> str:
+    """Return the value of *name* in *env*; in small letters it wins, as with requests."""
+    return env.get(name, env.get(name.upper(), "")).strip()

@@ -16,13 +16,16 @@ from otel_dltrace.settings import VARIABLES, Config, is_switched_on
 AREA = "environment"
 _PREFIXES = ("OTEL_", "DLTRACE")
 _PASSWORD = re.compile(r"//[^/@]*@")
+_NAME = re.compile(r"\w+")
+_UNTRACED, _UNMEASURED = "with it, programs run untraced", "with it, no metrics are sent; spans are"
 
 
 def check(env: Mapping[str, str]) -> list[Finding]:
     """Return what the variables in *env* do, one finding for each, and whether tracing is on."""
     set_here = {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES) and value.strip()}
     bad = list(_bad_values(env))
-    fine = [name for name in set_here if not any(finding.what.startswith(name) for finding in bad)]
+    named = {found.group() for finding in bad if (found := _NAME.match(finding.what))}
+    fine = [name for name in set_here if name not in named]
     return [_switch(env), *(_variable(name, set_here[name]) for name in fine), *bad]
 
 
@@ -71,19 +74,21 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield each variable that cannot be used; each is tried alone, so that one does not hide another."""
     ours = {name: value for name, value in env.items() if name.startswith((f"{SWITCH}_", "BYTEPS_")) and value.strip()}
     alone = [{name: value} for name, value in ours.items() if name.startswith(SWITCH)]
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for part in [*alone, ours]:
         try:
             Config.from_env(part)
         except ConfigError as error:
-            found[str(error)] = None
-    for read in (exporters, OtlpSettings.from_env, MetricSettings.from_env):
+            found[str(error)] = _UNTRACED
+    readers = ((exporters, _UNTRACED), (OtlpSettings.from_env, _UNTRACED), (MetricSettings.from_env, _UNMEASURED))
+    for read, effect in readers:
         try:
             read(env)
         except ConfigError as error:
-            found[str(error)] = None
-    said = [sentence for sentence in found if not sentence.startswith(VARIABLES["directory"])]  # the host's checks do
-    yield from (Finding(AREA, PROBLEM, sentence, "with it, programs run untraced") for sentence in said)
+            found.setdefault(str(error), effect)
+    for sentence, effect in found.items():
+        if not sentence.startswith(VARIABLES["directory"]):  # the host's checks say that
+            yield Finding(AREA, PROBLEM, sentence, effect)
 
 
 def config_of(env: Mapping[str, str]) -> Config:

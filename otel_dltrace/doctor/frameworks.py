@@ -24,7 +24,8 @@ _DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk"}
 
 def check(*, import_them: bool = True) -> list[Finding]:
     """Return, for each framework that we trace, whether it is there, and what of it is put in place."""
-    packages = sorted({row.module.partition(".")[0] for rows in TABLES.values() for row in rows} - {_OWN})
+    roots = {row.module.partition(".")[0] for rows in TABLES.values() for row in rows}
+    packages = sorted(roots - {_OWN} - sys.stdlib_module_names)  # Python's own garbage collector is no framework
     there = [name for name in packages if find_spec(name) is not None]
     absent = [name for name in packages if name not in there]
     found = [finding for name in there for finding in _framework(name, import_them)]

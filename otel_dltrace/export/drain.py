@@ -247,6 +247,7 @@ class Drain:
         writer.name_run(bind)
         writer.know(process)
         at_end = source.names.home.get("at_end") or {}
+        writer.comm_steps = str(at_end.get("comm_steps") or writer.comm_steps)
         if path := at_end.get(bind.role):
             self._at_end.setdefault(root, {})[bind.role] = path
         member = Member(source, bind, process, writer, self.serving.window, self.serving.budget)
@@ -375,7 +376,7 @@ class Drain:
             from otel_dltrace.export.byteps_ingest import ingest
 
             for note in ingest(writer, Path(traces)):
-                guard.say(note)
+                self._complain(root, note)
 
     def _write_at_end(self, root: Path, writer: RunWriter) -> None:
         """Write the files that this host's processes want to have when all is over."""
@@ -383,9 +384,16 @@ class Drain:
             from otel_dltrace.export.byteps_end import write_at_end
 
             try:
-                write_at_end(writer.folder, self._at_end[root], self.serving.window)
+                write_at_end(writer.folder, self._at_end[root], writer.comm_steps)
             except OSError as error:
-                guard.say(f"{error.filename} cannot be written ({error.strerror}); `otel-dltrace export` does it again")
+                note = f"{error.filename} cannot be written ({error.strerror}); `otel-dltrace export` does it again"
+                self._complain(root, note)
+                writer.write_summary(self.totals[root], ended=True)
+
+    def _complain(self, root: Path, note: str) -> None:
+        """Say *note*, here and in the line that tells what became of a run."""
+        guard.say(note)
+        self.totals.setdefault(root, {}).setdefault("trouble", []).append(note)
 
     def _compact(self, writer: RunWriter) -> None:
         """Turn closed segments into Parquet and keep the host within its quota."""

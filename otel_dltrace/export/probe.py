@@ -64,7 +64,10 @@ def probe(settings: OtlpSettings, timeout_s: float) -> Answer:
 
 
 def other_ways(settings: OtlpSettings) -> list[OtlpSettings]:
-    """Return the same address under the other protocol, with and without TLS, the likelier first."""
+    """Return the same address under the other protocol, with and without TLS, the likelier first.
+
+    Who asked for TLS meant its headers, a token among them, for nobody to read: without TLS they are left out.
+    """
     if host_and_port(settings) is None:
         return []
     other = HTTP if settings.protocol == GRPC else GRPC
@@ -77,7 +80,8 @@ def _under(settings: OtlpSettings, protocol: str, tls: bool) -> OtlpSettings:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     path = _TRACES_PATH if settings.protocol == GRPC else urlsplit(settings.endpoint).path
     url = f"{'https' if tls else 'http'}://{address}{path}"
-    return replace(settings, endpoint=address if protocol == GRPC else url, protocol=protocol, tls=tls)
+    headers = () if settings.tls and not tls else settings.headers
+    return replace(settings, endpoint=address if protocol == GRPC else url, protocol=protocol, tls=tls, headers=headers)
 
 
 def host_and_port(settings: OtlpSettings) -> tuple[str, int] | None:

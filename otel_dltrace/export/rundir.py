@@ -33,6 +33,9 @@ class RunWriter:
     Args:
         root: The run directory; made at the first write.
         host: This host's folder in it.
+
+    Attributes:
+        comm_steps: Which completions of a tensor BytePS's variables ask for, as ``10-20``; "" if for none or all.
     """
 
     def __init__(self, root: Path, host: str) -> None:
@@ -47,6 +50,7 @@ class RunWriter:
         self._known: dict[int, int] = {}
         self.processes: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
+        self.comm_steps = ""
         self._inherited: dict[str, Any] = {}
 
     def open(self) -> None:
@@ -55,6 +59,7 @@ class RunWriter:
         before = read_json(self.folder / "drain.json") or {}
         self.processes = {int(p["nonce"], 16): p for p in before.get("processes", [])}
         self._inherited = before.get("summary", {})
+        self.comm_steps = str(before.get("comm_steps", ""))
         self.number = 1 + max((segment_number(p) for p in self.folder.glob(SEGMENTS)), default=0)
         self.number = max(self.number, int(before.get("next_segment", 1)))
         path = self.folder / "descriptors.arrows"
@@ -178,6 +183,8 @@ class RunWriter:
                 "processes": list(self.processes.values()),
                 "summary": _sum(self._inherited, summary),
             }
+            if self.comm_steps:
+                value["comm_steps"] = self.comm_steps
             write_json(self.folder / "drain.json", value)
 
     def close(self) -> None:

@@ -6,20 +6,35 @@ from urllib.parse import quote
 
 from otel_dltrace.model.errors import DltraceError
 
+PATIENCE_S = 2.0
+"""Browsers open connections ahead of need: one on which nothing is asked for so long is closed, for the next."""
+
+
+class _Server(HTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: a page that went away asks again."""
+
 
 def serve_once(path: Path, origin: str, port: int) -> None:
     """Serve *path* under its name on the loopback until somebody has read it; pages of *origin* may.
 
     Raises:
-        DltraceError: The port is taken.
+        DltraceError: The file cannot be read, or the port is taken.
     """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DltraceError(f"{path} cannot be read: {error.strerror or error}") from None
     served = False
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE_S
+
         def do_GET(self) -> None:
             nonlocal served
             is_it = self.path == f"/{quote(path.name)}"
-            body = path.read_bytes() if is_it else b""
+            body = content if is_it else b""
+            self.connection.settimeout(None)  # who asked may read slowly
             self.send_response(200 if is_it else 404)
             self.send_header("Access-Control-Allow-Origin", origin)
             self.send_header("Cache-Control", "no-cache")
@@ -32,7 +47,7 @@ def serve_once(path: Path, origin: str, port: int) -> None:
             """Say nothing: the terminal shows the address."""
 
     try:
-        server = HTTPServer(("127.0.0.1", port), Handler)
+        server = _Server(("127.0.0.1", port), Handler)
     except OSError as error:
         raise DltraceError(f"port {port} cannot be used ({error.strerror}): end what uses it") from None
     with server:

@@ -7,7 +7,7 @@ import numpy as np
 
 from otel_dltrace.export.files import read_json
 from otel_dltrace.export.run_reader import read_batches, read_summaries
-from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, rank_step_id, trace_id
 from otel_dltrace.model.plan import share_of
 
@@ -29,10 +29,14 @@ def find_run(name: str, directory: Path) -> Path:
 
     Raises:
         RunNotFoundError: There is none.
+        DltraceError: It cannot be looked for.
     """
-    if (Path(name) / "hosts").is_dir():
-        return Path(name)
-    runs = sorted(directory.glob("dltrace-*/run.json"), key=lambda path: path.stat().st_mtime)
+    try:
+        if (Path(name) / "hosts").is_dir():
+            return Path(name)
+        runs = sorted(directory.glob("dltrace-*/run.json"), key=lambda path: path.stat().st_mtime)
+    except OSError as error:
+        raise DltraceError(f"{error.filename or name} cannot be read: {error.strerror or error}") from None
     jobs = [(read_json(path) or {}, path.parent) for path in runs]
     found = [run for info, run in jobs if name in (info.get("job_name"), info.get("job"), run.name)]
     if not found:

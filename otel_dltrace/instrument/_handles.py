@@ -63,15 +63,15 @@ class Handles:
         return pending, monotonic_ns(), bool(is_async and self._is_done(handle))
 
     def waited(self, wait: Wait, error: BaseException | None = None) -> None:
-        """End what was waited for; the time blocked is a child of each."""
+        """End what was waited for; the time blocked is a child, of the first of several."""
         end = monotonic_ns()
         pending, start, was_done = wait
         if was_done and error is None:
             pending.found_done(start)
             return
-        for operation in pending.operations:
-            if operation.flags & Flag.ASYNC:
-                self._recorder.phase(self._wait, start, end, parent=operation.number, step=operation.step)
+        operation = pending.operations[0]
+        if operation.flags & Flag.ASYNC:
+            self._recorder.phase(self._wait, start, end, parent=operation.number, step=operation.step)
         pending.close(error=error, end=end)
 
     def leave(self) -> None:

@@ -19,6 +19,9 @@ SLOW = 1.5
 SLOW_WINDOW = 50
 
 _RANGE = re.compile(r"(\d+)-(\d+)")
+_COMPLETIONS = re.compile(r"([1-9][0-9]{0,9})-([1-9][0-9]{0,9})")
+FINEST = "they are recorded at level partition: otel-dltrace run --level partition, or OTEL_DLTRACE_LEVEL=partition"
+"""What to do where stages of partitions, or requests of servers, are missing."""
 _SETTING = re.compile(r"(first|every)=(\d+)")
 
 
@@ -33,6 +36,20 @@ def parse_level(text: str) -> Level:
     except KeyError:
         names = ", ".join(level.name.lower() for level in Level)
         raise ConfigError(f"OTEL_DLTRACE_LEVEL={text!r} is no level; use one of {names}") from None
+
+
+def parse_completions(text: str) -> "Window":
+    """Return the window of a tensor's completions written as ``10-20``, counted from 1, or ``all``, which "" is, too.
+
+    Raises:
+        ConfigError: It is no range.
+    """
+    if text in ("", "all"):
+        return Window(everything=True)
+    found = _COMPLETIONS.fullmatch(text)
+    if found is None or int(found[1]) > int(found[2]):
+        raise ConfigError(f"OTEL_DLTRACE_COMM_STEPS={text!r} is no range; write A-B, counted from 1, or all")
+    return Window(((int(found[1]), int(found[2])),))
 
 
 @dataclass(frozen=True, slots=True)

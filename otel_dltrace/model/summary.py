@@ -26,7 +26,7 @@ def summary_line(figures: Mapping[str, Any]) -> str:
         parts.append(f"{exporter['accepted']:,} to {name}")
         if exporter["waiting"]:
             parts.append(f"{exporter['waiting']:,} waiting for {name}")
-    trouble = figures.get("metrics", {}).get("trouble", [])
+    trouble = [*figures.get("metrics", {}).get("trouble", []), *figures.get("trouble", [])]
     return "; ".join([", ".join([*parts, _lost(figures, exporters)]), *trouble])
 
 

@@ -64,7 +64,7 @@ class NamesWriter:
                 self._file = file_of(self._fd)
                 os.fchmod(self._fd, mode)  # whatever the umask is
             except OSError as error:
-                raise RingError(f"{path} cannot be made: {error.strerror}; tracing is off") from None
+                raise RingError(f"{path} cannot be made: {error.strerror}") from None
             # Copies: a signal handler may add a name meanwhile, which then writes itself.
             written = [self._append(ANCHOR, json.dumps(asdict(anchor) | home).encode())]
             written += [self._append_descriptor(number, known) for known, number in [*self._descriptors.items()]]
@@ -73,7 +73,7 @@ class NamesWriter:
             written += [self._append_timeline(timeline) for timeline in [*self._timelines]]
         if not all(written):
             self.close()
-            raise RingError(f"no room for {path}; tracing is off")
+            raise RingError(f"no room for {path}")
 
     def descriptor(self, descriptor: Descriptor) -> int:
         """Return the number of *descriptor*; 0, which is ``other``, once the table or the file is full."""

@@ -433,7 +433,7 @@ class Recorder:
                 self.names.open(ring.path.with_suffix(".names"), mode, anchor, self.home)
             except RingError as error:
                 self.level = 0
-                guard.say(str(error))
+                guard.say(f"{error}; tracing is off")
                 if ring is not None:
                     ring.close()
                 return None

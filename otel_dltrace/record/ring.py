@@ -41,6 +41,7 @@ LEVELS = 4
 _M32 = 0xFFFF_FFFF
 _ZEROS = bytes(CHUNK - 64)
 _LEVEL_OF = bytes(byte >> 4 for byte in range(256))
+_CURE = "set OTEL_DLTRACE_RING_DIR to a folder on a tmpfs"
 
 _kept: list[mmap.mmap] = []
 _nonces: dict[int, bytes] = {}
@@ -96,7 +97,7 @@ class RingWriter:
             self.chunks = _chunks_that_fit(folder, size)
             self.buffer = self._make(PAGE + self.chunks * CHUNK)
         except OSError as error:
-            raise RingError(f"no ring in {folder}: {error.strerror or error}; tracing is off") from None
+            raise RingError(f"no ring in {folder}: {error.strerror or error}") from None
 
     def _make(self, length: int) -> mmap.mmap:
         """Return the mapped file: filled with real pages, locked, then given its name."""
@@ -202,10 +203,17 @@ def writer_is_alive(fd: int) -> bool:
 
 
 def make_ring_folder(folder: Path) -> None:
-    """Make the folder for rings, private to its user; a shared one (setgid) stays as it is."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make the folder for rings, private to its user; a shared one (setgid) stays as it is.
+
+    Raises:
+        RingError: It cannot be made, or not be written.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RingError(f"no folder for rings at {folder}: {error.strerror}; {_CURE}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise RingError(f"{folder} cannot be written; set OTEL_DLTRACE_RING_DIR to a tmpfs folder; tracing is off")
+        raise RingError(f"{folder} cannot be written; {_CURE}")
 
 
 def file_of(fd: int) -> tuple[int, int]:
@@ -253,6 +261,6 @@ def _chunks_that_fit(folder: Path, size: int) -> int:
         needed = (MIN_CHUNKS + 1) * CHUNK
         raise RingError(
             f"no room for a ring in {folder}: {free} bytes are free, of which a ring takes {SHARE_OF_FREE:.0%}, "
-            f"and it needs {needed}; tracing is off"
+            f"and it needs {needed}"
         )
     return chunks

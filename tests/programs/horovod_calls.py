@@ -2,14 +2,17 @@
 
     horovod_calls.py LOG STEPS ["late" RANK MS | "killed" RANK]
 
-Rank r writes LOG.r: a line for each operation with its tensor's full name, its bytes and CLOCK_MONOTONIC before the
-call. A late rank sleeps before each step; one that is killed is so in the middle of the last step.
+Rank r writes LOG.r: a line for each operation with its tensor's full name, its bytes, CLOCK_MONOTONIC before the call,
+and after it where it returned at once. A late rank sleeps before each step; one that is killed is so in the middle of
+the last step.
 """
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -24,10 +27,23 @@ file = Path(f"{log}.{rank}").open("w")  # noqa: SIM115  -- until the end
 
 
 def called(*tensors: str, elements: int = 0) -> None:
-    """Write down that operations on these tensors are about to be called."""
+    """Write down that blocking operations on these tensors are about to be called."""
     file.flush()
     now = time.monotonic_ns()
-    file.writelines(f'["{tensor}", {4 * elements}, {now}]\n' for tensor in tensors)
+    write(tensors, elements, now, now)
+
+
+@contextmanager
+def calling(tensor: str, elements: int) -> Iterator[None]:
+    """Write down when an operation was called, and that the call had returned."""
+    file.flush()
+    before = time.monotonic_ns()
+    yield
+    write((tensor,), elements, before, time.monotonic_ns())
+
+
+def write(tensors: tuple[str, ...], elements: int, before: int, after: int) -> None:
+    file.writelines(f'["{tensor}", {4 * elements}, {before}, {after}]\n' for tensor in tensors)
 
 
 def ones(count: int = 4) -> torch.Tensor:
@@ -39,8 +55,9 @@ def plain() -> None:
     called("allreduce.a", elements=4)
     hvd.allreduce(ones(), name="a")
     for _ in range(UNNAMED):
-        called("allreduce.noname.N", elements=4)
-        hvd.allreduce_(ones())
+        with calling("allreduce.noname.N", 4):
+            handle = hvd.allreduce_async_(ones())
+        hvd.synchronize(handle)
     called(*(f"grouped_allreduce.g_{i}of3" for i in (1, 2, 3)), elements=4)
     hvd.grouped_allreduce([ones(), ones(), ones()], name="g")
     called("allgather.b", elements=4)
@@ -49,8 +66,9 @@ def plain() -> None:
     hvd.grouped_allgather([ones(), ones()], name="gg")
     called("broadcast.c", elements=4)
     hvd.broadcast(ones(), root_rank=1, name="c")
-    called("broadcast.d", elements=4)
-    hvd.synchronize(hvd.broadcast_async_(ones(), root_rank=0, name="d"))
+    with calling("broadcast.d", 4):
+        handle = hvd.broadcast_async_(ones(), root_rank=0, name="d")
+    hvd.synchronize(handle)
     called("alltoall.e", elements=size)
     hvd.alltoall(ones(size), name="e")
     called("reducescatter.f", elements=2 * size)
@@ -67,8 +85,8 @@ def plain() -> None:
             called("barrier.noname")
             hvd.barrier(process_set=part)
         hvd.remove_process_set(part)
-    called("allreduce.i", elements=4)
-    handle = hvd.allreduce_async(ones(), name="i", op=hvd.Max)
+    with calling("allreduce.i", 4):
+        handle = hvd.allreduce_async(ones(), name="i", op=hvd.Max)
     while not hvd.poll(handle):
         time.sleep(0.0005)
     hvd.synchronize(handle)
@@ -80,8 +98,8 @@ def log_gradients() -> None:
     reduce = module.allreduce_async_
 
     def logged(tensor: torch.Tensor, name: str, **more: object) -> int:
-        called(f"allreduce.{name}", elements=tensor.numel())
-        return reduce(tensor, name=name, **more)
+        with calling(f"allreduce.{name}", tensor.numel()):
+            return reduce(tensor, name=name, **more)
 
     module.allreduce_async_ = logged
 
