@@ -122,21 +122,20 @@ class Config:
             value = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{_PREFIX}_{name.upper()}={value!r} is too small; it must be at least {least}")
-        object.__setattr__(self, "directory", _absolute("directory", self.directory))
         if not self.world:
             raise ConfigError(f"{VARIABLES['world']}='' is no name; it is `default` in jobs with one world")
-        rings = self.ring_directory or default_ring_directory()
-        object.__setattr__(self, "ring_directory", _absolute("ring_directory", rings))
-        for name in ("directory", "ring_directory"):
-            _check_writable(name, Path(getattr(self, name)))
         parse_completions(self.comm_steps)
-        for name in ("comm_directory", "server_profile"):
+        self._settle_paths()
+
+    def _settle_paths(self) -> None:
+        """Make paths absolute, and see that they can be written: some are only at the end, when nobody looks."""
+        if not self.ring_directory:
+            object.__setattr__(self, "ring_directory", default_ring_directory())
+        for name in ("directory", "ring_directory", "comm_directory", "server_profile"):
             if getattr(self, name):
-                object.__setattr__(self, name, _absolute(name, getattr(self, name)))
-        if self.comm_directory:
-            _check_writable("comm_directory", Path(self.comm_directory))
-        if self.server_profile:
-            _check_writable("server_profile", Path(self.server_profile).parent)
+                path = _absolute(name, getattr(self, name))
+                object.__setattr__(self, name, path)
+                _check_writable(name, Path(path).parent if name == "server_profile" else Path(path))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":

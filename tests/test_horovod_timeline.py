@@ -269,6 +269,17 @@ def test_the_users_timeline_is_below_the_operations(place: Place, horovod_site: 
     assert (place.folder / "again.json").read_bytes() == written
 
 
+@pytest.mark.timeout(2400)
+def test_the_timeline_of_a_killed_rank_is_there(place: Place, horovod_site: Path) -> None:
+    """Every bar that Horovod had written when rank 0 was killed; those that were open are marked as cut off."""
+    horovod_job.run(place, horovod_site, "gloo", 2, str(STEPS), "killed", "0", ends=False, HOROVOD_TIMELINE="t.json")
+    ours = told(by_rank(place, 2)[0])
+    events = list(Reader((place.folder / "t.json").read_bytes()))
+    bars = ours.take(ours.lookup(lambda d: d.kind == s.PHASE, bool))
+    assert len(bars) == sum(event.phase == "B" for event in events)
+    assert int(bars["step"][bars["step"] != NO_STEP].max()) >= STEPS - 2
+
+
 DYNAMIC = """
 import sys, torch, horovod.torch as hvd, otel_dltrace
 

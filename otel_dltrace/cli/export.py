@@ -3,11 +3,13 @@
     otel-dltrace export RUN --to chrome -o trace.json.gz
     otel-dltrace export RUN --to otlp -o spans.jsonl.gz --steps 100-120 --rank 0
     otel-dltrace export RUN --to byteps -o traces/
+    otel-dltrace export RUN --to byteps-server
 
 A file whose name ends in .gz is gzipped. The file appears when it is complete, or not at all.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,13 @@ from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
 from otel_dltrace.configure import short_path
 from otel_dltrace.export.as_sent import as_sent
-from otel_dltrace.export.byteps_out import write_byteps, write_byteps_server
+from otel_dltrace.export.byteps_out import (
+    completions_of,
+    has_stages,
+    profile_paths,
+    write_byteps,
+    write_byteps_server,
+)
 from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.horovod_out import write_horovod
@@ -28,23 +36,31 @@ from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
 from otel_dltrace.export.run_stream import read_outline, stream_spans
 from otel_dltrace.model.attributes import Value
-from otel_dltrace.model.errors import DltraceError, RunNotFoundError
+from otel_dltrace.model.errors import ConfigError, DltraceError, RunNotFoundError
 from otel_dltrace.model.metric_batch import MetricBatch
+from otel_dltrace.model.plan import FINEST, Window, parse_completions
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.machine import meanwhile, sentence
 
 
-class Format(NamedTuple):
-    """A format: what it is for, how runs are read for it (all, or some steps and ranks), how it is written.
+def _as_told(_batches: Iterable[SpanBatch], path: Path) -> Sequence[Path]:
+    return [path]
 
-    What *shows_metrics* is written with the arguments ``metrics`` and ``notes`` too.
+
+class Format(NamedTuple):
+    """A format: what it is for, its output unless told, how runs are read for it (some steps and ranks), and written.
+
+    What *shows_metrics* is written with the arguments ``metrics`` and ``notes`` too. *places* says where it was
+    written, given what was read and the output.
     """
 
     about: str
+    output: str
     read: Callable[[Sequence[Path], Container[int] | None, Collection[int] | None], Iterable[SpanBatch]]
     write: Callable[..., int]
     unit: str
     shows_metrics: bool = False
+    places: Callable[[Iterable[SpanBatch], Path], Sequence[Path]] = _as_told
 
 
 def _read_whole(
@@ -56,6 +72,7 @@ def _read_whole(
 FORMATS = {
     "chrome": Format(
         "Chrome trace JSON, for https://ui.perfetto.dev and chrome://tracing; metrics as counters",
+        "trace.json.gz",
         stream_spans,
         write_chrome,
         "events",
@@ -65,26 +82,32 @@ FORMATS = {
         "OTLP JSON lines, as the OpenTelemetry Collector's file exporter writes them; its\n"
         "otlp_json_file receiver sends them on to any back end. Every step in full, whatever\n"
         "OTEL_DLTRACE_STEPS let go out, with the same ids: nothing is doubled there",
+        "spans.jsonl.gz",
         as_sent,
         write_otlp_json,
         "spans",
     ),
     "byteps": Format(
         "BytePS's worker timelines: <local rank>/comm.json below the directory FILE. BytePS counts\n"
-        "its steps for each tensor, from 1; --steps chooses by ours, from 0",
+        "how often each tensor was completed, from 1, and so does --completions; --steps chooses\n"
+        "by our steps, from 0",
+        "traces",
         _read_whole,
         write_byteps,
         "events",
     ),
     "byteps-server": Format(
-        "BytePS's server profile, and closed; of several servers <server>/server_profile.json\n"
-        "below the directory FILE",
+        "BytePS's server profile, and closed; of several servers each in a folder beside FILE:\n"
+        "<server>/server_profile.json",
+        "server_profile.json",
         _read_whole,
         write_byteps_server,
         "pushes and pulls",
+        places=profile_paths,
     ),
     "horovod": Format(
         "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\nwith names escaped",
+        "timeline.json",
         _read_whole,
         write_horovod,
         "events",
@@ -96,18 +119,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
     parser.add_argument("--to", required=True, choices=sorted(FORMATS), help="the format, see below")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="where to write it")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it")
     add_selection(parser)
-    parser.epilog = formats_help({name: form.about for name, form in FORMATS.items()})
+    parser.add_argument(
+        "--completions",
+        metavar="A-B",
+        help="for byteps: only these completions of each tensor, counted from 1, or `all`; unless told (by --steps, "
+        "too) those that BYTEPS_TRACE_START_STEP and _END_STEP asked for in the traced run",
+    )
+    about = {name: f"{form.about}\nunless told: -o {form.output}" for name, form in FORMATS.items()}
+    parser.epilog = formats_help(about)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
     form = FORMATS[args.to]
-    batches = form.read(args.runs, steps_of(args), args.rank)
+    output = args.output or Path(form.output)
     beside = _machine(args) if form.shows_metrics else {}
+    if args.to == "byteps":
+        beside["window"] = _completions(args)
+    batches = form.read(args.runs, steps_of(args), args.rank)
     done = 0
-    with progress(f"writing {args.output}") as count:
+    with progress(f"writing {output}") as count:
 
         def add(rows: int) -> None:
             nonlocal done
@@ -115,12 +148,32 @@ def run(args: argparse.Namespace) -> int:
             count(done)
 
         try:
-            written = form.write(batches, args.output, add, **beside)
+            written = form.write(batches, output, add, **beside)
         except OSError as error:
-            raise DltraceError(f"{args.output} cannot be written: {error.strerror or error}") from None
-    size = sum(path.stat().st_size for path in _files(args.output))
-    print(f"{short_path(args.output)}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
+            raise DltraceError(f"{output} cannot be written: {error.strerror or error}") from None
+    places = form.places(batches, output)
+    size = sum(path.stat().st_size for place in places for path in _files(place))
+    print(f"{', '.join(map(short_path, places))}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
+    if args.to == "byteps" and not any(map(has_stages, batches)):
+        print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
     return 0
+
+
+def _completions(args: argparse.Namespace) -> Window:
+    """Return which completions of each tensor are written.
+
+    Raises:
+        ConfigError: They are no range, or the runs were traced for different ones.
+    """
+    if args.completions is not None:
+        try:
+            return parse_completions(args.completions)
+        except ConfigError:
+            raise ConfigError(f"--completions {args.completions!r} is no range; write A-B, from 1, or all") from None
+    asked = {completions_of(run) for run in args.runs} if args.steps is None else {""}
+    if len(asked) > 1:
+        raise ConfigError(f"the runs were traced for completions {', '.join(sorted(asked))}; give --completions")
+    return parse_completions(*asked)
 
 
 def _machine(args: argparse.Namespace) -> dict[str, Any]:

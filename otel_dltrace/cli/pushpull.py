@@ -18,7 +18,7 @@ from otel_dltrace.configure import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.pushpull.options import read_env
-from otel_dltrace.settings import JOB_NAME, VARIABLES, is_switched_on
+from otel_dltrace.settings import JOB_NAME, VARIABLES, Config, is_switched_on
 
 _ONE_OR_MORE = {"workers": 1, "local_ranks": 1, "servers": 0}
 
@@ -59,24 +59,25 @@ def run(args: argparse.Namespace) -> int:
 def traced_environment(program: Sequence[str], env: Mapping[str, str], *, alone: bool) -> Mapping[str, str]:
     """Return *env*, and where it asks for tracing what servers and workers have to know in common: run and name.
 
-    Several jobs of one run are told apart: their steps are not the same.
+    Several jobs of one run are told apart: their steps are not the same. Unless told, stages of partitions are
+    recorded, and what servers do: without them nobody could say which key or server is slow.
 
     Args:
         program: What the workers run.
         env: Our environment.
         alone: Whether the whole job is started here.
+
+    Raises:
+        ConfigError: A variable cannot be used; each process would say so.
     """
-    try:
-        is_on = is_switched_on(env)
-    except ConfigError:
-        return env  # each process says so, and goes on untraced
-    if not is_on:
+    if not is_switched_on(env):
         return env
-    run, launch = VARIABLES["run"], VARIABLES["launch"]
+    Config.from_env(env)
+    run, launch, level = VARIABLES["run"], VARIABLES["launch"], VARIABLES["level"]
     if not alone and not env.get(run):
         sys.stderr.write(f"otel-dltrace: give all hosts of the job the same {run}, or each is traced apart\n")
     own = {launch: os.urandom(8).hex()} if alone and env.get(run) else {}
-    return {JOB_NAME: _job_name(program), run: os.urandom(8).hex(), **own, **env}
+    return {JOB_NAME: _job_name(program), run: os.urandom(8).hex(), **own, **env, level: env.get(level) or "partition"}
 
 
 def _job_name(program: Sequence[str]) -> str:

@@ -98,4 +98,5 @@ def config_of(env: Mapping[str, str]) -> Config:
             return Config.from_env(tried)
         except ConfigError:
             continue
-    return Config(directory=tempfile.gettempdir())  # this folder cannot be written
+    elsewhere = tempfile.gettempdir()  # these folders cannot be written
+    return Config(directory=elsewhere, ring_directory=elsewhere)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from otel_dltrace.export.byteps_out import of_completions, write_byteps, write_byteps_server
 from otel_dltrace.export.run_reader import read_host
+from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import parse_completions
 from otel_dltrace.model.spans import SpanBatch, concatenate
 
@@ -30,14 +31,19 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
     for batch in read_host(folder):
         if batch.process.bind is not None and wanted.get(batch.process.bind.role):
             ours = batch.take(batch.lookup(lambda d: d.backend == BACKEND, bool))
-            parts.setdefault(batch.process.nonce, []).append(of_completions(ours, window))
-    is_push_pulled = any(len(batch.take(~batch.is_request)) for part in parts.values() for batch in part)
-    whole = [one for part in parts.values() if (one := concatenate(part)) is not None and len(one)]
-    workers, servers = (_of_role(whole, role) for role in ("worker", "server"))
-    if workers:
-        write_byteps(workers, Path(wanted["worker"]), _unseen)
-    if servers:
-        write_byteps_server(servers, Path(wanted["server"]), _unseen)
+            if len(ours):
+                parts.setdefault(batch.process.nonce, []).append(of_completions(ours, window))
+    whole = [one for part in parts.values() if (one := concatenate(part)) is not None]
+    notes = []
+    for role, write in (("worker", write_byteps), ("server", write_byteps_server)):
+        batches = _of_role(whole, role)
+        try:
+            if batches:
+                write(batches, Path(wanted[role]), _unseen)
+        except RunNotFoundError as error:
+            asked = f" ({completions} of each tensor are asked for)" if role == "worker" and completions else ""
+            notes.append(f"{wanted[role]} is not written: {error}{asked}")
+    return notes
 
 
 def _of_role(batches: Sequence[SpanBatch], role: str) -> list[SpanBatch]:

@@ -3,30 +3,70 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from otel_dltrace.export.byteps_ingest import author_of
-from otel_dltrace.export.files import open_whole
+from otel_dltrace.export.files import open_whole, read_json
+from otel_dltrace.export.run_reader import host_folders
 from otel_dltrace.formats.comm_json import Comm, joined, write_comm
 from otel_dltrace.formats.comm_spans import comm_of
 from otel_dltrace.formats.server_profile import write_profile
 from otel_dltrace.formats.server_spans import profile_of
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.plan import FINEST, Window
+from otel_dltrace.model.semconv import PHASE
 from otel_dltrace.model.spans import Process, SpanBatch
 
-COMM, SERVER = "comm.json", "server_profile.json"
+COMM = "comm.json"
 Progress = Callable[[int], None]
 
 
-def write_byteps(batches: Iterable[SpanBatch], path: Path, progress: Progress) -> int:
+def of_completions(batch: SpanBatch, window: Window) -> SpanBatch:
+    """Return what of *batch* belongs to those completions of a tensor that *window* has, and what servers answered.
+
+    BytePS counts how often each tensor was completed, from 1.
+    """
+    if window.everything:
+        return batch
+    times, which = np.unique(batch["seq"], return_inverse=True)
+    is_in_window = np.array([nth in window for nth in times.tolist()], bool)[which]
+    return batch.take(is_in_window | batch.is_request)
+
+
+def completions_of(run: Path) -> str:
+    """Return which completions BytePS's variables asked for when *run* was traced, "" for all."""
+    asked = (read_json(folder / "drain.json") or {} for folder in host_folders(run))
+    return next(filter(None, (str(one.get("comm_steps", "")) for one in asked)), "")
+
+
+def has_stages(batch: SpanBatch) -> bool:
+    """Return whether *batch* holds a stage of a partition."""
+    return bool(batch.lookup(lambda d: d.kind == PHASE and bool(d.queue_type), bool).any())
+
+
+def write_byteps(
+    batches: Iterable[SpanBatch],
+    path: Path,
+    progress: Progress,
+    window: Window = Window(everything=True),  # noqa: B008  -- frozen
+) -> int:
     """Write a ``comm.json`` for each worker below the directory *path*; return the number of events.
 
     It is ``<local rank>/comm.json``, and ``worker<node>/<local rank>/comm.json`` where the job has several
     machines: BytePS lets them overwrite each other.
 
+    Args:
+        batches: One per process.
+        path: The directory.
+        progress: Is told of rows that are done.
+        window: Which completions of each tensor are written.
+
     Raises:
         RunNotFoundError: There is no push_pull.
     """
-    held = _whole({batch.process: comm_of(batch) for batch in batches if _role(batch) == "worker"})
+    workers = (of_completions(batch, window) for batch in batches if _role(batch) == "worker")
+    held = _whole({batch.process: comm_of(batch) for batch in workers})
     events = [(process.bind, comm) for process, comm in held.items() if len(comm)]
     if not events:
         raise RunNotFoundError("no push_pull is in there, and a comm.json holds nothing else")
@@ -40,20 +80,32 @@ def write_byteps(batches: Iterable[SpanBatch], path: Path, progress: Progress) -
 def write_byteps_server(batches: Iterable[SpanBatch], path: Path, progress: Progress) -> int:
     """Write the ``server_profile.json`` of a server to *path*; return the number of its pushes and pulls.
 
-    Of several servers each has ``<server>/server_profile.json`` below the directory *path*.
+    Of several servers each has a folder, see `profile_path`.
 
     Raises:
         RunNotFoundError: There is no server, or none served anything.
     """
-    held = [profile_of(batch) for batch in batches if _role(batch) == "server"]
-    profiles = sorted((profile for profile in held if profile.requests), key=lambda profile: profile.server)
+    held = [(profile_path(batch, path), profile_of(batch)) for batch in batches if _role(batch) == "server"]
+    profiles = [(place, profile) for place, profile in held if profile.requests]
     if not profiles:
-        raise RunNotFoundError("no push or pull that a server answered is in there")
-    for profile in profiles:
-        place = path if len(profiles) == 1 else path / str(profile.server) / SERVER
+        raise RunNotFoundError(f"no push or pull that a server answered is in there; {FINEST}")
+    for place, profile in profiles:
         _write(place, write_profile(profile))
         progress(len(profile.requests))
-    return sum(len(profile.requests) for profile in profiles)
+    return sum(len(profile.requests) for _, profile in profiles)
+
+
+def profile_path(batch: SpanBatch, path: Path) -> Path:
+    """Return *path*, of several servers in a folder for each beside it: BytePS lets them overwrite each other."""
+    bind = batch.process.bind
+    assert bind is not None
+    return path if bind.servers < 2 else path.parent / str(bind.rank) / path.name
+
+
+def profile_paths(batches: Iterable[SpanBatch], path: Path) -> list[Path]:
+    """Return where `write_byteps_server` wrote the profiles of *batches*."""
+    paths = {profile_path(batch, path) for batch in batches if _role(batch) == "server" and batch.is_request.any()}
+    return sorted(paths)
 
 
 def _role(batch: SpanBatch) -> str:

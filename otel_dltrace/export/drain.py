@@ -384,10 +384,12 @@ class Drain:
             from otel_dltrace.export.byteps_end import write_at_end
 
             try:
-                write_at_end(writer.folder, self._at_end[root], writer.comm_steps)
+                notes = write_at_end(writer.folder, self._at_end[root], writer.comm_steps)
             except OSError as error:
-                note = f"{error.filename} cannot be written ({error.strerror}); `otel-dltrace export` does it again"
+                notes = [f"{error.filename} cannot be written ({error.strerror}); `otel-dltrace export` does it again"]
+            for note in notes:
                 self._complain(root, note)
+            if notes:
                 writer.write_summary(self.totals[root], ended=True)
 
     def _complain(self, root: Path, note: str) -> None:

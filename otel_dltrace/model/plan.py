@@ -15,13 +15,13 @@ FULL_RANK = 2000
 """Spans of one rank at full detail that the budget reckons with."""
 SERVERS_PART = 5
 """Where there are parameter servers, the fifth part of what ranks in full may send is for what servers did for them."""
+FINEST = "they are recorded at level partition: otel-dltrace run --level partition, or OTEL_DLTRACE_LEVEL=partition"
+"""What to do where stages of partitions, or requests of servers, are missing."""
 SLOW = 1.5
 SLOW_WINDOW = 50
 
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _COMPLETIONS = re.compile(r"([1-9][0-9]{0,9})-([1-9][0-9]{0,9})")
-FINEST = "they are recorded at level partition: otel-dltrace run --level partition, or OTEL_DLTRACE_LEVEL=partition"
-"""What to do where stages of partitions, or requests of servers, are missing."""
 _SETTING = re.compile(r"(first|every)=(\d+)")
 
 

@@ -1,0 +1,168 @@
+"""Which share of the steps is negotiation: by step, by epoch, and the first ones apart (spec: analyses O).
+
+A timeline of Horovod tells when rank 0 negotiates, and when an operation runs. Without a coordinator, in MPI, ranks
+negotiate by waiting: with b_r, e_r the begin and end of a collective on rank r and L = max b_r, rank r negotiates from
+b_r to min(L, e_r) and operates until e_r. Each moment of a rank counts once, however many operations are under way.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_dltrace.analysis.collectives import Joined
+from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.spans import Column, SpanBatch
+
+FIRST_STEP, FIRST_EPOCH = "the first step", "the first epoch"
+TIMES = np.dtype([(name, "i8") for name in ("rank", "step", "start", "end")])
+"""When something went on, on which rank and in which step, ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of *steps* steps, each rank's counted, ns, summed over them: *extent* is begin to end of each.
+
+    In *negotiation* something was negotiated, in *operation* an operation ran, in *communication* either.
+    """
+
+    steps: int
+    extent: int
+    negotiation: int
+    operation: int
+    communication: int
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """The share of one step, or of one epoch, by its *number*."""
+
+    number: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of all, of the first epoch (or step: *apart* says which), of the others, of each step and each epoch.
+
+    *per_step* is the time of negotiation in a rank's step. Without steps there is *whole* alone, without epochs that
+    the program told there are no *epochs*.
+    """
+
+    whole: Share | None = None
+    apart: str = FIRST_STEP
+    first: Share | None = None
+    others: Share | None = None
+    per_step: Spread = Spread()
+    steps: tuple[Numbered, ...] = ()
+    epochs: tuple[Numbered, ...] = ()
+
+
+def shares(negotiated: Column, operated: Column, workers: Sequence[SpanBatch]) -> Shares:
+    """Return the shares of what was *negotiated* and *operated* (`TIMES`) in the steps of *workers*."""
+    both = np.concatenate((negotiated, operated))
+    if not len(both):
+        return Shares()
+    with_step = both["step"] != NO_STEP
+    if not with_step.any():
+        return Shares(_total(_by_rank_step(negotiated, operated, {})[1], steps=0))
+    keep = [times[times["step"] != NO_STEP] for times in (negotiated, operated)]
+    steps, figures = _by_rank_step(*keep, _extents(workers))
+    epochs = epochs_of(workers)
+    of_step = np.array([epochs.get(step, -1) for step in steps.tolist()], np.int64)
+    has_epochs = bool((of_step >= 0).all()) and len(np.unique(of_step)) > 1
+    is_first = of_step == of_step.min() if has_epochs else steps == steps.min()
+    return Shares(
+        _total(figures),
+        FIRST_EPOCH if has_epochs else FIRST_STEP,
+        _total(figures[is_first]),
+        _total(figures[~is_first]),
+        spread(figures[:, 1]),
+        _numbered(steps, figures),
+        _numbered(of_step, figures) if has_epochs else (),
+    )
+
+
+def waited(joined: Joined) -> tuple[Column, Column]:
+    """Return what was negotiated and operated (`TIMES`) of collectives that nobody coordinates."""
+    negotiated, operated = np.zeros(len(joined.rows), TIMES), np.zeros(len(joined.rows), TIMES)
+    latest = joined.to_rows(joined.reduce(np.maximum, joined["start"]))
+    reached = np.clip(latest, joined["start"], joined["end"])
+    for times, start, end in ((negotiated, joined["start"], reached), (operated, reached, joined["end"])):
+        times["rank"], times["step"], times["start"], times["end"] = joined["rank"], joined["step"], start, end
+    return negotiated, operated
+
+
+def epochs_of(workers: Iterable[SpanBatch]) -> dict[int, int]:
+    """Return the epoch of each step of which a rank tells it."""
+    found: dict[int, int] = {}
+    for batch in workers:
+        own = batch.rows[batch.is_rank_step]
+        own = own[own["b"] >= 0]
+        found.update(zip(own["step"].tolist(), own["b"].tolist(), strict=True))
+    return found
+
+
+def union(start: Column, end: Column) -> int:
+    """Return how much time the extents from *start* to *end*, shape (n,), cover together."""
+    return int(unions(np.zeros(len(start), np.int64), start, end, 1)[0])
+
+
+def unions(group: Column, start: Column, end: Column, groups: int) -> Column:
+    """Return how much time the extents of each group, 0 to *groups* - 1, cover together, shape (groups,)."""
+    covered = np.zeros(groups, np.int64)
+    if not len(group):
+        return covered
+    # Each group gets a stretch of time of its own, so that one pass over all of them does.
+    base = np.full(groups, np.iinfo(np.int64).max)
+    np.minimum.at(base, group, start)
+    length = int((end - base[group]).max()) + 1
+    begin, end = (times - base[group] + group * length for times in (start, end))
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], end[order]
+    reached = np.maximum.accumulate(end)
+    before = np.append(begin[0], reached[:-1])
+    np.add.at(covered, group[order], np.maximum(reached - np.maximum(begin, before), 0))
+    return covered
+
+
+def _by_rank_step(
+    negotiated: Column, operated: Column, extents: Mapping[tuple[int, int], int]
+) -> tuple[Column, Column]:
+    """Return the step of each (rank, step), and its extent, negotiation, operation and communication, (k, 4)."""
+    both = np.concatenate((negotiated, operated))
+    keys, group = np.unique(both[["step", "rank"]], return_inverse=True)
+    group = group.reshape(-1)
+    count, apart = len(keys), len(negotiated)
+    parts = [
+        unions(group[which], both["start"][which], both["end"][which], count)
+        for which in (slice(0, apart), slice(apart, None), slice(None))
+    ]
+    pairs = zip(keys["rank"].tolist(), keys["step"].tolist(), parts[2].tolist(), strict=True)
+    extent = np.array([extents.get((rank, step), covered) for rank, step, covered in pairs], np.int64)
+    return keys["step"], np.column_stack((extent, *parts))
+
+
+def _extents(workers: Iterable[SpanBatch]) -> dict[tuple[int, int], int]:
+    found: dict[tuple[int, int], int] = {}
+    for batch in workers:
+        own = batch.rows[batch.is_rank_step]
+        lengths = (own["end"] - own["start"]).tolist()
+        found.update({(batch.rank, step): length for step, length in zip(own["step"].tolist(), lengths, strict=True)})
+    return found
+
+
+def _total(figures: Column, steps: int | None = None) -> Share | None:
+    if not len(figures):
+        return None
+    return Share(len(figures) if steps is None else steps, *(int(total) for total in figures.sum(axis=0)))
+
+
+def _numbered(numbers: Column, figures: Column) -> tuple[Numbered, ...]:
+    out = []
+    for number in np.unique(numbers).tolist():
+        share = _total(figures[numbers == number])
+        if share is not None:
+            out.append(Numbered(number, share))
+    return tuple(out)
