@@ -34,6 +34,7 @@ def shell_lines() -> list[str]:
     return [line for line in lines if line and not line.startswith(ELSEWHERE)]
 
 
+@pytest.mark.timeout(900)
 def test_the_commands_run(place):
     """In one shell, one after the other; RUN is the run directory that the first of them made, of two ranks."""
     script = "\n".join(["set -e", *shell_lines()])
@@ -41,7 +42,7 @@ def test_the_commands_run(place):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {f"{prefix}_ALLOW_RUN_AS_ROOT{what}": "1" for prefix in ("OMPI", "PRTE") for what in ("", "_CONFIRM")}
     env |= {"PATH": path, "OMP_NUM_THREADS": "1"}
-    done = place.finish(place.popen(["bash", "-c", script], **env), timeout=280)
+    done = place.finish(place.popen(["bash", "-c", script], **env), timeout=840)
 
     assert done.returncode == 0, done.stderr
     assert (place.folder / "trace.json.gz").stat().st_size > 1000

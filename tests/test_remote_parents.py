@@ -50,7 +50,7 @@ def sent_by(tracer: Tracer) -> tuple[dict[str, str], int]:
     worker, recorder = Pushed(tracer), tracer.recorder
     recorder.step = STEP
     worker.enqueued(trace.TensorEnqueued(1, "w", KEY >> 16, 0, 2, 96, "float32", 0, 100))
-    request = trace.RequestSending(1, KEY, 1, QueueType.PUSH, 0)
+    request = trace.RequestSending(1, KEY, 1, QueueType.PUSH, 0, {})
     worker.sending(request)
     worker.finished(trace.StageFinished(1, "w", KEY, 1, QueueType.PUSH, 32, 0, 0, 100, 110, 190))
     worker.completed(trace.TensorCompleted(1, "w", 200))

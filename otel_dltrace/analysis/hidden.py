@@ -1,12 +1,13 @@
 """How much of the communication computation hides (spec: analyses C): |union(comm) and union(comp)| / |union(comm)|."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.shares import TIMES, unions
+from otel_dltrace.analysis.shares import TIMES, covered
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
 COMPUTATION = ("forward", "backward", "optimizer")
@@ -42,11 +43,11 @@ def overlap_with_stages(operated: Column, workers: Sequence[SpanBatch]) -> Overl
     return Overlap(communication, computation, communication + computation - covered(operated, computing))
 
 
-def overlap_unblocked(workers: Sequence[SpanBatch], backend: str) -> Overlap | None:
-    """Return how much of the operations of *backend* goes on while their rank is not blocked; None without any."""
+def overlap_unblocked(workers: Sequence[SpanBatch], which: Callable[[Descriptor], bool]) -> Overlap | None:
+    """Return how much of the operations that *which* picks goes on while their rank is not blocked; None without."""
     operated, blocked = np.zeros(0, TIMES), np.zeros(0, TIMES)
     for batch in workers:
-        operations = _operations(batch, backend)
+        operations = batch.lookup(which, bool) & (batch["source"] != s.Source.HOST_ISSUE)  # whose end is unknown
         waits = batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
         operated = np.concatenate((operated, _times(batch, operations)))
         is_blocking = operations & (batch["flags"] & s.Flag.ASYNC == 0)
@@ -60,20 +61,6 @@ def overlap_unblocked(workers: Sequence[SpanBatch], backend: str) -> Overlap | N
     )
     during = covered(blocked) + covered(operated) - covered(blocked, operated)
     return Overlap(covered(operated), max(0, extent - during), covered(operated) - during, UNBLOCKED)
-
-
-def covered(*times: Column) -> int:
-    """Return how much time of the ranks any of *times* (`TIMES`) covers."""
-    both = np.concatenate(times)
-    ranks, group = np.unique(both["rank"], return_inverse=True)
-    return int(unions(group.reshape(-1), both["start"], both["end"], len(ranks)).sum())
-
-
-def _operations(batch: SpanBatch, backend: str) -> Column:
-    """Return a mask of the rows that are operations of *backend* whose end is one of the work."""
-    ours = batch.lookup(lambda d: d.backend == backend and d.kind in (s.COLLECTIVE, s.P2P), bool)
-    known: Column = ours & (batch["source"] != s.Source.HOST_ISSUE)
-    return known
 
 
 def _times(batch: SpanBatch, which: Column) -> Column:

@@ -1,4 +1,4 @@
-"""What Horovod's coordinator tells of a run: the share of negotiation, who was ready last, what each activity takes.
+"""What Horovod's coordinator, or MPI's ranks, tell: the share of negotiation, who was ready last, each activity.
 
 Bars of tensors that Horovod fused are there once for each tensor, so durations are never added up over tensors: what is
 shared is the time in which anything at all was negotiated, or communicated (the union of the bars). A rank is late by
@@ -6,44 +6,24 @@ how much it is ready after the one before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from otel_dltrace.analysis.readiness import READY, Called, called
+from otel_dltrace.analysis.hidden import Overlap, overlap_unblocked, overlap_with_stages
+from otel_dltrace.analysis.phases import Activity, activities, library_of
+from otel_dltrace.analysis.readiness import READY, Called, called, is_mpi
+from otel_dltrace.analysis.shares import FIRST_STEP, Numbered, Share, Shares, shares, waited
 from otel_dltrace.analysis.spread import Spread, median, spread
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
-COMPUTATION = ("forward", "backward", "optimizer")
-_ROW = np.dtype([(name, "i8") for name in ("start", "end", "step", "descriptor", "level")] + [("id", "u8")])
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Of *steps* steps, ns, summed over them: *extent* is begin to end of each.
-
-    In *negotiation* something was negotiated, in *operation* an operation ran, in *communication* either.
-    """
-
-    steps: int
-    extent: int
-    negotiation: int
-    operation: int
-    communication: int
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """ns: in *communication* an operation ran, in *overlapped* of it forward, backward or optimizer did as well."""
-
-    communication: int
-    computation: int
-    overlapped: int
+_FIELDS = ["rank", "step", "start", "end"]
+_ROW = np.dtype([(name, "i8") for name in (*_FIELDS, "descriptor", "level")] + [("id", "u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +51,15 @@ class TensorNegotiation:
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
-    """An activity, ns: *time* of its bars, *covered* by any of them."""
-
-    name: str
-    time: Spread
-    covered: int
-
-
-@dataclass(frozen=True, slots=True)
 class Negotiations:
-    """The first step apart, since it is unlike the others; *overlap* is None where no computation is recorded.
+    """The shares of negotiation: of all, of the *first* epoch or step, as *apart* says, of the others, of each.
 
+    *per_step* is the time of negotiation in a rank's step. *overlap* is None where it cannot be told what computation
+    hides.
     *ticked* negotiations say who was ready when; *silent* ones do not, as Horovod's cache answered them.
     Where they are *called*, the ranks themselves say it, all of them, and *ticked* are operations. Without a timeline
-    of Horovod's there are no shares, activities and bars, and a tensor's negotiation is from the first rank that was
-    ready to the last.
+    of Horovod's there are no bars, and a tensor's negotiation is from the first rank that was ready to the last;
+    there are no shares and activities either, but in *backend* ``mpi``, where operations and waits tell them.
     """
 
     whole: Share | None
@@ -100,33 +73,63 @@ class Negotiations:
     tensors: tuple[TensorNegotiation, ...]
     activities: tuple[Activity, ...]
     called: bool = False
+    backend: str = h.BACKEND
+    apart: str = FIRST_STEP
+    steps: tuple[Numbered, ...] = ()
+    epochs: tuple[Numbered, ...] = ()
+    libraries: tuple[Activity, ...] = ()
 
 
 def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
-    """Return what *batches*, one per process, say of Horovod's operations; times are of the host that coordinates."""
+    """Return what *batches*, one per process, say of Horovod's operations, or else of MPI's.
+
+    Times are of the host that coordinates, or where nobody does, of the ranks, summed over them.
+    """
     workers = worker_batches(batches)
     told = [batch for batch in workers if any(map(_is_told, batch.descriptors))]
+    calls = called(workers)
+    if not told and calls.backend == s.MPI:
+        return _of_mpi(workers, calls)
     rows, table = _rows(told, _is_told)
     kinds = np.array([_kind(d) for d in table], np.int8)[rows["descriptor"]]
     negotiated, bars = rows[kinds == _NEGOTIATION], rows[kinds == _BAR]
-    calls = called(workers)
     is_called = len(calls.ready) > 0
     ready, whose = (calls.ready, calls.tensors) if is_called else _ready(told, negotiated, table)
     ticked = len(np.unique(ready["group"]))
-    shares = list(_shares(negotiated, bars, _steps(told)))
+    libraries = [library_of(d.activity) for d in table]
+    activity = rows[kinds == _ACTIVITY]
     return Negotiations(
-        _total(shares),
-        _total(shares[:1]),
-        _total(shares[1:]),
-        spread(np.array([share.negotiation for share in shares], np.int64)),
-        _overlap(workers, told, bars),
-        ticked,
-        0 if is_called else len(negotiated) - ticked,
-        _ranks(ready),
-        _tensors(negotiated, bars, table, ready, whose) if told else _tensors_called(calls),
-        _activities(rows[kinds == _ACTIVITY], table),
-        is_called,
+        **_fields(shares(negotiated[_FIELDS], bars[_FIELDS], told)),
+        overlap=overlap_with_stages(bars[_FIELDS], workers),
+        ticked=ticked,
+        silent=0 if is_called else len(negotiated) - ticked,
+        ranks=_ranks(ready),
+        tensors=_tensors(negotiated, bars, table, ready, whose) if told else _tensors_called(calls),
+        activities=activities([d.activity for d in table], libraries, activity),
+        libraries=activities(libraries, libraries, activity),
+        called=is_called,
     )
+
+
+def _of_mpi(workers: Sequence[SpanBatch], calls: Called) -> Negotiations:
+    rows, table = _rows(workers, is_mpi)
+    libraries = ["MPI"] * len(table)
+    return Negotiations(
+        **_fields(shares(*waited(calls.joined), workers)),
+        overlap=overlap_with_stages(rows[_FIELDS], workers) or overlap_unblocked(workers, is_mpi),
+        ticked=len(calls.tensors),
+        silent=0,
+        ranks=_ranks(calls.ready),
+        tensors=_tensors_called(calls),
+        activities=activities([d.name for d in table], libraries, rows),
+        libraries=activities(libraries, libraries, rows),
+        called=True,
+        backend=s.MPI,
+    )
+
+
+def _fields(found: Shares) -> dict[str, Any]:
+    return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
 # -- rows ---------------------------------------------------------------------------------------
@@ -153,7 +156,7 @@ def _rows(batches: Iterable[SpanBatch], which: Callable[[Descriptor], bool]) -> 
         part = np.zeros(len(held), _ROW)
         for name in ("start", "end", "step", "descriptor", "level"):
             part[name] = held[name]
-        part["id"] = held["span_id"]
+        part["id"], part["rank"] = held["span_id"], batch.rank
         part["start"] += batch.wall
         part["end"] += batch.wall
         part["descriptor"] += len(table)
@@ -162,67 +165,11 @@ def _rows(batches: Iterable[SpanBatch], which: Callable[[Descriptor], bool]) -> 
     return np.concatenate(parts), table
 
 
-def union(start: Column, end: Column) -> int:
-    """Return how much time the extents from *start* to *end*, shape (n,), cover together."""
-    if not len(start):
-        return 0
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.maximum.accumulate(end)
-    before = np.append(start[0], reached[:-1])
-    return int(np.maximum(reached - np.maximum(start, before), 0).sum())
-
-
-def _covered(*parts: Column) -> int:
-    return union(np.concatenate([part["start"] for part in parts]), np.concatenate([part["end"] for part in parts]))
-
-
 def _by(values: Column, rows: Column) -> Iterator[tuple[int, Column]]:
     """Yield each of *values*, ascending, with the *rows* that have it."""
     order = np.argsort(values, kind="stable")
     distinct, begins = np.unique(values[order], return_index=True)
     yield from zip(distinct.tolist(), np.split(rows[order], begins[1:]), strict=False)
-
-
-# -- shares -------------------------------------------------------------------------------------
-
-
-def _steps(batches: Sequence[SpanBatch]) -> dict[int, int]:
-    """Return how long each step took."""
-    rows, _ = _rows(batches, lambda d: (d.kind, d.name) == (s.STEP, s.RANK_STEP))
-    return dict(zip(rows["step"].tolist(), (rows["end"] - rows["start"]).tolist(), strict=True))
-
-
-def _shares(negotiated: Column, bars: Column, extents: dict[int, int]) -> Iterator[Share]:
-    """Yield the share of each step; without steps, that of all."""
-    of_negotiation = dict(_by(negotiated["step"], negotiated))
-    of_bars = dict(_by(bars["step"], bars))
-    for step in sorted({*of_negotiation, *of_bars} - {NO_STEP}):
-        before, during = of_negotiation.get(step, negotiated[:0]), of_bars.get(step, bars[:0])
-        both = _covered(before, during)
-        yield Share(1, extents.get(step, both), _covered(before), _covered(during), both)
-
-
-def _total(shares: Sequence[Share]) -> Share | None:
-    if not shares:
-        return None
-    sums = [
-        sum(getattr(share, name) for share in shares)
-        for name in ("steps", "extent", "negotiation", "operation", "communication")
-    ]
-    return Share(*sums)
-
-
-def _overlap(workers: Sequence[SpanBatch], told: Sequence[SpanBatch], bars: Column) -> Overlap | None:
-    """Return how much of the operations' time computation covers, on the ranks whose operations are told."""
-    ranks = {batch.rank for batch in told}
-    computing, _ = _rows(
-        [batch for batch in workers if batch.rank in ranks], lambda d: d.kind == s.STAGE and d.name in COMPUTATION
-    )
-    if not len(computing):
-        return None
-    communication, computation = _covered(bars), _covered(computing)
-    return Overlap(communication, computation, communication + computation - _covered(bars, computing))
 
 
 # -- who is ready last --------------------------------------------------------------------------
@@ -307,13 +254,3 @@ def _tensors_called(calls: Called) -> tuple[TensorNegotiation, ...]:
             TensorNegotiation(tensor, names[tensor], spread(waited), Spread(), len(waited), last.rank, last.times, late)
         )
     return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
-
-
-def _activities(rows: Column, table: Sequence[Descriptor]) -> tuple[Activity, ...]:
-    names = list(dict.fromkeys(table[number].activity for number in np.unique(rows["descriptor"]).tolist()))
-    places = np.array([names.index(d.activity) if d.activity in names else -1 for d in table], np.int64)
-    out = [
-        Activity(names[i], spread(mine["end"] - mine["start"]), _covered(mine))
-        for i, mine in _by(places[rows["descriptor"]] if len(rows) else np.zeros(0, np.int64), rows)
-    ]
-    return tuple(sorted(out, key=lambda one: (-one.covered, one.name)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.shares import unions
+from otel_dltrace.analysis.shares import covered
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.model.spans import Column
 
@@ -33,23 +33,13 @@ def library_of(activity: str) -> str:
 
 
 def activities(names: Sequence[str], libraries: Sequence[str], rows: Column) -> tuple[Activity, ...]:
-    """Return one for each of *names*, with its library, of *rows* (fields name, rank, start, end); the longest first."""
-    distinct = {name: i for i, name in enumerate(dict.fromkeys(zip(names, libraries, strict=True)))}
+    """Return one for each of *names*, with its library, by the descriptors of *rows*; what took longest first."""
+    distinct = {pair: i for i, pair in enumerate(dict.fromkeys(zip(names, libraries, strict=True)))}
     place = np.array([distinct[pair] for pair in zip(names, libraries, strict=True)], np.int64)
-    found = _grouped(place[rows["name"]] if len(rows) else rows["name"], rows, len(distinct))
-    out = [Activity(name, time, covered, library) for (name, library), (time, covered) in zip(distinct, found, strict=True) if time.count]
+    group = place[rows["descriptor"]]
+    out = []
+    for (name, library), i in distinct.items():
+        bars = rows[group == i]
+        if len(bars):
+            out.append(Activity(name, spread(bars["end"] - bars["start"]), covered(bars), library))
     return tuple(sorted(out, key=lambda one: (-one.covered, one.name)))
-
-
-def by_library(libraries: Sequence[str], rows: Column) -> tuple[Activity, ...]:
-    """Return one for each library of *rows*, of which each name has the one in *libraries*; the longest first."""
-    return tuple(Activity(one.name, one.time, one.covered) for one in activities(libraries, libraries, rows))
-
-
-def _grouped(group: Column, rows: Column, groups: int) -> list[tuple[Spread, int]]:
-    """Return the times of the bars of each group, and how long any of them was there on each rank, summed."""
-    ranks, rank = np.unique(rows["rank"], return_inverse=True)
-    each = max(len(ranks), 1)
-    covered = unions(group * each + rank.reshape(-1), rows["start"], rows["end"], groups * each).reshape(groups, each)
-    length = rows["end"] - rows["start"]
-    return [(spread(length[group == i]), int(covered[i].sum())) for i in range(groups)]

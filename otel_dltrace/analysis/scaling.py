@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.analysis.breakdown import num_warm_up_steps
-from otel_dltrace.analysis.negotiation import negotiations, union
+from otel_dltrace.analysis.negotiation import negotiations
 from otel_dltrace.analysis.own import blocked
+from otel_dltrace.analysis.shares import FIRST_EPOCH, epochs_of, union
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import StepTable, step_tables, worker_batches
 from otel_dltrace.analysis.throughput import rank_throughput
@@ -23,7 +24,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
 SAMPLES, RANK_STEPS = "samples/s", "rank-steps/s"
-FIRST_EPOCH, WARM_UP = "the first epoch", "the first steps"
+WARM_UP = "the first steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Part:
 
     *step* (ns) is of the slowest rank in each. The shares are of the time of the ranks, of steps and between them:
     *communication* is under way (the union of operations), *exposed* of it blocks the rank (None: cannot be told).
-    *negotiation* is the share of negotiation in Horovod's communication, None without Horovod's timeline.
+    *negotiation* is its share of communication: Horovod's by its timeline, MPI's by its waits, else None.
     """
 
     steps: int

@@ -109,6 +109,13 @@ def union(start: Column, end: Column) -> int:
     return int(unions(np.zeros(len(start), np.int64), start, end, 1)[0])
 
 
+def covered(*times: Column) -> int:
+    """Return how much time of the ranks any of *times* covers, each of its own time; fields as in `TIMES`."""
+    both = np.concatenate(times)
+    ranks, group = np.unique(both["rank"], return_inverse=True)
+    return int(unions(group.reshape(-1), both["start"], both["end"], len(ranks)).sum())
+
+
 def unions(group: Column, start: Column, end: Column, groups: int) -> Column:
     """Return how much time the extents of each group, 0 to *groups* - 1, cover together, shape (groups,)."""
     covered = np.zeros(groups, np.int64)

@@ -6,11 +6,11 @@ from collections import Counter
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._handles import Handles, Pending
+from otel_dltrace.instrument._handles import ASYNC, Handles, Pending
 from otel_dltrace.instrument._horovod_calls import OPS, Call
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import COLLECTIVE, Flag
+from otel_dltrace.model.semconv import COLLECTIVE
 from otel_dltrace.record.steps import Operation, Tracer
 
 GLOBAL_SET = 0
@@ -66,12 +66,12 @@ class Operations:
         start = monotonic_ns()
         tensors, name, process_set = call.get(args)
         tensors = tensors if call.is_grouped else (tensors,)
-        key = (call, name, process_set.process_set_id, *[tensor.dtype for tensor in tensors])
+        key = (call.prefix, name, process_set.process_set_id, *[tensor.dtype for tensor in tensors])
         described = self._described.get(key)
         if described is None:
             operation = "adasum" if call.op >= 0 and args[call.op] == _ops().Adasum else call.operation
             described = self._described[key] = self._describe(call, operation, name, process_set, tensors)
-        flags = 0 if self.local.blocking else Flag.ASYNC
+        flags = 0 if self.local.blocking else ASYNC
         root = args[call.root] if call.root >= 0 else -1
         recorder = self.tracer.recorder
         operations = [

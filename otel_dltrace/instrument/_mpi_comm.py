@@ -10,10 +10,9 @@ from otel_dltrace.instrument._mpi_groups import NOBODY, Group, Groups
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part, Requests
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import COLLECTIVE, P2P, PHASE, WAIT, Source
+from otel_dltrace.model.semconv import COLLECTIVE, MPI, P2P, PHASE, WAIT, Source
 from otel_dltrace.record.steps import Operation, Tracer
 
-BACKEND = "mpi"
 _HOST_DONE = int(Source.HOST_DONE)
 
 
@@ -51,7 +50,7 @@ class Comm:
                 span,
                 group=group.id and group.id + series,
                 group_size=group.size,
-                backend=BACKEND,
+                backend=MPI,
                 dtype=name_of(named) if named != "" else "",
             )
         )

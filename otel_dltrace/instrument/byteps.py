@@ -12,11 +12,11 @@ from itertools import count
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._handles import Handles, Pending, Wait, asked_done
+from otel_dltrace.instrument._handles import ASYNC, Handles, Pending, Wait, asked_done
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import COLLECTIVE, PUSH_PULL, Flag, Level
+from otel_dltrace.model.semconv import COLLECTIVE, PUSH_PULL, Level
 from otel_dltrace.record.steps import Operation, Tracer, live
 
 PLUGIN, OPS = "byteps.torch", "byteps.torch.ops"
@@ -56,7 +56,7 @@ class PushPulls:
         """Return the push_pull of *tensor* that begins."""
         descriptor, numbers = self._descriptors.get((name or "", tensor.dtype)) or self._describe(name or "", tensor)
         local = self.local
-        flags = 0 if local.blocking else Flag.ASYNC
+        flags = 0 if local.blocking else ASYNC
         size = tensor.element_size() * tensor.nelement()
         return Pending([Operation(self.tracer.recorder, descriptor, size, b=local.root, flags=flags)], [next(numbers)])
 

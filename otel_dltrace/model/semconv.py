@@ -62,6 +62,9 @@ OTHER: Final = "other"
 OPERATIONS_PER_TRACE: Final = 1000
 """Where there are no steps, so many operations of a group share a trace (contract 4)."""
 TORCH_BACKENDS: Final = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
+MPI: Final = "mpi"
+MPI_SETUP: Final = ("init", "finalize")
+"""Calls of MPI in which nothing is communicated."""
 
 STAGES: Final = (
     "dataloader_next",
