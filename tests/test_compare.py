@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from otel_dltrace.analysis.scaling import FIRST_EPOCH, RANK_STEPS, SAMPLES, WARM_UP, Part, RunScaling, Scaling, scaling
+from otel_dltrace.analysis.scaling import RANK_STEPS, SAMPLES, WARM_UP, Part, RunScaling, Scaling, scaling
+from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.spans import SpanBatch

@@ -7,19 +7,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from otel_dltrace.analysis.negotiation import (
-    Activity,
-    Negotiations,
-    Overlap,
-    ReadyRank,
-    Share,
-    TensorNegotiation,
-    negotiations,
-    union,
-)
+from otel_dltrace.analysis.hidden import UNBLOCKED, Overlap
+from otel_dltrace.analysis.negotiation import Negotiations, ReadyRank, TensorNegotiation, negotiations
+from otel_dltrace.analysis.phases import Activity, library_of
+from otel_dltrace.analysis.shares import FIRST_EPOCH, FIRST_STEP, Numbered, Share, union, unions
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.negotiation import write_negotiations
@@ -59,6 +54,9 @@ def _bar(rank: Rank, tensor: str, name: str, step: int, start: float, end: float
     rank.add(Descriptor(s.PHASE, name, backend="horovod", tensor=tensor, activity=name), step, start, end)
 
 
+FIRST, STEADY = (Share(1, 100 * MS, wait * MS, 30 * MS, (wait + 30) * MS) for wait in (33, 25))
+
+
 def each(ms: float, count: int) -> Spread:
     ns = round(ms * MS)
     return Spread(count, count * ns, ns, ns, ns, ns)
@@ -86,12 +84,111 @@ def test_planted_times_are_found():
             ReadyRank(2, 20, 20, each(20, 20)),
         ),
         tensors=(first, TensorNegotiation("allreduce.b", *list(_fields(first))[1:])),
-        activities=(Activity("MPI_ALLREDUCE", each(20, 20), 200 * MS),),
+        activities=(Activity("MPI_ALLREDUCE", each(20, 20), 200 * MS, "MPI"),),
+        apart=FIRST_STEP,
+        steps=tuple(Numbered(step, STEADY if step else FIRST) for step in range(STEPS)),
+        libraries=(Activity("MPI", each(20, 20), 200 * MS, "MPI"),),
     )
 
 
 def _fields(value):
     return (getattr(value, name) for name in value.__dataclass_fields__)
+
+
+def test_the_first_epoch_is_told_apart_where_it_is_known():
+    """And each epoch by itself, as the program told them."""
+    batch = negotiated()
+    own = batch.is_rank_step
+    batch.rows["b"][own] = batch.rows["step"][own] // 5
+    found = negotiations([batch])
+    first, second = Share(5, 500 * MS, 133 * MS, 150 * MS, 283 * MS), Share(5, 500 * MS, 125 * MS, 150 * MS, 275 * MS)
+
+    assert (found.apart, found.first, found.others) == (FIRST_EPOCH, first, second)
+    assert found.epochs == (Numbered(0, first), Numbered(1, second))
+    assert "Negotiation, by epoch (mean of its steps)" in text(found)
+    assert "later epochs" in text(found)
+
+
+def solved(with_steps: bool = True) -> list[SpanBatch]:
+    """Return two ranks of MPI: in each step of 100 ms an allreduce for which rank 0 waits 20 of its 30 ms.
+
+    Then an iallreduce is under way for 40 ms, and waited for in the last 10 of them.
+    """
+    out = []
+    for number in range(2):
+        rank = Rank(number, 2)
+        rank.collective(NO_STEP, 0, 5, 0, "init", backend="mpi", group="world")
+        for step in range(4):
+            which, begin, late = (step if with_steps else NO_STEP), 100 + step * 100.0, 20 * number
+            if with_steps:
+                rank.step(step, begin, begin + 100)
+            ends = {"backend": "mpi", "group": "world", "source": s.Source.HOST_DONE}
+            rank.collective(which, begin + 10 + late, begin + 40, 2 * step + 1, "allreduce", **ends)
+            rank.collective(which, begin + 50, begin + 90, 2 * step + 2, "iallreduce", flags=s.Flag.ASYNC, **ends)
+            rank.wait(which, begin + 80, begin + 90)
+        out.append(rank.batch())
+    return out
+
+
+def test_ranks_of_mpi_negotiate_by_waiting():
+    """The share of waiting, who is last and by how much, what is hidden behind nonblocking operations."""
+    found = negotiations(solved())
+    step = Share(2, 200 * MS, 20 * MS, 100 * MS, 120 * MS)
+    reduced = Spread(8, 160 * MS, 20 * MS, 20 * MS, 30 * MS, 30 * MS)
+
+    assert found == Negotiations(
+        whole=Share(8, 800 * MS, 80 * MS, 400 * MS, 480 * MS),
+        first=step,
+        others=Share(6, 600 * MS, 60 * MS, 300 * MS, 360 * MS),
+        per_step=Spread(8, 80 * MS, 10 * MS, 10 * MS, 20 * MS, 20 * MS),
+        overlap=Overlap(480 * MS, 500 * MS, 240 * MS, UNBLOCKED),
+        ticked=8,
+        silent=0,
+        ranks=(ReadyRank(0, 8, 0, Spread()), ReadyRank(1, 8, 4, each(20, 4))),
+        tensors=(
+            TensorNegotiation("allreduce world", "allreduce", each(20, 4), reduced, 4, 1, 4, 20 * MS),
+            TensorNegotiation("iallreduce world", "iallreduce", each(0, 4), each(40, 8), 4, 0, 0, 0),
+        ),
+        activities=(
+            Activity("iallreduce", each(40, 8), 320 * MS, "MPI"),
+            Activity("allreduce", reduced, 160 * MS, "MPI"),
+        ),
+        called=True,
+        backend="mpi",
+        apart=FIRST_STEP,
+        steps=tuple(Numbered(number, step) for number in range(4)),
+        libraries=(Activity("MPI", Spread(16, 480 * MS, 30 * MS, 35 * MS, 40 * MS, 40 * MS), 480 * MS, "MPI"),),
+    )
+
+
+def test_without_steps_the_share_is_that_of_all():
+    """A program of MPI need not have any: nothing is told apart."""
+    found = negotiations(solved(with_steps=False))
+
+    assert found.whole == Share(0, 480 * MS, 80 * MS, 400 * MS, 480 * MS)
+    assert (found.first, found.others, found.steps, found.epochs) == (None, None, (), ())
+    assert "Negotiation takes 17% of the time in which the ranks communicate: 80.0 of 480.0 ms." in text(found)
+
+
+@pytest.mark.parametrize(
+    ("activity", "library"),
+    [
+        ("MPI_ALLREDUCE", "MPI"),
+        ("GLOO_BCAST", "Gloo"),
+        ("NCCL_ALLGATHER", "NCCL"),
+        ("INIT_NCCL", "NCCL"),
+        ("CCL_ALLTOALL", "oneCCL"),
+        ("MEMCPY_IN_FUSION_BUFFER", "copies"),
+        ("INIT_FUSION_BUFFER", "copies"),
+        ("ALLOCATE_OUTPUT", "copies"),
+        ("WAIT_FOR_OTHER_TENSOR_DATA", "waiting"),
+        ("QUEUE", "waiting"),
+        ("SOMETHING_NEW", "other"),
+    ],
+)
+def test_each_activity_has_its_library(activity, library):
+    """By its name in Horovod's timeline."""
+    assert library_of(activity) == library
 
 
 def test_negotiations_without_ticks_are_counted_apart():
@@ -125,6 +222,13 @@ def test_what_extents_cover_together(extents, length):
     assert union(start, end) == length
 
 
+def test_groups_are_covered_apart():
+    """What overlaps in time counts for each group, and one without extents has none."""
+    group, start, end = np.array([2, 0, 2, 0]), np.array([5, 100, 0, 90]), np.array([9, 110, 6, 105])
+
+    assert unions(group, start, end, 3).tolist() == [20, 0, 9]
+
+
 def text(found: Negotiations) -> str:
     console = Console(file=io.StringIO(), width=120)
     write_negotiations(found, console)
@@ -139,7 +243,10 @@ def test_the_report_says_it_in_words():
         "Rank 2 is ready last most often: in 20 of 20 negotiations, by 20.0 ms (p50).",
         "Computation hides 67% of the operations' time: forward, backward or optimizer ran in 200.0 of 300.0 ms.",
     ]
-    assert text(negotiations([])).startswith("No operation of Horovod is in there")
+    assert "overlap: of the time in which an operation runs, the part in which its rank computes too" in text(
+        negotiations([negotiated()])
+    )
+    assert text(negotiations([])).startswith("No operation of Horovod or MPI is in there")
 
 
 def test_a_real_straggler_is_named(tmp_path, capsys):

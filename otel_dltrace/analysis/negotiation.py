@@ -55,7 +55,7 @@ class Negotiations:
     """The shares of negotiation: of all, of the *first* epoch or step, as *apart* says, of the others, of each.
 
     *per_step* is the time of negotiation in a rank's step. *overlap* is None where it cannot be told what computation
-    hides.
+    hides. Where ranks are *called* on several hosts, their clocks agree to *uncertainty* ns.
     *ticked* negotiations say who was ready when; *silent* ones do not, as Horovod's cache answered them.
     Where they are *called*, the ranks themselves say it, all of them, and *ticked* are operations. Without a timeline
     of Horovod's there are no bars, and a tensor's negotiation is from the first rank that was ready to the last;
@@ -78,6 +78,7 @@ class Negotiations:
     steps: tuple[Numbered, ...] = ()
     epochs: tuple[Numbered, ...] = ()
     libraries: tuple[Activity, ...] = ()
+    uncertainty: int = 0
 
 
 def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
@@ -88,7 +89,7 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
     workers = worker_batches(batches)
     told = [batch for batch in workers if any(map(_is_told, batch.descriptors))]
     calls = called(workers)
-    if not told and calls.backend == s.MPI:
+    if not told and calls.backend != h.BACKEND and any(is_mpi(d) for batch in workers for d in batch.descriptors):
         return _of_mpi(workers, calls)
     rows, table = _rows(told, _is_told)
     kinds = np.array([_kind(d) for d in table], np.int8)[rows["descriptor"]]
@@ -108,6 +109,7 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
         activities=activities([d.activity for d in table], libraries, activity),
         libraries=activities(libraries, libraries, activity),
         called=is_called,
+        uncertainty=int(calls.joined.uncertainty.max(initial=0)),
     )
 
 
@@ -125,6 +127,7 @@ def _of_mpi(workers: Sequence[SpanBatch], calls: Called) -> Negotiations:
         libraries=activities(libraries, libraries, rows),
         called=True,
         backend=s.MPI,
+        uncertainty=int(calls.joined.uncertainty.max(initial=0)),
     )
 
 
@@ -244,13 +247,14 @@ def _tensors_called(calls: Called) -> tuple[TensorNegotiation, ...]:
     number = np.array([numbers[tensor] for tensor in calls.tensors], np.int64)
     names = dict(zip(calls.tensors, calls.names, strict=True))
     of_ready = dict(_by(number[calls.ready["group"]], calls.ready))
+    of_rows, lasted = calls.joined.to_rows(number), calls.joined["end"] - calls.joined["start"]
     out = []
     for tensor, i in numbers.items():
         last = max(_ranks(of_ready[i]), key=lambda one: (one.times, -one.rank))
         mine = of_ready[i]["late"][(of_ready[i]["rank"] == last.rank) & (of_ready[i]["late"] > 0)]
-        waited = calls.waited[number == i]
+        waited, bar = calls.waited[number == i], spread(lasted[of_rows == i]) if calls.backend == s.MPI else Spread()
         late = median(mine)
         out.append(
-            TensorNegotiation(tensor, names[tensor], spread(waited), Spread(), len(waited), last.rank, last.times, late)
+            TensorNegotiation(tensor, names[tensor], spread(waited), bar, len(waited), last.rank, last.times, late)
         )
     return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))

@@ -14,7 +14,7 @@ import numpy as np
 from otel_dltrace.analysis.breakdown import num_warm_up_steps
 from otel_dltrace.analysis.negotiation import negotiations
 from otel_dltrace.analysis.own import blocked
-from otel_dltrace.analysis.shares import FIRST_EPOCH, epochs_of, union
+from otel_dltrace.analysis.shares import FIRST_EPOCH, union
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import StepTable, step_tables, worker_batches
 from otel_dltrace.analysis.throughput import rank_throughput

@@ -2,7 +2,7 @@
 
 otel-dltrace report RUN
 otel-dltrace report RUN --by key          which key, which partition, which worker is slow (push_pull)
-otel-dltrace report RUN --by negotiation  how long Horovod negotiates, who was ready last
+otel-dltrace report RUN --by negotiation  how long Horovod or MPI negotiates, who was ready last
 """
 
 import argparse
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=["key", "negotiation"],
         help="another report: by key of a parameter server, seen from workers and servers; "
-        "by negotiation of Horovod's operations",
+        "by negotiation of operations of Horovod or MPI",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text, one line per run")
 

@@ -1,7 +1,7 @@
 """A run read from disk as OTLP sends it: rank steps under their roots, each root once, and every step in full."""
 
 from collections.abc import Collection, Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, rank_step_id, root_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import STEP, TRAIN_STEP, Level
-from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows
+from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, stack_rows
 
 _ROOT = (Descriptor(STEP, TRAIN_STEP),)
 _SHARD = 0  # a file needs no budget, so a step is one trace
@@ -48,7 +48,7 @@ def as_sent(
             # Back ends subtract without sign: where an imported file's clock was set back they would see centuries.
             part.rows["end"] = np.maximum(part["start"], part["end"])
             found = found or len(part) > 0
-            yield part
+            yield replace(part, above=outline.above[part.process.nonce])
     if not found:
         raise RunNotFoundError(f"none of the steps asked for is in this run; {outline.steps_there()}")
     if ranks is None or 0 in ranks:
@@ -76,11 +76,14 @@ class _Outline:
 
     Attributes:
         extents: For each process (its nonce), the extents of its steps, file by file.
+        above: For each process the phases outside any step that began in one file and ended in a later one.
         processes: Who they are.
     """
 
     extents: dict[int, list[Column]] = field(default_factory=dict)
     processes: dict[int, Process] = field(default_factory=dict)
+    above: dict[int, Column] = field(default_factory=dict)
+    _ends: dict[int, int] = field(default_factory=dict)
 
     def add(self, batch: SpanBatch) -> None:
         """Take in one file's spans of one process."""
@@ -90,6 +93,14 @@ class _Outline:
             extents[name] = rows[name]
         self.extents.setdefault(batch.process.nonce, []).append(extents)
         self.processes[batch.process.nonce] = batch.process
+        self._reach_back(batch)
+
+    def _reach_back(self, batch: SpanBatch) -> None:
+        nonce = batch.process.nonce
+        before, above = self._ends.get(nonce, 0), self.above.get(nonce, empty_rows())
+        reaches = (batch["step"] == NO_STEP) & (batch["start"] < before) & batch.is_block
+        self.above[nonce] = stack_rows([above, batch.rows.compress(reaches)])
+        self._ends[nonce] = max(before, int(batch["end"].max(initial=0)))
 
     def check_ranks(self, ranks: Collection[int] | None) -> None:
         """Raise unless every one of *ranks* is there."""

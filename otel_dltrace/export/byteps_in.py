@@ -168,6 +168,8 @@ class _Reading:
             place, rows, notes = self._server(data)
         else:
             place, rows, notes = self._van(data)
+        if not len(rows.rows) and not notes:
+            notes = ("no event is in it",)
         self.imported.notes += [f"{file.path}: {note}" for note in notes]
         self.imported.add(place, rows.rows, rows.descriptors)
         self.progress(self.imported.spans)

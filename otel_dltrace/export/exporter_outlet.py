@@ -7,6 +7,7 @@ over as they are, and become spans in the exporter's thread.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,8 +179,7 @@ def _parts_of(work: _Work) -> Iterator[_Part]:
     assert bind is not None
     for shard in sorted({out.shard for out in work.outgoing}):
         outgoing = [out for out in work.outgoing if out.shard == shard]
-        rows = stack_rows([hung(out, bind) for out in outgoing])
-        part = SpanBatch(rows, work.batch.descriptors, work.batch.process, work.batch.errors)
+        part = replace(work.batch, rows=stack_rows([hung(out, bind) for out in outgoing]))
         hang_under_roots(part, shard)
         yield _Part(part, trace_id_column(part, bind, shard), left_out_column(part, outgoing))
 

@@ -23,6 +23,9 @@ from otel_dltrace.record.guard import guarded
 DOUBT_S = 60.0
 """How long after a drain took over, a span that it reads may be one that its predecessor wrote."""
 
+MOST_ENDED = 1000
+"""Spans outside any step that are remembered, for what is below them and ends later."""
+
 
 class Member:
     """The spans of *source* while it is bound as *bind*.
@@ -42,6 +45,7 @@ class Member:
         self.source, self.bind, self.process, self.writer = source, bind, process, writer
         self.gate = StepGate(bind, window, budget, self.rows_of)
         self._written_before = np.zeros(0, np.uint64)
+        self._ended_outside = empty_rows()
         self._doubt_ends = 0.0
         self.written = 0
         self.truncated = 0
@@ -80,12 +84,22 @@ class Member:
             guarded(self.metrics.take_records)(records, self.source.descriptors)
 
     def _hold(self, rows: Column, now: float) -> None:
+        outside = rows.compress(rows["step"] == NO_STEP)
+        if len(outside):
+            self._ended_outside = stack_rows([self._ended_outside, outside])[-MOST_ENDED:]
         self.gate.add(rows, self.source.descriptors.is_kind(rows, semconv.STEP), now)
 
     def batch(self, rows: Column, anchor: Anchor | None = None) -> SpanBatch:
         """Return *rows* with this process's descriptors, errors and clock."""
         process = replace(self.process, anchor=anchor) if anchor else self.process
-        return SpanBatch(rows, self.source.descriptors, process, self.source.errors)
+        return SpanBatch(rows, self.source.descriptors, process, self.source.errors, self._above())
+
+    def _above(self) -> Column:
+        """Return what rows outside any step may hang under: what is open there, and what ended last."""
+        begun = self.source.open_outside()
+        if len(begun):
+            fill_ids(begun, self.source.descriptors, self.process)
+        return stack_rows([begun, self._ended_outside])
 
     def go_on(self, cursor: Cursor, now: float) -> None:
         """Take up the work of a drain that ended in the middle.

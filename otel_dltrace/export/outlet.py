@@ -1,7 +1,7 @@
 """From decided steps to requests on their way: the drain's side of OTLP."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Outlet:
             outs = [out for out in outgoing if out.shard == shard and len(out.rows)]
             if not outs:
                 continue
-            part = SpanBatch(stack_rows([hung(o, bind) for o in outs]), batch.descriptors, batch.process, batch.errors)
+            part = replace(batch, rows=stack_rows([hung(o, bind) for o in outs]))
             hang_under_roots(part, shard)
             left_out = left_out_column(part, outs) if any(out.left_out for out in outs) else None
             tag = (batch.process.nonce, min(out.step for out in outs))

@@ -16,7 +16,7 @@ from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
 from otel_dltrace.model.errors import RingError
-from otel_dltrace.model.identity import Bind, h64
+from otel_dltrace.model.identity import NO_STEP, Bind, h64
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import Column, Descriptors, Process, distinct, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
@@ -162,7 +162,9 @@ class RingSource:
 
         A scan reads chunk after chunk, so a BEGIN in one may come a scan later than its SPAN in the next.
         """
-        ended = spans["span_no"].compress(spans["level"] <= Level.COLLECTIVE)  # phases have no BEGIN
+        # Phases have no BEGIN, but for those outside any step.
+        has_begun = (spans["level"] <= Level.COLLECTIVE) | (spans["step"] == NO_STEP)
+        ended = spans["span_no"].compress(has_begun)
         over, self._ended_before = np.concatenate([self._ended_before, ended]), ended
         open_now = stack_rows([self._begun, begun])
         self._begun = open_now.compress(~is_among(open_now["span_no"], over))
@@ -190,6 +192,10 @@ class RingSource:
     def _steps_of(self, rows: Column) -> Column:
         """Return which steps ended, of *rows* that are steps and stages."""
         return rows["step"].compress(self.own.is_kind(rows, semconv.STEP))
+
+    def open_outside(self) -> Column:
+        """Return what is open outside any step, without ids."""
+        return self._begun.compress(self._begun["step"] == NO_STEP)
 
     def unfinished(self) -> Column:
         """Return what was read but may still change.

@@ -52,6 +52,7 @@ class Call:
         form: How it ends.
         on_class: It is a class method.
         comm: The parameter that is the communicator, of class methods.
+        is_object: It moves Python objects, pickled.
     """
 
     name: str
@@ -68,20 +69,18 @@ class Call:
     form: Form = Form.BLOCKING
     on_class: bool = False
     comm: str = ""
+    is_object: bool = field(init=False, compare=False)
     positions: dict[str, int] = field(init=False, compare=False)
     span: str = field(init=False, compare=False)
-    takes: tuple[str, ...] = field(init=False, compare=False)
+    takes: tuple[tuple[str, int], ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Number the parameters; name the span."""
+        object.__setattr__(self, "is_object", self.name[0].islower())
         object.__setattr__(self, "positions", {name: i + 1 for i, name in enumerate(self.parameters.split())})
         object.__setattr__(self, "span", self.name.removesuffix("_init").lower())
-        object.__setattr__(self, "takes", tuple(self.buffers.split()))
-
-    @property
-    def is_object(self) -> bool:
-        """Whether it moves Python objects, pickled."""
-        return self.name[0].islower()
+        taken = [name for name in self.buffers.split() if name in self.positions]
+        object.__setattr__(self, "takes", tuple((name, self.positions[name]) for name in taken))
 
     def argument(self, name: str, args: Args, kwargs: Kwargs) -> Any:
         """Return the argument for parameter *name* of a call, None if it is not given."""

@@ -24,7 +24,7 @@ class Comm:
         wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
         self.groups = Groups(module)
         self.requests = Requests(tracer, wait, module.Status)
-        self.any = module.ANY_SOURCE
+        self.any, self._in_place = module.ANY_SOURCE, module.IN_PLACE
 
     # -- descriptors ------------------------------------------------------------------------------
 
@@ -101,9 +101,9 @@ class Comm:
         return Part(operation, group.number_message("", peer, tag, sends=False))
 
     def _content(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[int, Any]:
-        for name in call.takes:
-            value = call.argument(name, args, kwargs)
-            if value is not None and value is not self.module.IN_PLACE:
+        for name, position in call.takes:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            if value is not None and value is not self._in_place:
                 return content_of(value, is_object=call.is_object)
         return NOTHING
 
@@ -211,7 +211,7 @@ class Running:
     def both(self, series: str, flags: int) -> list[Part]:
         """Begin a message each way."""
         call = self._call
-        (peer, tag), taken = call.source, self._given(call.takes[-1])
+        (peer, tag), taken = call.source, self._given(call.takes[-1][0])
         content = self._content if taken is None else content_of(taken, is_object=call.is_object)
         receive = self._receive(_direction(call, "recv"), peer, tag, content, series, flags)
         return [*self.send(series, flags), receive]

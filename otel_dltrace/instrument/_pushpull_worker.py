@@ -62,7 +62,8 @@ class Pushed:
         recorder = self._recorder
         descriptor = self._operations.get(event.name) or self._operation(event)
         step, seq, outer = recorder.step, event.round + 1, open_span.get()
-        parent = outer.drawn() if outer is not None and outer.step == step else 0
+        # Outside any step the server names the trace by the round alone, so no phase is above.
+        parent = outer.drawn() if outer is not None and outer.step == step != NO_STEP else 0
         number = recorder.begin(
             descriptor, _COLLECTIVE, event.time_ns, event.nbytes, parent, seq, b=-1, flags=_ASYNC, step=step
         )

@@ -101,6 +101,11 @@ class Descriptors(Sequence[Descriptor]):
         return self.column(lambda d: (d.kind, d.name) == (semconv.PHASE, semconv.GC), bool)
 
     @cached_property
+    def blocks(self) -> Column:
+        """Which are phases that a program marks itself, shape (len + 1,)."""
+        return self.column(lambda d: d == Descriptor(semconv.PHASE, d.name) != OTHER, bool)
+
+    @cached_property
     def rank_steps(self) -> Column:
         """Which are a rank's own steps, shape (len + 1,)."""
         return self.column(lambda d: (d.kind, d.name) == (semconv.STEP, semconv.RANK_STEP), bool)
@@ -134,13 +139,15 @@ class SpanBatch:
     """Spans of one process: equal-length columns, the descriptor table, the process.
 
     *rows* is a structured array of ``SPAN_DTYPE``; times are the host's monotonic ns.
-    *errors* holds (type, message), its first entry is ("", "").
+    *errors* holds (type, message), its first entry is ("", ""). *above* are rows that are not of the
+    batch and that those of its rows which are outside any step may hang under.
     """
 
     rows: Column
     descriptors: Sequence[Descriptor]
     process: Process
     errors: Sequence[tuple[str, str]] = field(default=(("", ""),))
+    above: Column = field(default_factory=lambda: empty_rows())
 
     def __len__(self) -> int:
         """Return the number of spans."""
@@ -199,6 +206,12 @@ class SpanBatch:
     def is_request(self) -> Column:
         """A mask, shape (n,), of the rows that are pushes and pulls, as a parameter server answers them."""
         mask: Column = self._table.requests[self._numbers]
+        return mask
+
+    @property
+    def is_block(self) -> Column:
+        """A mask, shape (n,), of the rows that are phases which the program marks itself."""
+        mask: Column = self._table.blocks[self._numbers]
         return mask
 
     @property

@@ -183,7 +183,7 @@ class Engine:
         servers = self.layout.num_servers if self._servers else 0
         for index, (offset, size) in enumerate(partitions(operation.values.nbytes, self.bound)):
             key = key_of(operation.tensor.declared_key, index)
-            server = server_of(key, servers, self.options.key_hash) if servers else None
+            server = server_of(key, servers, self.options.key_hash, self.layout.num_workers) if servers else None
             tasks.append(Task(operation, index, key, offset, size, server))
         return tasks
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.pushpull.keys import HASHES
+from otel_dltrace.pushpull.keys import HASH_NAMES, MIXED, mixed_share
 from otel_dltrace.pushpull.layout import Layout
 
 Env = Mapping[str, str]
@@ -67,7 +67,7 @@ def read_env(env: Env) -> tuple[Layout, Options]:
     options = Options(
         partition_bytes=_number(env, "BYTEPS_PARTITION_BYTES", 4_096_000, least=1),
         credit=_number(env, "BYTEPS_SCHEDULING_CREDIT", 0),
-        key_hash=_hash(env),
+        key_hash=_hash(env, layout),
         min_compress_bytes=_number(env, "BYTEPS_MIN_COMPRESS_BYTES", 65_536),
         compress_threads=max(1, _number(env, "BYTEPS_THREADPOOL_SIZE", 1)),
         asynchronous=_number(env, "BYTEPS_ENABLE_ASYNC", 0) != 0,
@@ -118,10 +118,16 @@ def _seconds(env: Env, name: str, default: float) -> float:
     return value
 
 
-def _hash(env: Env) -> str:
+def _hash(env: Env, layout: Layout) -> str:
     name = env.get("BYTEPS_KEY_HASH_FN") or "djb2"
-    if name not in HASHES:
-        raise ConfigError(f"BYTEPS_KEY_HASH_FN={name!r} is none of {', '.join(HASHES)}")
+    if name not in HASH_NAMES:
+        raise ConfigError(f"BYTEPS_KEY_HASH_FN={name!r} is none of {', '.join(HASH_NAMES)}")
+    servers, workers = layout.num_servers, layout.num_workers
+    if name == MIXED and servers and mixed_share(servers, workers) is None:
+        raise ConfigError(
+            f"BYTEPS_KEY_HASH_FN='mixed' is for one server beside each worker and at most as many on their own; "
+            f"DMLC_NUM_SERVER={servers} and DMLC_NUM_WORKER={workers} are not that"
+        )
     return name
 
 

@@ -4,13 +4,14 @@ from contextvars import Token
 from time import monotonic_ns
 from types import TracebackType
 
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Open, Operation, Tracer, live, open_span
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
-_PHASE, _ERROR = int(Level.PHASE), int(Flag.ERROR)
+_PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF
 # Bound here: looking these up on the variable costs a twentieth of a phase each time.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
 
@@ -86,6 +87,9 @@ class phase:  # noqa: N801
                 outer = _get_open()
                 self.step = now = recorder.step
                 self.parent = 0 if outer is None or outer.step != now else outer.drawn()
+                if now == NO_STEP and not self.parent:
+                    # It is a trace of its own, which all ranks name by its name and how often that came (contract 4).
+                    self.parent = next(tracer.turns[self._name]) << 32
                 self._token = _set_open(self)
             else:
                 self._mark = tracer.steps.mark() if self._name in DEVICE_STAGES else None
@@ -98,9 +102,18 @@ class phase:  # noqa: N801
         return self
 
     def drawn(self) -> int:
-        """Return the span's number, drawn when the first child asks: most phases have none."""
-        if not self.number and self._recorder is not None:
-            self.number = self._recorder.number()
+        """Return the span's number, drawn when the first child asks: most phases have none.
+
+        Outside any step the children may go out before the phase is over: its BEGIN tells in which trace they are.
+        """
+        recorder = self._recorder
+        if not self.number and recorder is not None:
+            self.number = recorder.number()
+            if self.step == NO_STEP:
+                parent, seq = self.parent & _M32, self.parent >> 32
+                recorder.begin(
+                    self.descriptor, _PHASE, self.start, self.size, parent, seq, step=NO_STEP, number=self.number
+                )
         return self.number
 
     def __exit__(
@@ -133,7 +146,8 @@ class phase:  # noqa: N801
             self.start,
             end,
             self.size,
-            self.parent,
+            self.parent & _M32,
+            self.parent >> 32,
             flags=_ERROR,
             number=self.number,
             step=self.step,

@@ -33,6 +33,7 @@ _pack = struct.Struct("<IIIBBHQQQIIiiH2xI").pack_into
 _pack_begin = struct.Struct("<IIIBBHQ8xQIIii4xI").pack_into
 # The same bytes for a phase, whose flags, source, seq, a, b and partition are 0; kind and level are one field.
 _pack_phase = struct.Struct("<IIIIQQQI16xI").pack_into
+_pack_block = struct.Struct("<IIIIQQQQ12xI").pack_into
 _PHASE_SPAN = SPAN | Level.PHASE << 12
 _pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
 _pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
@@ -71,7 +72,10 @@ class _Lane:
 
 
 class Block(Protocol):
-    """A phase as it is written: what `Recorder.phase` takes one by one."""
+    """A phase as it is written: what `Recorder.phase` takes one by one.
+
+    *parent* is the parent's number and, above its 32 bits, the occurrence, as they lie in the record.
+    """
 
     descriptor: int
     start: int
@@ -226,7 +230,7 @@ class Recorder:
         offset = next(slots, 0)
         if offset and lane.chunk is chunk:
             try:
-                _pack_phase(
+                _pack_block(
                     buffer,
                     offset,
                     number,
@@ -243,7 +247,8 @@ class Recorder:
                 buffer[offset : offset + RECORD] = _HOLE
             else:
                 return
-        self.span(block.descriptor, 3, block.start, end, block.size, block.parent, number=number, step=block.step)
+        parent, seq = block.parent & _M32, block.parent >> 32
+        self.span(block.descriptor, 3, block.start, end, block.size, parent, seq, number=number, step=block.step)
 
     def begin(
         self,

@@ -319,11 +319,13 @@ class Tracer:
         self.metrics = False
         self.steps = Steps(recorder)
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
+        self.turns: dict[str, Iterator[int]] = {}
         self.occurrences: dict[tuple[str, str], Iterator[int]] = {}
         self.operations: dict[tuple[str, str, str], tuple[int, Iterator[int]]] = {}
 
     def phase_descriptor(self, name: str) -> int:
         """Return the number of the phase *name*; the first call interns it."""
+        self.turns.setdefault(name, count(1))
         number = self.phases[name] = self.recorder.intern(Descriptor(PHASE, name))
         return number
 

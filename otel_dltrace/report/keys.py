@@ -6,6 +6,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, ServerKey, Stage, WorkerKey
+from otel_dltrace.model.plan import FINEST
 from otel_dltrace.report.tables import MOST_ROWS, new_table, section
 from otel_dltrace.report.words import ms, plain
 
@@ -50,6 +51,8 @@ def sentences(keys: Keys) -> list[str]:
         most = max((last for last in lasts if last and last.times), key=lambda last: last.times, default=None)
         if most is not None:
             out.append(f"Seen from the {seen_by}, rank {most.rank} comes last most often: {_share(most)}.")
+    if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
+        out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
     if keys.workers and keys.workers[0].stages:
         key = keys.workers[0]
         stage = _longest(key.stages)

@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from otel_dltrace.analysis.negotiation import Activity, Negotiations, ReadyRank, Share, TensorNegotiation
+from otel_dltrace.analysis.hidden import STAGES, UNBLOCKED, Overlap
+from otel_dltrace.analysis.negotiation import Negotiations, ReadyRank, TensorNegotiation
+from otel_dltrace.analysis.phases import Activity
+from otel_dltrace.analysis.shares import FIRST_EPOCH, Share
+from otel_dltrace.model.activities import BACKEND
+from otel_dltrace.model.semconv import MPI
 from otel_dltrace.report.tables import MOST_ROWS, new_table, section
 from otel_dltrace.report.words import ms, plain
 
-_NOTHING = "No operation of Horovod is in there: --by negotiation tells of its timeline."
+_NOTHING = "No operation of Horovod or MPI is in there: --by negotiation tells of them."
 _TICKS = (
     "ready is when Horovod's rank 0 saw it, once in a cycle (HOROVOD_CYCLE_TIME); ranks are those of the process set"
 )
@@ -19,6 +25,19 @@ _NO_TIMELINE = (
     "which this run has not: HOROVOD_TIMELINE=timeline.json."
 )
 _NO_OVERLAP = "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it."
+_OVERLAP = "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
+_COMPUTES = {
+    STAGES: "to compute is to be in forward, backward or optimizer",
+    UNBLOCKED: "to compute is to be blocked in no operation and no wait, as no forward or backward is recorded",
+}
+_SHARES = "for each step, the time in which anything was negotiated, or an operation ran; communication is either"
+_WAITS = (
+    "to negotiate is to wait in a collective until its last rank has begun it, the rest of it is the operation; "
+    "communication is either; each rank's step counts"
+)
+_FIRST_TO_LAST = "its negotiation is from the first rank that called to the last, its operation from each rank's call to its end"
+_OF = {BACKEND: "What rank 0 does in the operations", MPI: "What the ranks do"}
+_MOST_STEPS = 8
 
 
 def write_negotiations(found: Negotiations, console: Console) -> None:
@@ -32,12 +51,16 @@ def parts(found: Negotiations) -> list[RenderableType]:
     if not (found.tensors or found.activities):
         return [Text(_NOTHING)]
     out: list[RenderableType] = [Text(sentence) for sentence in sentences(found)]
+    if found.whole or found.overlap:
+        out.append(Text(_OVERLAP + _COMPUTES[found.overlap.of if found.overlap else STAGES], style="dim"))
     out += _shares(found)
     if found.ranks:
-        out += _ranks(found.ranks, _CALLS if found.called else _TICKS)
-    out += _tensors(found.tensors)
+        clocks = f"clocks of the hosts agree to +-{ms(found.uncertainty)} ms" if found.uncertainty else ""
+        out += _ranks(found.ranks, _CALLS if found.called else _TICKS, clocks)
+    out += _tensors(found)
     if found.activities:
-        out += _activities(found.activities)
+        out += _libraries(found.libraries, found.backend)
+        out += _activities(found.activities, found.backend)
     return out
 
 
@@ -45,22 +68,25 @@ def sentences(found: Negotiations) -> list[str]:
     """Return the share of negotiation, who was ready last, and what computation hides, a sentence each."""
     out = []
     if found.whole is not None:
+        who = "the ranks communicate" if found.backend == MPI else "Horovod communicates"
         out.append(
             f"Negotiation takes {_percent(found.whole.negotiation, found.whole.communication)} of the time in which "
-            f"Horovod communicates: {ms(found.whole.negotiation)} of {ms(found.whole.communication)} ms."
+            f"{who}: {ms(found.whole.negotiation)} of {ms(found.whole.communication)} ms."
         )
     out += _last(found)
-    overlap = found.overlap
-    if found.called and found.whole is None:
-        out.append(_NO_TIMELINE)
-    elif overlap is None:
-        out.append(_NO_OVERLAP)
-    else:
-        out.append(
-            f"Computation hides {_percent(overlap.overlapped, overlap.communication)} of the operations' time: "
-            f"forward, backward or optimizer ran in {ms(overlap.overlapped)} of {ms(overlap.communication)} ms."
-        )
-    return out
+    if found.called and found.whole is None and found.backend != MPI:
+        return [*out, _NO_TIMELINE]
+    return [*out, _hidden(found.overlap)]
+
+
+def _hidden(overlap: Overlap | None) -> str:
+    if overlap is None:
+        return _NO_OVERLAP
+    what = "forward, backward or optimizer ran" if overlap.of == STAGES else "the rank was not blocked"
+    return (
+        f"Computation hides {_percent(overlap.overlapped, overlap.communication)} of the operations' time: "
+        f"{what} in {ms(overlap.overlapped)} of {ms(overlap.communication)} ms."
+    )
 
 
 def _last(found: Negotiations) -> list[str]:
@@ -79,14 +105,30 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _shares(found: Negotiations) -> list[RenderableType]:
-    table = new_table(
-        ["steps"], ["steps", "a step\nms", "negotiation\nms", "operations\nms", "negotiation of\ncommunication"]
-    )
-    for name, share in (("the first", found.first), ("the others", found.others)):
-        if share is not None:
-            table.add_row(name, *_share(share))
-    note = "for each step, the time in which anything was negotiated, or an operation ran; communication is either"
-    return section("Negotiation, by step (mean)", table, note)
+    note = _WAITS if found.backend == MPI else _SHARES
+    first, others = ("the first epoch", "later epochs") if found.apart == FIRST_EPOCH else ("the first", "the others")
+    out: list[RenderableType] = []
+    if found.first is not None:
+        rows = [(name, share) for name, share in ((first, found.first), (others, found.others)) if share]
+        out += section("Negotiation, by step (mean)", _share_table("steps", rows), note)
+    if found.epochs:
+        rows = [(str(epoch.number), epoch.share) for epoch in found.epochs[:MOST_ROWS]]
+        table = _share_table("epoch", rows)
+        out += section("Negotiation, by epoch (mean of its steps)", table, _more(found.epochs, "epochs"))
+    if found.steps:
+        longest = sorted(found.steps, key=lambda one: (-one.share.negotiation, one.number))
+        rows = [(str(step.number), step.share) for step in longest[:_MOST_STEPS]]
+        more = "--json has each step" if len(found.steps) > _MOST_STEPS else ""
+        out += section("The steps that negotiate longest", _share_table("step", rows), more)
+    return out
+
+
+def _share_table(name: str, rows: Sequence[tuple[str, Share]]) -> Table:
+    numbers = ["steps", "a step\nms", "negotiation\nms", "operations\nms", "negotiation of\ncommunication"]
+    table = new_table([name], numbers)
+    for what, share in rows:
+        table.add_row(what, *_share(share))
+    return table
 
 
 def _share(share: Share) -> list[str]:
@@ -98,18 +140,19 @@ def _share(share: Share) -> list[str]:
     ]
 
 
-def _ranks(ranks: Sequence[ReadyRank], what: str) -> list[RenderableType]:
+def _ranks(ranks: Sequence[ReadyRank], *notes: str) -> list[RenderableType]:
     table = new_table(["rank"], ["negotiations", "ready last", "by p50\nms", "by p95\nms", "by max\nms"])
     for rank in ranks[:MOST_ROWS]:
         late = rank.late
         figures = [ms(late.p50), ms(late.p95), ms(late.max)] if late.count else [""] * 3
         table.add_row(str(rank.rank), f"{rank.negotiations:,}", f"{rank.times:,}", *figures)
-    return section("Who is ready last, and by how much after the one before it", table, what, _more(ranks, "ranks"))
+    return section("Who is ready last, and by how much after the one before it", table, *notes, _more(ranks, "ranks"))
 
 
-def _tensors(tensors: Sequence[TensorNegotiation]) -> list[RenderableType]:
+def _tensors(found: Negotiations) -> list[RenderableType]:
+    tensors: Sequence[TensorNegotiation] = found.tensors
     columns = ["times", "negotiation\np50 ms", "p95\nms", "operation\np50 ms", "p95\nms", "ready last"]
-    table = new_table(["tensor", "operation"], columns)
+    table = new_table(["collective" if found.backend == MPI else "tensor", "operation"], columns)
     for tensor in tensors[:MOST_ROWS]:
         last = f"rank {tensor.last}: {tensor.last_times:,} of {tensor.ticked:,}, {ms(tensor.late)} ms"
         table.add_row(
@@ -119,16 +162,29 @@ def _tensors(tensors: Sequence[TensorNegotiation]) -> list[RenderableType]:
             *(ms(figure) for time in (tensor.negotiation, tensor.bar) for figure in (time.p50, time.p95)),
             last if tensor.ticked else "",
         )
+    if found.backend == MPI:
+        return section("Collectives, by their negotiation", table, _FIRST_TO_LAST, _more(tensors, "collectives"))
     note = "tensors that Horovod fused share one operation: do not add them up"
     return section("Tensors, by their negotiation", table, note, _more(tensors, "tensors"))
 
 
-def _activities(activities: Sequence[Activity]) -> list[RenderableType]:
-    table = new_table(["activity"], ["bars", "p50\nms", "p95\nms", "any of them\nms"])
-    for activity in activities[:MOST_ROWS]:
-        time = activity.time
-        table.add_row(Text(plain(activity.name)), f"{time.count:,}", ms(time.p50), ms(time.p95), ms(activity.covered))
-    return section("What rank 0 does in the operations", table, _more(activities, "activities"))
+def _libraries(libraries: Sequence[Activity], backend: str) -> list[RenderableType]:
+    table = new_table(["library"], ["bars", "p50\nms", "p95\nms", "any of them\nms"])
+    for library in libraries:
+        table.add_row(library.name, *_bars(library))
+    return section(f"{_OF[backend]}, by library", table)
+
+
+def _activities(rows: Sequence[Activity], backend: str) -> list[RenderableType]:
+    table = new_table(["activity", "library"], ["bars", "p50\nms", "p95\nms", "any of them\nms"])
+    for activity in rows[:MOST_ROWS]:
+        table.add_row(Text(plain(activity.name)), activity.library, *_bars(activity))
+    return section(_OF[backend], table, _more(rows, "activities"))
+
+
+def _bars(activity: Activity) -> list[str]:
+    time = activity.time
+    return [f"{time.count:,}", ms(time.p50), ms(time.p95), ms(activity.covered)]
 
 
 def _more(rows: Sequence[object], name: str) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.scaling import FIRST_EPOCH, RANK_STEPS, Part, RunScaling, Scaling
+from otel_dltrace.analysis.scaling import RANK_STEPS, Part, RunScaling, Scaling
+from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.report.tables import new_table, section
 from otel_dltrace.report.words import ms, plain
 
@@ -18,7 +19,7 @@ _DEFINITIONS = (
     "efficiency: speed-up by how many times the ranks",
     "communication: the part of the ranks' time in which any operation is under way, computation beside it or not; "
     "exposed: the part in which a rank is blocked by it",
-    "negotiation: its share of the time in which Horovod negotiates or communicates",
+    "negotiation: its share of communication: of Horovod's as its timeline tells, of MPI's the wait for the last rank",
 )
 _RANK_STEPS = (
     "no run tells all samples, so a step of each rank counts as one: fair where a rank's batch is always as large"

@@ -12,7 +12,7 @@ from otel_dltrace.model.spans import Column, Descriptors, empty_rows, stack_rows
 
 _BACKWARD, _OPTIMIZER = "backward", "optimizer"
 _MOST_HELD = 100_000
-"""Rows of steps that have not ended; beyond, the older half is let go of."""
+"""Rows of steps that have not ended; beyond, the oldest are let go of."""
 
 
 class Exposed:

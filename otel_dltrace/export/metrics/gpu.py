@@ -8,6 +8,7 @@ from typing import Any
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import attributes_text
+from otel_dltrace.record.guard import say
 
 _THROTTLED = {
     0x0002: "applications_clocks",
@@ -20,7 +21,7 @@ _THROTTLED = {
 }
 """nvml.h: the bits of nvmlClocksEventReasons that slow a GPU down; idle and display settings do not."""
 _PCIE, _NVLINK = ((197, 198), 1), ((138, 139), 1024)
-"""nvml.h: fields that count what was sent and received, and their unit in bytes."""
+"""nvml.h: fields that count what was sent and received, and their unit in bytes. PCIe's may begin anew."""
 _ALL_LINKS = 0xFFFF_FFFF
 _LINKS = {"pcie": _PCIE, "nvlink": _NVLINK}
 _DIRECTIONS = ("transmit", "receive")
@@ -69,7 +70,7 @@ class GpuSource:
             nvml.NVML_ERROR_NO_PERMISSION,
             nvml.NVML_ERROR_INVALID_ARGUMENT,
         }
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        self._counted: dict[str, tuple[int, int]] = {}
         readers: tuple[Reader, ...] = (
             self._utilization,
             self._memory,
@@ -79,8 +80,16 @@ class GpuSource:
             self._throttled,
             self._io,
         )
-        gpus = [(handle, self._identity(handle)) for handle in handles]
-        self._readers = [(handle, identity, reader) for handle, identity in gpus for reader in readers]
+        self._readers = [(handle, identity, reader) for handle, identity in self._gpus() for reader in readers]
+
+    def _gpus(self) -> Iterator[tuple[Any, dict[str, str | int]]]:
+        """Yield each GPU that can be asked; one that is lost leaves the others."""
+        for i in range(self._nvml.nvmlDeviceGetCount()):
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(i)
+                yield handle, self._identity(handle)
+            except self._nvml.NVMLError as error:
+                say(f"GPU {i} is not sampled: NVML says {str(error)!r}")
 
     def _identity(self, handle: Any) -> dict[str, str | int]:
         uuid, name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
@@ -133,7 +142,14 @@ class GpuSource:
                 field = next(values)
                 if field.nvmlReturn == self._nvml.NVML_SUCCESS:
                     text = attributes_text({**gpu, m.NETWORK_DIRECTION: direction, m.GPU_LINK: link})
-                    yield Point(m.HW_GPU_IO, field.value.ullVal * unit, text)
+                    yield Point(m.HW_GPU_IO, self._total(text, field.value.ullVal) * unit, text)
+
+    def _total(self, series: str, value: int) -> int:
+        """Return what *series* has counted in all: where a driver's counter begins anew it goes on."""
+        last, before = self._counted.get(series, (0, 0))
+        before += last if value < last else 0
+        self._counted[series] = value, before
+        return before + value
 
 
 def _text(value: str | bytes) -> str:

@@ -34,7 +34,8 @@ def pid_namespace() -> int:
 class ProcessSource:
     """Samples one process until it is gone.
 
-    Its files stay open: that is quicker, and they are never another process's that gets the same pid.
+    Its files are opened with the first sample, by the thread that takes it and closes them. They stay open: that is
+    quicker, and they are never another process's that gets the same pid.
 
     Args:
         pid: Its pid, in our namespace.
@@ -46,13 +47,15 @@ class ProcessSource:
 
     def __init__(self, pid: int, rank: int, cpus: float, role: str = "worker", proc: Path = Path("/proc")) -> None:
         self.rank = rank
-        self._cpus = cpus
+        self._cpus, self._folder = cpus, proc / str(pid)
         self._of = () if role == "worker" else ((semconv.DL_ROLE, role),)
         self._shares = Shares()
-        self._files = {name: _open(proc / str(pid) / name) for name in ("stat", "status", "io")}
+        self._files: dict[str, int] | None = None
 
     def sample(self) -> Iterator[Point]:
         """Yield the values of this moment; nothing once the process is gone."""
+        if self._files is None:
+            self._files = {name: _open(self._folder / name) for name in ("stat", "status", "io")}
         fields = self._read("stat").rpartition(b")")[2].split()
         if not fields or fields[0] == b"Z":
             return
@@ -75,16 +78,16 @@ class ProcessSource:
 
     def _read(self, name: str) -> bytes:
         """Return what a file says now; nothing where it is missing, not for us, or the process gone."""
-        file = self._files[name]
+        file = self._files.get(name, -1) if self._files else -1
         try:
             return os.pread(file, _MOST, 0) if file >= 0 else b""
-        except ProcessLookupError:
+        except OSError:  # ``io`` may be opened by those who may not read it
             return b""
 
     def close(self) -> None:
-        """Let go of its files."""
-        files, self._files = self._files.values(), dict.fromkeys(self._files, -1)
-        for file in files:
+        """Let go of its files, for good."""
+        files, self._files = self._files or {}, {}
+        for file in files.values():
             if file >= 0:
                 os.close(file)
 

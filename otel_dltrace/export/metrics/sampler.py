@@ -13,6 +13,8 @@ from otel_dltrace.record.guard import say, text_of, tried
 IN_WINDOW_S, OUTSIDE_S = 0.5, 5.0
 MOST_WAITING = 1200
 """Samples that wait for a drain that cannot write them: ten minutes inside the window."""
+MOST_FAILURES = 3
+"""A source that fails so often in a row is dropped: a driver or ``/proc`` may fail once."""
 
 
 class Source(Protocol):
@@ -40,7 +42,7 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Samples sources, all at once, in a thread of its own; one that fails is dropped with one sentence.
+    """Samples sources, all at once, in a thread of its own; one that fails again and again is dropped with one sentence.
 
     Args:
         open_sources: Returns the host's sources. It is called in the thread: a driver may take long to answer.
@@ -53,7 +55,7 @@ class Sampler:
         self._waiting: deque[Sample] = deque(maxlen=MOST_WAITING)
         self._watched: dict[int, Watched] = {}
         self._followed: dict[int, Watched] = {}
-        self._failed: set[int] = set()
+        self._failures: dict[object, int] = {}
         self._lock = Lock()
         self._wake = Event()
         self._stopped = self._now = False
@@ -66,9 +68,7 @@ class Sampler:
     def watch(self, watched: Mapping[int, Watched]) -> None:
         """Sample these processes from now on, by the nonce of their rings, and no others."""
         with self._lock:
-            self._watched = {
-                nonce: self._watched.get(nonce, new) for nonce, new in watched.items() if nonce not in self._failed
-            }
+            self._watched = dict(watched)
 
     def set_period(self, seconds: float) -> None:
         """Sample every *seconds*; what becomes shorter counts at once."""
@@ -121,30 +121,35 @@ class Sampler:
     def _sample(self, sources: list[Source]) -> None:
         now = monotonic_ns()
         host: list[Point] = []
-        for source in [*sources]:
-            points = tried(_all_of, source)
-            if isinstance(points, Exception):
-                sources.remove(source)
-                self._say(f"{source.name} is sampled no longer ({type(points).__name__}: {text_of(points)})")
-            else:
-                host += points
+        for source in sources:
+            host += self._points_of(source, source.name)
         own: dict[str, list[Point]] = {}
-        watched = self._follow()
-        for nonce, (run, process) in watched.items():
-            points = tried(_all_of, process)
-            if isinstance(points, Exception):
-                self._failed.add(nonce)
-                self._say(f"rank {process.rank} is sampled no longer ({type(points).__name__}: {text_of(points)})")
-            else:
-                own.setdefault(run, []).extend(points)
+        for run, process in self._follow().values():
+            own.setdefault(run, []).extend(self._points_of(process, f"rank {process.rank}"))
         self._waiting.append(Sample(now, host, own))
+
+    def _points_of(self, source: Source | ProcessSource, name: str) -> list[Point]:
+        """Return the values of *source*; none where it fails, and once it has been dropped."""
+        failures = self._failures.get(source, 0)
+        if failures == MOST_FAILURES:
+            return []
+        points = tried(_all_of, source)
+        if not isinstance(points, Exception):
+            self._failures.pop(source, None)
+            return points
+        self._failures[source] = failures + 1
+        if failures + 1 == MOST_FAILURES:
+            self._say(f"{name} is sampled no longer ({type(points).__name__}: {text_of(points)})")
+        return []
 
     def _follow(self) -> dict[int, Watched]:
         """Return the processes to be sampled; those no longer are let go of, here where nobody is reading them."""
         with self._lock:
-            watched = {nonce: found for nonce, found in self._watched.items() if nonce not in self._failed}
-        for nonce in self._followed.keys() - watched.keys():
-            self._followed[nonce].source.close()
+            watched = self._watched
+        for nonce, (_, source) in self._followed.items():
+            if nonce not in watched or watched[nonce].source is not source:
+                source.close()
+                self._failures.pop(source, None)
         self._followed = watched
         return watched
 
