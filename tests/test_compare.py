@@ -9,6 +9,8 @@ from otel_dltrace.analysis.scaling import RANK_STEPS, SAMPLES, WARM_UP, Part, Ru
 from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.semconv import Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.scaling import sentences
 from tests.horovod_files import unpack
@@ -110,6 +112,23 @@ def test_ranks_that_are_not_there_are_told():
     (found,) = scaling({"alone": [alone.batch()]}).runs
 
     assert (found.ranks, found.told, exact(found).steady.steps_per_second) == (4, 1, 100.0)
+
+
+def test_what_blocks_before_the_first_step_is_none_of_its_time():
+    """`MPI_Init` may take seconds, and no step is exposed to it."""
+    (found,) = scaling({"mpi": [_initialised(rank) for rank in range(2)]}).runs
+
+    assert found.first is not None
+    assert (found.first.exposed, found.steady.exposed, found.steady.negotiation) == (0.5, 0.5, 0.0)
+
+
+def _initialised(number: int) -> SpanBatch:
+    ends = {"backend": "mpi", "group": "world", "source": Source.HOST_DONE}
+    rank = Rank(number, 2).collective(NO_STEP, 0, 900, 0, "init", **ends)
+    for step in range(4):
+        begin = 1000 + step * 10.0
+        rank.step(step, begin, begin + 10).collective(step, begin, begin + 5, step + 1, "allreduce", **ends)
+    return rank.batch()
 
 
 def test_a_rank_without_a_step_in_a_part_is_not_taken_for_a_slow_one():

@@ -34,8 +34,9 @@ def test_every_setting_has_a_variable_and_reads_back():
         run="r",
         world="w",
         launch="l",
-        comm_directory="/comm",
-        server_profile="/profile.json",
+        comm_directory="/tmp/comm",
+        comm_steps="10-20",
+        server_profile="/tmp/profile.json",
         server_spans="on",
         server_key="196608",
     )
@@ -44,7 +45,7 @@ def test_every_setting_has_a_variable_and_reads_back():
     assert sorted(VARIABLES.values()) == sorted(
         f"OTEL_DLTRACE_{name}"
         for name in "LEVEL STEPS DIR RING_DIR RING_SIZE SPAN_BUDGET QUOTA DRAIN METRICS JOB RUN WORLD LAUNCH "
-        "COMM_DIR SERVER_PROFILE SERVER_SPANS SERVER_KEY".split()
+        "COMM_DIR COMM_STEPS SERVER_PROFILE SERVER_SPANS SERVER_KEY".split()
     )
 
 

@@ -156,13 +156,13 @@ def test_several_servers_are_written_apart(tmp_path):
     ):
         shutil.copy(FILES / name, folder / f"server_profile_{number}.json")
     run = imported(tmp_path, folder)
-    out = tmp_path / "out"
+    out = tmp_path / "out" / "server_profile.json"
 
     assert main(["export", str(run), "--to", "byteps-server", "-o", str(out)]) == 0
     assert [b.process.bind.rank for b in read_run(run)] == [0, 1]
     keys = {
         path.parent.name: {e["pid"] for e in json.loads(path.read_text())["traceEvents"]}
-        for path in out.rglob("*.json")
+        for path in out.parent.glob("*/server_profile.json")
     }
     assert keys == {"0": {27000832}, "1": {9223372036855234562}}
 
@@ -177,6 +177,13 @@ def test_every_sample_is_imported_or_refused_in_words(name, tmp_path, capsys):
     assert (code, run.exists()) == ((2, False) if "empty" in name else (0, True))
     assert "spans from 1 file\n" in said.out or "there is nothing to import" in said.err
     assert list(tmp_path.iterdir()) == ([run] if run.exists() else [])
+
+
+def test_a_file_without_events_is_refused_for_that(tmp_path, capsys):
+    """It is whole and can be read, so that is all that is wrong with it."""
+    path = FILES / "bps_hand_comm_empty.json"
+    assert main(["import", "byteps", str(path), "-o", str(tmp_path / "RUN")]) == 2
+    assert f"{path}: no event is in it; there is nothing to import" in capsys.readouterr().err
 
 
 def test_a_cut_file_says_what_is_missing(tmp_path, capsys):
@@ -248,6 +255,35 @@ def test_an_import_never_adds_to_a_run(two_workers, capsys):
     assert main(["import", "byteps", str(FILES), "-o", str(two_workers)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert len(read_run(two_workers)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        pytest.param([], [*range(11)], id="all"),
+        pytest.param(["--completions", "6-7"], [1, 2], id="completions"),
+        pytest.param(["--steps", "5-5"], [1], id="steps"),
+    ],
+)
+def test_part_of_a_timeline_is_exported(two_workers, options, times, tmp_path, monkeypatch):
+    """Completions count from 1, as BytePS does, steps from 0; the folder has a name unless it is given one."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(two_workers), "--to", "byteps", *options]) == 0
+
+    def begins(path, wanted):
+        events = json.loads(path.read_text())["traceEvents"]
+        totals = sorted((e["ts"], e["name"]) for e in events if e["tid"] == "total")
+        nth = {}
+        return [total for total in totals if nth.setdefault(total[1], []).append(0) or len(nth[total[1]]) - 1 in wanted]
+
+    whole = begins(tmp_path / "files" / "worker0" / "0" / "comm.json", times)
+    assert begins(tmp_path / "traces" / "worker0" / "0" / "comm.json", range(11)) == whole
+
+
+def test_completions_that_are_none_are_refused(two_workers, capsys):
+    """In the command's own words."""
+    assert main(["export", str(two_workers), "--to", "byteps", "--completions", "0-3"]) == 2
+    assert "--completions '0-3' is no range; write A-B, from 1, or all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["byteps", "byteps-server"])

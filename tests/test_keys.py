@@ -15,7 +15,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.json import to_json
-from otel_dltrace.report.keys import write_keys
+from otel_dltrace.report.keys import sentences, write_keys
 from tests.byteps_files import unpack
 from tests.runs import MS, Rank
 
@@ -120,6 +120,19 @@ def test_the_report_by_key_names_the_rank_the_key_and_the_partition():
     assert "The key that takes longest is 0 conv.weight: 29.0 ms (p50), most of it in PULL" in text
     assert "rank 1: 10 of 10, 30.0 ms" in text
     assert "fc.weight [1]" in text
+
+
+def test_what_was_not_recorded_is_said_with_its_cure():
+    """Of operations alone there are no stages to tell of, and no servers."""
+    worker = Rank(0, 2)
+    for step in range(2):
+        operation = Descriptor(s.COLLECTIVE, s.PUSH_PULL, backend="pushpull", tensor="fc.weight", key=1)
+        worker.add(operation, step, step * 10, step * 10 + 5, seq=step + 1, level=Level.COLLECTIVE, b=-1)
+
+    told = "No stage of a partition is in there, and nothing of a server; they are recorded at level partition: "
+    cures = "otel-dltrace run --level partition, or OTEL_DLTRACE_LEVEL=partition."
+    assert told + cures in sentences(keys([worker.batch()]))
+    assert not any("No stage" in sentence for sentence in sentences(keys(pushed())))
 
 
 def test_json_holds_all_that_the_report_by_key_says():

@@ -170,6 +170,17 @@ def test_without_steps_the_share_is_that_of_all():
     assert "Negotiation takes 17% of the time in which the ranks communicate: 80.0 of 480.0 ms." in text(found)
 
 
+def test_messages_alone_are_told_as_well():
+    """Nobody is last to one; what is hidden, and what the ranks do, is known."""
+    sent = Descriptor(s.P2P, "send", backend="mpi", group="world")
+    found = negotiations([Rank(0, 2).step(0, 0, 10).add(sent, 0, 1, 5).batch()])
+
+    assert (found.whole, found.ranks, found.tensors) == (None, (), ())
+    assert found.overlap == Overlap(4 * MS, 0, 0, UNBLOCKED)
+    assert found.activities == (Activity("send", each(4, 1), 4 * MS, "MPI"),)
+    assert "HOROVOD" not in text(found)
+
+
 @pytest.mark.parametrize(
     ("activity", "library"),
     [

@@ -179,7 +179,7 @@ def test_a_connection_that_asks_nothing_holds_nobody_up(tmp_path, monkeypatch):
 
 def test_a_file_that_is_not_there_is_not_served(tmp_path):
     """One sentence, before anybody is asked to read it."""
-    with pytest.raises(DltraceError, match="gone.json cannot be read: No such file"):
+    with pytest.raises(DltraceError, match=r"gone\.json cannot be read: No such file"):
         serve_once(tmp_path / "gone.json", "https://ui.perfetto.dev", servers.free_port())
 
 

@@ -113,15 +113,36 @@ def test_keys_are_those_of_byteps():
 
 
 def test_the_hashes_are_those_of_byteps():
-    """djb2 and sdbm over the decimal digits, naive over the two halves."""
+    """djb2, sdbm and std::hash over the decimal digits, naive over the two halves."""
     assert {name: hash_(65536) for name, hash_ in HASHES.items()} == {
         "djb2": ((((5381 * 33 + 54) * 33 + 53) * 33 + 53) * 33 + 51) * 33 + 54,
         "sdbm": ((((54 * 65599 + 53) * 65599 + 53) * 65599 + 51) * 65599 + 54) % 2**64,
         "naive": 9973,
+        "built_in": 243660463169716517,
     }
+    # As std::hash<std::string> of GNU's C++ library says: no whole word, one, one and a rest, two and a rest.
+    assert [HASHES["built_in"](key) for key in (0, 26148864, 4294901760, 123456789012345678)] == [
+        2297668033614959926,
+        10381957290661307998,
+        13942122827148869616,
+        9272190511951556031,
+    ]
     assert [server_of(key_of(tensor, 0), 3, "djb2") for tensor in range(8)] == [
         HASHES["djb2"](tensor << 16) % 3 for tensor in range(8)
     ]
+
+
+@pytest.mark.parametrize(
+    ("servers", "workers", "kept"),
+    [
+        pytest.param(3, 2, [1, 0, 0, 0, 0, 0, 0, 2, 0, 1, 2, 0], id="one on its own"),
+        pytest.param(6, 4, [4, 0, 1, 0, 0, 1, 0, 1, 0, 4, 1, 1], id="two on their own"),
+        pytest.param(2, 2, [0, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 1], id="each beside a worker"),
+    ],
+)
+def test_mixed_gives_more_to_servers_on_their_own(servers, workers, kept):
+    """As BytePS's function, compiled, has it for the first twelve tensors."""
+    assert [server_of(tensor << 16, servers, "mixed", workers) for tensor in range(12)] == kept
 
 
 ENV = {
@@ -154,6 +175,9 @@ def test_layout_and_options_come_from_the_environment():
         pytest.param({"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set", id="no server"),
         pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),
         pytest.param({"BYTEPS_KEY_HASH_FN": "md5"}, "BYTEPS_KEY_HASH_FN='md5' is none of djb2", id="hash"),
+        pytest.param(
+            {"BYTEPS_KEY_HASH_FN": "mixed", "DMLC_NUM_SERVER": "5"}, "DMLC_NUM_SERVER=5 and DMLC_NUM_WORKER=2", id="mixed"
+        ),
         pytest.param({"PUSHPULL_TIMEOUT": "-1"}, "PUSHPULL_TIMEOUT='-1' is not a number of seconds", id="timeout"),
         pytest.param({"PUSHPULL_TLS_CERT": "c"}, "PUSHPULL_TLS_CERT and PUSHPULL_TLS_KEY go together", id="tls"),
     ],

@@ -1,5 +1,6 @@
 """The variables of BytePS say what ours leave open."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,18 +26,18 @@ def place(tmp_path: Path) -> Iterator[Place]:
 @pytest.mark.parametrize(
     ("env", "config"),
     [
-        pytest.param(ON, Config("partition", "9-19", comm_directory="trace"), id="defaults"),
+        pytest.param(ON, Config("partition", "9-19", comm_directory="trace", comm_steps="10-20"), id="defaults"),
         pytest.param(
             ON | {"BYTEPS_TRACE_START_STEP": "1", "BYTEPS_TRACE_END_STEP": "2", "BYTEPS_TRACE_DIR": "/traces"},
-            Config("partition", "0-1", comm_directory="/traces"),
+            Config("partition", "0-1", comm_directory="/traces", comm_steps="1-2"),
             id="the first two steps, counted from 1",
         ),
         pytest.param({"BYTEPS_TRACE_ON": "2", "BYTEPS_TRACE_END_STEP": "0"}, Config(), id="2 is not on"),
         pytest.param({"BYTEPS_TRACE_DIR": "/traces"}, Config(), id="off"),
         pytest.param(
             ON | {"OTEL_DLTRACE_LEVEL": "step", "OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_COMM_DIR": "/here"},
-            Config("step", "all", comm_directory="/here"),
-            id="ours go before theirs",
+            Config("partition", "all", comm_directory="/here", comm_steps="10-20"),
+            id="ours go before theirs, but for the level that a timeline needs",
         ),
         pytest.param(PROFILE, Config(server_spans="on", server_profile="server_profile.json"), id="profile"),
         pytest.param(
@@ -57,7 +58,11 @@ def test_what_they_say_is_what_we_do(env, config):
     ("env", "cure"),
     [
         pytest.param({"BYTEPS_TRACE_START_STEP": "0"}, "BYTEPS_TRACE_START_STEP='0' is no step", id="from 0"),
-        pytest.param({"BYTEPS_TRACE_START_STEP": "ten"}, "BYTEPS_TRACE_START_STEP='ten'", id="a word"),
+        *(
+            pytest.param({name: value}, re.escape(f"{name}={value!r} is no step"), id=f"{name[13:]} {value}")
+            for name in ("BYTEPS_TRACE_START_STEP", "BYTEPS_TRACE_END_STEP")
+            for value in ("ten", "1.5", "10x", "+30", "-1", "20 30", "1e2", "\u00b2", "1" + "0" * 23, "2147483648")
+        ),
         pytest.param({"BYTEPS_TRACE_END_STEP": "10"}, "BYTEPS_TRACE_END_STEP=10 must be greater", id="one step"),
         pytest.param({"BYTEPS_TRACE_START_STEP": "30"}, "BYTEPS_TRACE_START_STEP=30", id="beyond the default's end"),
     ],
@@ -66,6 +71,23 @@ def test_steps_that_are_none_are_an_error(env, cure):
     """BytePS aborts the process, or writes nothing."""
     with pytest.raises(ConfigError, match=cure):
         Config.from_env(ON | env)
+
+
+@pytest.mark.parametrize(
+    ("env", "cure"),
+    [
+        pytest.param(ON | {"BYTEPS_TRACE_DIR": "/proc/q"}, "BYTEPS_TRACE_DIR='/proc/q' cannot be written", id="traces"),
+        pytest.param(
+            PROFILE | {"BYTEPS_SERVER_PROFILE_OUTPUT_PATH": "/proc/q/p.json"},
+            "BYTEPS_SERVER_PROFILE_OUTPUT_PATH='/proc/q' cannot be written",
+            id="profile",
+        ),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_said_at_once(env, cure):
+    """The files are written at the end, when nobody looks any more."""
+    with pytest.raises(ConfigError, match=cure):
+        Config.from_env(env)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +110,7 @@ def test_a_server_may_be_told_otherwise_than_the_workers():
     workers, server = Config(), Config(server_spans="on", server_profile="/p.json", server_key="1")
     assert (server.of_role("server").level, server.of_role("worker").level) == ("partition", "phase")
     assert Config(level="partition", server_spans="off").of_role("server").level == "collective"
-    assert workers.home == server.home
+    assert workers.home == server.home == Config(level="partition").home
 
 
 def test_what_cannot_be_said_of_servers_is_an_error():

@@ -22,7 +22,12 @@ SOLVER = """
 import os, sys, time
 from pathlib import Path
 import otel_dltrace as d
+from otel_dltrace.configure import bind_by_environment
+from otel_dltrace.record.steps import live
 
+with d.phase("start"):
+    pass
+bind_by_environment(live.tracer)  # as MPI_Init does
 if os.environ["RANK"] == "0":
     with d.phase("log"):
         pass
@@ -75,6 +80,7 @@ def named(parts: dict[str, dict[int, list[str]]]) -> dict[bytes, dict[int, list[
 
 
 EXPECTED = {
+    "phase.start.1": {0: ["start"], 1: ["start"]},
     "phase.log.1": {0: ["log"]},
     "phase.solve.1": {0: SOLVED, 1: SOLVED},
     "phase.solve.2": {0: SOLVED, 1: SOLVED},
@@ -108,7 +114,7 @@ def test_what_is_below_a_phase_is_sent_into_its_trace_before_it_is_over(place, t
     """A program that is one long phase is seen while it runs, and its spans lie together in the end."""
     with servers.collector(tmp_path) as collector:
         ranks = solve(place, tmp_path / "go", OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
-        collector.wait_for(2 * (len(SOLVED) + 3) + 1)  # all but what is still open in the second turn
+        collector.wait_for(2 * (1 + len(SOLVED) + 3) + 1)  # all but what is still open in the second turn
         early = traces_of_early(collector)
         (tmp_path / "go").touch()
         for rank in ranks:

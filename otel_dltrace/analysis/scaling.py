@@ -167,7 +167,15 @@ def _exposed(tables: Sequence[StepTable], steps: Column, span: int) -> float | N
     """Return the share of the time in which ranks were blocked; a timeline of Horovod alone does not tell it."""
     if not span or not all(table.stages or not _is_timeline(table) for table in tables):
         return None
-    return float(sum(int(blocked(table)[table.rows_of(steps)].sum()) for table in tables)) / span
+    return float(sum(int(_blocked(table)[table.rows_of(steps)].sum()) for table in tables)) / span
+
+
+def _blocked(table: StepTable) -> Column:
+    """Return for how long each step, and the time before it that counts, is blocked, shape (n,): `MPI_Init` is not."""
+    time = blocked(table)
+    time[:, 0] = np.minimum(time[:, 0], table.between)
+    total: Column = time.sum(axis=1)
+    return total
 
 
 def _is_timeline(table: StepTable) -> bool:

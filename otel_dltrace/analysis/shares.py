@@ -67,8 +67,8 @@ def shares(negotiated: Column, operated: Column, workers: Sequence[SpanBatch]) -
     with_step = both["step"] != NO_STEP
     if not with_step.any():
         return Shares(_total(_by_rank_step(negotiated, operated, {})[1], steps=0))
-    keep = [times[times["step"] != NO_STEP] for times in (negotiated, operated)]
-    steps, figures = _by_rank_step(*keep, _extents(workers))
+    negotiated, operated = (times[times["step"] != NO_STEP] for times in (negotiated, operated))
+    steps, figures = _by_rank_step(negotiated, operated, _extents(workers))
     epochs = epochs_of(workers)
     of_step = np.array([epochs.get(step, -1) for step in steps.tolist()], np.int64)
     has_epochs = bool((of_step >= 0).all()) and len(np.unique(of_step)) > 1

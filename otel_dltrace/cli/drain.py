@@ -29,7 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lock", type=int, metavar="FD", help="the lock is held by this descriptor already")
     parser.add_argument("--print-to", type=int, metavar="FD", help="what exporters print goes to this descriptor")
     parser.add_argument(
-        "--linger", type=seconds, default=LINGER_S, metavar="SECONDS", help="wait so long for more writers (%(default)s)"
+        "--linger",
+        type=seconds,
+        default=LINGER_S,
+        metavar="SECONDS",
+        help="wait so long for more writers (%(default)s)",
     )
     parser.add_argument(
         "--deliver",

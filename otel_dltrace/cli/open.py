@@ -66,7 +66,9 @@ def _check_viewer(args: argparse.Namespace) -> None:
     given = {"--serve": args.serve, "--output": args.output is not None, "--datasource": args.datasource is not None}
     for option, viewer in _ONLY.items():
         if given[option] and args.viewer != viewer:
-            raise ConfigError(f"{option} is for {viewer}, and not for {args.viewer}: write --in {viewer}, or leave it out")
+            raise ConfigError(
+                f"{option} is for {viewer}, and not for {args.viewer}: write --in {viewer}, or leave it out"
+            )
 
 
 def _address(args: argparse.Namespace, base: str, trace: StepTrace) -> str:

@@ -8,7 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import Value, collective_ids, constant_attributes, number_columns
+from otel_dltrace.model.attributes import (
+    Launcher,
+    Value,
+    collective_ids,
+    constant_attributes,
+    launcher_of,
+    number_columns,
+)
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
@@ -35,7 +42,10 @@ class Constant:
 
 
 class PlainSpan(NamedTuple):
-    """One span; times are Unix ns, *parent_id* is 0 for none, *own* are the attributes that vary."""
+    """One span; times are Unix ns, *parent_id* is 0 for none, *own* are the attributes that vary.
+
+    *launcher* is what it links to.
+    """
 
     constant: Constant
     trace_id: bytes
@@ -44,6 +54,7 @@ class PlainSpan(NamedTuple):
     start: int
     end: int
     own: dict[str, int | str]
+    launcher: Launcher | None
 
 
 def plain_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = None) -> Iterator[PlainSpan]:
@@ -54,6 +65,7 @@ def plain_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = N
         trace_ids: For each row its trace's id, shape (n, 16), uint8.
         left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
     """
+    launcher = launcher_of(batch.process)
     rows, wall = batch.rows, np.uint64(batch.wall & 0xFFFF_FFFF_FFFF_FFFF)
     return map(
         PlainSpan,
@@ -64,6 +76,7 @@ def plain_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = N
         (rows["start"].view(np.uint64) + wall).tolist(),
         (rows["end"].view(np.uint64) + wall).tolist(),
         _own_attributes(batch, left_out),
+        [launcher if is_root else None for is_root in batch.is_root.tolist()],
     )
 
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace import Link, SpanContext, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from otel_dltrace._version import __version__
@@ -48,5 +48,6 @@ def _readable(span: PlainSpan, resource: Resource) -> ReadableSpan:
         status=Status(StatusCode.ERROR, constant.message) if constant.failed else _UNSET,
         start_time=span.start,
         end_time=span.end,
+        links=[Link(SpanContext(*span.launcher, is_remote=True, trace_flags=_SAMPLED))] if span.launcher else (),
         instrumentation_scope=_SCOPE,
     )

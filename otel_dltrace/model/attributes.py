@@ -3,8 +3,10 @@
 Every exporter asks here, so that OTLP, Chrome and the SDK bridge say the same of a span.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from otel_dltrace.model.resource import instance_id, job_attributes
 from otel_dltrace.model.spans import Column, Process, SpanBatch, distinct
 
 Value = str | int | bool
+_TRACE_ID, _SPAN_ID = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16}")
 
 
 def constant_attributes(descriptor: Descriptor, source: int, flags: int, error_type: str) -> dict[str, Value]:
@@ -144,6 +147,22 @@ def resource_attributes(process: Process) -> Mapping[str, Value]:
     # Last, since operators set one instance id for all ranks of a container.
     out[s.SERVICE_INSTANCE_ID] = instance_id(process.nonce)
     return out
+
+
+class Launcher(NamedTuple):
+    """The span that launched the job: its trace's id and its own."""
+
+    trace_id: int
+    span_id: int
+
+
+@lru_cache(maxsize=256)
+def launcher_of(process: Process) -> Launcher | None:
+    """Return what `TRACEPARENT` said where *process* began, None if nothing: the roots of its steps link to it."""
+    known = dict(process.resource)
+    trace_id, span_id = str(known.get(s.DL_LAUNCHER_TRACE_ID, "")), str(known.get(s.DL_LAUNCHER_SPAN_ID, ""))
+    is_one = _TRACE_ID.fullmatch(trace_id) and _SPAN_ID.fullmatch(span_id)
+    return Launcher(int(trace_id, 16), int(span_id, 16)) if is_one else None
 
 
 def span_attributes(batch: SpanBatch, row: int, columns: Mapping[str, tuple[Column, Column]]) -> dict[str, Value]:

@@ -110,6 +110,11 @@ class Descriptors(Sequence[Descriptor]):
         """Which are a rank's own steps, shape (len + 1,)."""
         return self.column(lambda d: (d.kind, d.name) == (semconv.STEP, semconv.RANK_STEP), bool)
 
+    @cached_property
+    def roots(self) -> Column:
+        """Which are the steps of a whole job, shape (len + 1,)."""
+        return self.column(lambda d: (d.kind, d.name) == (semconv.STEP, semconv.TRAIN_STEP), bool)
+
     def is_kind(self, rows: Column, kind: str) -> Column:
         """Return a mask, shape (n,), of the *rows* whose descriptor is of *kind*."""
         mask: Column = self.kinds[self.numbers(rows)] == KIND_NUMBERS[kind]
@@ -206,6 +211,12 @@ class SpanBatch:
     def is_request(self) -> Column:
         """A mask, shape (n,), of the rows that are pushes and pulls, as a parameter server answers them."""
         mask: Column = self._table.requests[self._numbers]
+        return mask
+
+    @property
+    def is_root(self) -> Column:
+        """A mask, shape (n,), of the rows that are a step of the whole job: its trace's root."""
+        mask: Column = self._table.roots[self._numbers]
         return mask
 
     @property

@@ -83,7 +83,6 @@ class Steps:
         if self.is_open:
             self._end(start)
         recorder = self.recorder
-        self._forget_stages_of(self.upcoming)
         recorder.step = self.upcoming
         self.upcoming += 1
         self.is_open = True
@@ -95,7 +94,7 @@ class Steps:
         self.user = NO_USER_STEP if user is None else user
         self._seq = self.group_seq()
         self._rank_step = self._rank_step or recorder.intern(RANK_STEP)
-        self._number = recorder.begin(self._rank_step, _STEP, start, size=self.user, seq=self._seq, b=self.epoch)
+        self._number = recorder.begin(self._rank_step, _STEP, start, self.user, 0, self._seq, 0, self.epoch)
         self.on_begin()
 
     def end(self, end: int = 0) -> None:
@@ -115,11 +114,15 @@ class Steps:
             _STEP,
             self._start,
             end or max(self._last_end, self._start),
-            size=self.user,
-            seq=self._seq,
-            a=self.batch_size,
-            b=self.epoch,
-            number=self._number,
+            self.user,
+            0,
+            self._seq,
+            0,
+            self.batch_size,
+            self.epoch,
+            0,
+            _HOST_DONE,
+            self._number,
         )
 
     def begin_own(self, user: int | None, batch_size: int = 0) -> None:
@@ -164,15 +167,18 @@ class Steps:
 
         With *upcoming* it belongs to the step that follows, as evaluation does. *mark* is from its begin.
         """
-        step = self.upcoming if upcoming else self.recorder.step
+        recorder = self.recorder
+        step = self.upcoming if upcoming else recorder.step
         if step == NO_STEP:
             return
         seen = self._stages.get(name)
         if seen is None or seen[5] != step:
-            seen = self._stages[name] = [self.recorder.number(), start, end, 0, 0, step, 0]
+            seen = self._stages[name] = [recorder.number(), start, end, 0, 0, step, 0]
         seen[3] += end - start
         seen[4] += 1
         if get_ident() == self._thread:
+            if mark is not None and self.device is not None and self.device.piece(seen[0], step, seen[4], mark):
+                seen[6] = _DEVICE
             pieces = self._pieces
             if not pieces or pieces[-1][1] <= start:
                 pieces.append((start, end, name))  # the usual case, without a call
@@ -186,18 +192,22 @@ class Steps:
             seen[2] = end
         if not upcoming and end > self._last_end:
             self._last_end = end
-        if mark is not None and self.device is not None and self.device.piece(seen[0], step, seen[4], mark):
-            seen[6] = _DEVICE
-        self.recorder.span(
-            self._descriptor(name),
+        # By position: names of arguments cost a twentieth of a record.
+        recorder.span(
+            self._descriptors.get(name) or self._descriptor(name),
             _STEP,
             seen[1],
             seen[2],
-            size=seen[3],
-            a=seen[4],
-            flags=seen[6],
-            number=seen[0],
-            step=step,
+            seen[3],
+            0,
+            0,
+            0,
+            seen[4],
+            0,
+            seen[6],
+            _HOST_DONE,
+            seen[0],
+            step,
         )
 
     def _cover(self, seen: list[int], name: str, start: int, end: int) -> None:
@@ -235,9 +245,6 @@ class Steps:
         if number is None:
             number = self._descriptors[name] = self.recorder.intern(Descriptor(STAGE, name))
         return number
-
-    def _forget_stages_of(self, step: int) -> None:
-        self._stages = {name: seen for name, seen in self._stages.items() if seen[5] == step}
 
 
 class Operation:

@@ -25,7 +25,9 @@ _NO_TIMELINE = (
     "which this run has not: HOROVOD_TIMELINE=timeline.json."
 )
 _NO_OVERLAP = "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it."
-_OVERLAP = "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
+_OVERLAP = (
+    "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
+)
 _COMPUTES = {
     STAGES: "to compute is to be in forward, backward or optimizer",
     UNBLOCKED: "to compute is to be blocked in no operation and no wait, as no forward or backward is recorded",
@@ -35,7 +37,9 @@ _WAITS = (
     "to negotiate is to wait in a collective until its last rank has begun it, the rest of it is the operation; "
     "communication is either; each rank's step counts"
 )
-_FIRST_TO_LAST = "its negotiation is from the first rank that called to the last, its operation from each rank's call to its end"
+_FIRST_TO_LAST = (
+    "its negotiation is from the first rank that called to the last, its operation from each rank's call to its end"
+)
 _OF = {BACKEND: "What rank 0 does in the operations", MPI: "What the ranks do"}
 _MOST_STEPS = 8
 
@@ -57,7 +61,8 @@ def parts(found: Negotiations) -> list[RenderableType]:
     if found.ranks:
         clocks = f"clocks of the hosts agree to +-{ms(found.uncertainty)} ms" if found.uncertainty else ""
         out += _ranks(found.ranks, _CALLS if found.called else _TICKS, clocks)
-    out += _tensors(found)
+    if found.tensors:
+        out += _tensors(found)
     if found.activities:
         out += _libraries(found.libraries, found.backend)
         out += _activities(found.activities, found.backend)

@@ -62,6 +62,9 @@ class WithHistograms(MetricExporter):
         exporter: Any exporter; its temporality is kept to.
         resource: Who the points are about.
         scope: What the points are of.
+
+    Attributes:
+        failed: Whether the last export got nowhere though an earlier one did: who takes no metrics loses none.
     """
 
     def __init__(self, exporter: MetricExporter, resource: Resource, scope: InstrumentationScope) -> None:
@@ -70,6 +73,7 @@ class WithHistograms(MetricExporter):
         wanted = (exporter._preferred_temporality or {}).get(HistogramInstrument)
         self._temporality = wanted or AggregationTemporality.CUMULATIVE
         self._lock, self._since = Lock(), 0
+        self.failed = self._has_delivered = False
         self._series: dict[tuple[str, tuple[str, int]], _Series] = {}
 
     def add(self, metric: str, key: tuple[str, int], attributes: dict[str, Any], values: Column) -> None:
@@ -85,7 +89,11 @@ class WithHistograms(MetricExporter):
         ours = [*self._metrics()]
         if ours:
             metrics_data = MetricsData([self._with(ours, metrics_data)])
-        return self._exporter.export(metrics_data, timeout_millis, **kwargs)
+        self.failed = self._has_delivered  # also where it raises
+        result = self._exporter.export(metrics_data, timeout_millis, **kwargs)
+        if result is MetricExportResult.SUCCESS:
+            self._has_delivered, self.failed = True, False
+        return result
 
     def _with(self, ours: list[Metric], metrics_data: MetricsData) -> ResourceMetrics:
         """Return what the SDK collected and *ours*, in one scope: of two equal ones encoders take the last."""

@@ -34,18 +34,21 @@ class Metering:
 
     Attributes:
         trouble: What the user should know: which sources there are not.
+        lost: Whose last metrics got nowhere, by the run directory, and why.
     """
 
     def __init__(self, settings: MetricSettings | None, samples: bool, window: Window, quota: int) -> None:
         self._settings, self._window, self._quota = settings, window, quota
+        self._where = settings.where if settings and settings.where else "their exporter"
         self._runs: dict[Path, RunMetrics] = {}
         self._ranks: dict[int, RankMetrics] = {}
         self._watched: dict[int, Watched] = {}
-        self._closing: list[RunMetrics] = []
+        self._closing: list[tuple[Path, RunMetrics]] = []
         self._written_at = 0.0
         self._sampled_at = 0
         self._cpus, self._namespace = allowed_cpus(), pid_namespace()
         self.trouble: list[str] = []
+        self.lost: dict[Path, str] = {}
         self._sampler = Sampler(self._open_sources, self._tell) if samples else None
         self._is_started = False
 
@@ -81,15 +84,15 @@ class Metering:
         root, folder = member.writer.root, member.writer.folder
         if root not in self._runs:
             self._runs[root] = RunMetrics(folder, member.process, self._settings, self._quota)
-        run = self._runs[root]
-        run.gone.discard(member.bind.rank)
-        rank = self._ranks[member.process.nonce] = RankMetrics(run, member.process)
+        rank = self._ranks[member.process.nonce] = RankMetrics(self._runs[root], member.process)
         return rank
 
     def tick(self, members: Sequence["Member"]) -> None:
         """Follow *members*, those of all rings, and write what was sampled."""
         self._end_runs({member.writer.root for member in members})
-        self._forget(self._ranks.keys() - {member.process.nonce for member in members})
+        self._let_go(monotonic())
+        living = {member.process.nonce for member in members}
+        self._ranks = {nonce: rank for nonce, rank in self._ranks.items() if nonce in living}
         if self._sampler is None:
             return
         if members and not self._is_started:
@@ -102,22 +105,20 @@ class Metering:
             self._written_at = monotonic()
             self._write(self._sampler.take())
 
-    def _forget(self, gone: set[int]) -> None:
-        """Let go of the ranks whose rings, by nonce, have been read to their end."""
-        for nonce in gone:
-            rank = self._ranks.pop(nonce)
-            rank.run.gone.add(rank.bind.rank)
-
     def _watch(self, sampler: Sampler, members: Sequence["Member"]) -> None:
-        """Have the processes of *members* sampled, those whose pids mean something here."""
+        """Have the processes of *members* sampled, those whose pids mean something here, as who they are last."""
         living = {member.process.nonce: member for member in members}
+        watched: dict[int, Watched] = {}
         for nonce, member in living.items():
-            header = member.source.reader.header
-            if nonce not in self._watched and header.pid_namespace == self._namespace:
-                source = ProcessSource(header.pid, member.bind.rank, self._cpus, member.bind.role)
-                self._watched[nonce] = Watched(str(member.writer.root), source)
-        self._watched = {nonce: watched for nonce, watched in self._watched.items() if nonce in living}
-        sampler.watch(self._watched)
+            header, bind, root = member.source.reader.header, member.bind, str(member.writer.root)
+            if header.pid_namespace != self._namespace:
+                continue
+            known = self._watched.get(nonce)
+            if known is None or (known.run, known.source.rank, known.source.role) != (root, bind.rank, bind.role):
+                known = Watched(root, ProcessSource(header.pid, bind.rank, self._cpus, bind.role))
+            watched[nonce] = known
+        self._watched = watched
+        sampler.watch(watched)
 
     def _write(self, samples: Sequence[Sample]) -> None:
         """Give each run what was sampled."""
@@ -137,19 +138,33 @@ class Metering:
                     self._sampler.sample_soon()
             elif run.is_loaded and (self._sampled_at > run.ended or now - run.ended > LAST_SAMPLE_S * 1e9):
                 del self._runs[root]
-                run.finish()
-                self._closing.append(run)
+                run.finish(monotonic())
+                self._closing.append((root, run))
+
+    def _let_go(self, until: float) -> None:
+        """Let go of the runs whose last export has ended by *until*; note of which that got nowhere."""
+        closing, self._closing = self._closing, []
+        for root, run in closing:
+            if not run.wait(until):
+                self._closing.append((root, run))
+            elif run.failed:
+                self.lost[root] = f"the last metrics did not get to {self._where}: they are in the run directory alone"
 
     def finish(self, timeout: float) -> None:
         """Sample once more, close the files and begin the last exports, within *timeout* seconds."""
+        until = monotonic() + timeout
         if self._sampler is not None and self._is_started:
             self._write(self._sampler.stop(timeout))
         for run in self._runs.values():
-            run.finish(timeout)
-        self._closing += self._runs.values()
+            run.finish(until)
+        self._closing += self._runs.items()
         self._runs = {}
 
-    def close(self, timeout: float) -> bool:
-        """Return whether all exports have ended within *timeout* seconds."""
-        until = monotonic() + timeout
-        return all(run.wait(until) for run in self._closing)
+    def close(self, until: float) -> None:
+        """Give the last exports *until* then (monotonic seconds); note which did not make it."""
+        self._let_go(until)
+        for root, _ in self._closing:
+            self.lost[root] = (
+                f"the last metrics did not get to {self._where} in time, and are lost to it: "
+                "`otel-dltrace drain --deliver` gives them longer"
+            )

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint
 from threading import Thread
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
 import numpy as np
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -16,6 +17,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_dltrace._version import __version__
 from otel_dltrace.export.metrics.histograms import WithHistograms
+from otel_dltrace.export.metrics.sampler import OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.metrics.summary import Observed
 from otel_dltrace.model import metrics as m
@@ -31,18 +33,30 @@ _OBSERVABLE = {
 }
 Key = tuple[str, int]
 """Attributes of a point, as text, and its rank."""
+_IDLE = 3
+"""A series of which nothing new comes for so many times the time between its last two values is nobody's any more."""
+
+
+class _Latest(NamedTuple):
+    """A value, and until when it is shown, in monotonic seconds."""
+
+    value: float
+    seen: float
+    until: float
 
 
 class Pipeline:
     """Holds the latest value of each series for the SDK to collect, and records what is a histogram.
 
+    Present values of which nothing new comes, of a rank that is gone or hangs, of a source that fails, are shown for
+    two more exports, so that each of several readers sees the last one; what adds up stays.
+
     Args:
         settings: Where to.
         resource: Who the points are about: the job and the host.
-        gone: The ranks whose processes are gone: their present values are shown once more, what they added up stays.
     """
 
-    def __init__(self, settings: MetricSettings, resource: Mapping[str, str | int], gone: set[int]) -> None:
+    def __init__(self, settings: MetricSettings, resource: Mapping[str, str | int]) -> None:
         _tell_of_trouble(settings.where)
         of, scope = Resource(dict(resource)), InstrumentationScope(SCOPE, __version__)
         made = [*_made(settings)]
@@ -53,19 +67,23 @@ class Pipeline:
         ]
         self._provider = MeterProvider(readers, of, shutdown_on_exit=False)
         self._meter = self._provider.get_meter(SCOPE, __version__)
-        self._latest: dict[str, dict[Key, float]] = {}
+        self._latest: dict[str, dict[Key, _Latest]] = {}
         self._attributes: dict[Key, dict[str, Any]] = {}
-        self._gone = gone
+        self._patience_s = max(_IDLE * OUTSIDE_S, 2 * settings.interval_ms / 1e3)
         self._closing: Thread | None = None
         self._timeout_ms = settings.timeout_ms
 
     def observe(self, points: Iterable[Point]) -> None:
         """Take *points*; what is no histogram replaces the value that its series had."""
+        now = monotonic()
         for metric, value, attributes, rank in points:
             if m.METRICS[metric].instrument == m.HISTOGRAM:
                 self.count(Observed(metric, np.array([value]), attributes, rank))
             else:
-                self._series(metric)[attributes, rank] = value
+                series, key = self._series(metric), (attributes, rank)
+                before = series.get(key)
+                gap = _IDLE * (now - before.seen) if before else 0.0
+                series[key] = _Latest(value, now, now + max(self._patience_s, gap))
 
     def count(self, observed: Observed) -> None:
         """Take many observations of a histogram."""
@@ -80,24 +98,32 @@ class Pipeline:
             known = self._attributes[key] = {**m.attributes_of(key[0]), **rank}
         return known
 
-    def _series(self, name: str) -> dict[Key, float]:
+    def _series(self, name: str) -> dict[Key, _Latest]:
         """Return the series of the metric *name*; its instrument is made with the first, so there is none without."""
         series = self._latest.get(name)
         if series is None:
             series = self._latest[name] = {}
             metric = m.METRICS[name]
             create = getattr(self._meter, _OBSERVABLE[metric.instrument])
-            stays = metric.instrument == m.COUNTER
+            # A peak is recorded when it rises.
+            stays = metric.instrument == m.COUNTER or name == m.DL_PROCESS_MEMORY_PEAK
             create(name, [partial(self._observed, series, stays)], metric.unit, metric.description)
         return series
 
-    def _observed(self, series: dict[Key, float], stays: bool, _options: CallbackOptions) -> list[Observation]:
-        """Return the values of *series*; those of ranks that are gone for the last time, unless it *stays*."""
-        values = [*series.items()]
-        for key, _ in values:
-            if key[1] in self._gone and not stays:
+    def _observed(self, series: dict[Key, _Latest], stays: bool, _options: CallbackOptions) -> list[Observation]:
+        """Return the values of *series* that are still of this moment; all, if it *stays*."""
+        now, out = monotonic(), []
+        for key, latest in [*series.items()]:
+            if stays or now < latest.until:
+                out.append(Observation(latest.value, self._attributes_of(key)))
+            else:
                 series.pop(key, None)
-        return [Observation(value, self._attributes_of(key)) for key, value in values]
+        return out
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last export of some exporter got nowhere, as earlier ones did."""
+        return any(exporter.failed for exporter in self._exporters)
 
     def finish(self) -> None:
         """Begin to export what there is and to end; `wait` waits for it."""
@@ -143,12 +169,28 @@ def _otlp(protocol: str) -> MetricExporter:
     return Http()
 
 
+_OURS = (
+    "opentelemetry.sdk.metrics",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
+)
+_SHARED = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+"""The loggers that speak of metrics alone, and one that names what its message is about."""
+
+
 class _Told(logging.Handler):
-    """Says the first complaint of the SDK and of its exporters, which else would come at every interval."""
+    """Says the first complaint about metrics of the SDK and its exporters, which else would come at every interval."""
 
     def __init__(self, where: str) -> None:
         super().__init__(logging.WARNING)
         self._where = where
+
+    def leaves(self, record: logging.LogRecord) -> bool:
+        """Say what *record* complains about if that is metrics; return whether it is left to others."""
+        is_ours = record.levelno >= self.level and " metrics" in record.getMessage()
+        if is_ours:
+            self.emit(record)
+        return not is_ours
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say what *record* complains about."""
@@ -159,7 +201,11 @@ class _Told(logging.Handler):
 
 
 def _tell_of_trouble(where: str) -> None:
-    logger = logging.getLogger("opentelemetry")
-    if not any(isinstance(handler, _Told) for handler in logger.handlers):
-        logger.addHandler(_Told(where))
+    loggers = [logging.getLogger(name) for name in _OURS]
+    if any(isinstance(handler, _Told) for handler in loggers[0].handlers):
+        return
+    told = _Told(where)
+    logging.getLogger(_SHARED).addFilter(told.leaves)
+    for logger in loggers:
+        logger.addHandler(told)
         logger.propagate = False

@@ -46,7 +46,7 @@ class ProcessSource:
     """
 
     def __init__(self, pid: int, rank: int, cpus: float, role: str = "worker", proc: Path = Path("/proc")) -> None:
-        self.rank = rank
+        self.rank, self.role = rank, role
         self._cpus, self._folder = cpus, proc / str(pid)
         self._of = () if role == "worker" else ((semconv.DL_ROLE, role),)
         self._shares = Shares()

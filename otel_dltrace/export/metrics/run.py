@@ -1,6 +1,7 @@
 """The metrics of one run on this host: into its folder, and to OpenTelemetry where the environment says so."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,7 @@ from otel_dltrace.model.metrics import attributes_of, attributes_text
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.resource import instance_id
 from otel_dltrace.model.spans import Column, Descriptors, Process
-from otel_dltrace.record.guard import guarded, say
+from otel_dltrace.record.guard import say, text_of, tried
 
 if TYPE_CHECKING:
     from otel_dltrace.export.metrics.pipeline import Pipeline
@@ -55,7 +56,7 @@ class RankMetrics:
         if len(steps):
             self.step = int(steps["step"].max())
             self.step_s = float((steps["end"] - steps["start"]).mean()) / 1e9
-        if self._summary is not None:
+        if self._summary is not None and self.run.goes_out:
             self.run.sum_up(*self._summary.add(rows, descriptors))
 
     def take_records(self, records: Column, descriptors: Descriptors) -> None:
@@ -68,7 +69,6 @@ class RankMetrics:
                 continue
             scaled = value * m.RECORD_UNITS.get(m.METRICS[known.name].unit, 1.0)
             rows.append((time, NONE if step == NO_STEP else step, self._point(known.name, scaled, known.activity)))
-        self.run.told |= {(point.metric, point.rank) for _, _, point in rows}
         self.run.write(rows)
 
     def _point(self, metric: str, value: float, attributes: str) -> Point:
@@ -94,33 +94,31 @@ class RunMetrics:
         quota: How many bytes they may fill in the folder.
 
     Attributes:
-        told: Metrics of which a rank tells itself, better than ``/proc`` does: (metric, rank).
-        gone: The ranks whose processes are gone.
+        goes_out: Whether its points go to OpenTelemetry: not, if the SDK cannot be loaded.
         ended: When the last of its processes was gone, in monotonic ns; 0 before.
     """
 
     def __init__(self, folder: Path, process: Process, settings: MetricSettings | None, quota: int) -> None:
-        self.told: set[tuple[str, int]] = set()
-        self.gone: set[int] = set()
         self.ended = 0
         self._segments = MetricSegments(folder, quota)
         self._pipeline: Pipeline | None = None
-        self._waiting: list[Point] = []
-        self._uncounted: list[Observed] = []
+        self._waiting: deque[Point] = deque(maxlen=_MOST_WAITING)
+        self._uncounted: deque[Observed] = deque(maxlen=_MOST_WAITING)
         self._loader: Thread | None = None
         self.goes_out = settings is not None
         if settings is not None:
-            resource = _resource(process)
-            self._loader = Thread(
-                target=guarded(self._load), args=(settings, resource), name="otel_dltrace metrics", daemon=True
-            )
+            args = (settings, _resource(process))
+            self._loader = Thread(target=self._load, args=args, name="otel_dltrace metrics", daemon=True)
             self._loader.start()
 
     def _load(self, settings: MetricSettings, resource: Mapping[str, str | int]) -> None:
         """Load the SDK, which may take a second, in which rings want to be read."""
-        from otel_dltrace.export.metrics.pipeline import Pipeline
-
-        self._pipeline = Pipeline(settings, resource, self.gone)
+        made = tried(_pipeline, settings, resource)
+        if isinstance(made, Exception):
+            self.goes_out = False
+            say(f"no metrics are sent, for the SDK cannot be loaded ({type(made).__name__}: {text_of(made)})")
+        else:
+            self._pipeline = made
 
     @property
     def is_loaded(self) -> bool:
@@ -140,39 +138,50 @@ class RunMetrics:
     def observe(self, points: Iterable[Point]) -> None:
         """Show *points* to OpenTelemetry."""
         if not self.goes_out:
+            self._waiting.clear()
+            self._uncounted.clear()
             return
-        if self._pipeline is None:
-            self._waiting = [*self._waiting, *points][-_MOST_WAITING:]
-            return
-        waiting, self._waiting = self._waiting, []
-        self._pipeline.observe([*waiting, *points])
+        self._waiting.extend(points)
+        if self._pipeline is not None:
+            self._pipeline.observe(self._waiting)
+            self._waiting.clear()
 
     def sum_up(self, observed: list[Observed], points: list[Point]) -> None:
         """Show a summary of steps to OpenTelemetry."""
-        self._uncounted = [*self._uncounted, *observed][-_MOST_WAITING:]
+        self._uncounted.extend(observed)
         if self._pipeline is not None:
-            uncounted, self._uncounted = self._uncounted, []
-            for one in uncounted:
+            for one in self._uncounted:
                 self._pipeline.count(one)
+            self._uncounted.clear()
         self.observe(points)
 
     def rows_of(self, time: int, host: Iterable[Point], own: Iterable[Point]) -> list[Row]:
         """Return what was sampled at *time*, of the *host* and of our *own* processes, as rows."""
-        mine = (point for point in own if (point.metric, point.rank) not in self.told)
-        return [(time, NONE, point) for point in (*host, *mine)]
+        return [(time, NONE, point) for point in (*host, *own)]
 
-    def finish(self, timeout: float = 0.0) -> None:
-        """Close the files and begin the last export; the SDK may be loading for *timeout* seconds more."""
+    def finish(self, until: float) -> None:
+        """Close the files and begin the last export; the SDK may be loading *until* then (monotonic seconds)."""
         self._segments.close()
         if self._loader is not None:
-            self._loader.join(timeout)
+            self._loader.join(max(until - monotonic(), 0.0))
         self.sum_up([], [])
         if self._pipeline is not None:
             self._pipeline.finish()
 
     def wait(self, until: float) -> bool:
         """Return whether the last export has ended by *until* (monotonic seconds)."""
-        return self._pipeline is None or self._pipeline.wait(until - monotonic())
+        return self.is_loaded and (self._pipeline is None or self._pipeline.wait(until - monotonic()))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last export got nowhere."""
+        return self._pipeline is not None and self._pipeline.failed
+
+
+def _pipeline(settings: MetricSettings, resource: Mapping[str, str | int]) -> "Pipeline":
+    from otel_dltrace.export.metrics.pipeline import Pipeline
+
+    return Pipeline(settings, resource)
 
 
 def _resource(process: Process) -> dict[str, str | int]:

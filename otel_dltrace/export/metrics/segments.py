@@ -1,7 +1,9 @@
 """Metrics in the run directory: Arrow streams that can be read when their writer was killed (contract 7)."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,8 @@ from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.spans import Column
 
 SEGMENT_BYTES = 8 << 20
+RETRY_S = 30.0
+"""How long nothing is written after it could not be: a disk that is full stays so for a while."""
 METRICS = "metrics-*.arrows"
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
@@ -38,23 +42,38 @@ class MetricSegments:
         self.folder, self._quota = folder, quota
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None
         self._sink: pa.NativeFile | None = None
+        self._path, self._whole = folder, 0
+        self._again_at = 0.0
         # Both only grow while a file is written, so that each text goes into it once.
         self._metrics: dict[str, int] = {}
         self._attributes: dict[str, int] = {}
 
     def append(self, batch: MetricBatch) -> None:
-        """Write *batch* through to the file system.
+        """Write *batch* through to the file system; nothing for a while after that was impossible.
 
         Raises:
-            OSError: There is no room, or the folder cannot be written; nothing of *batch* counts as written.
+            OSError: There is no room, or the folder cannot be written; *batch* is left out.
         """
-        if not len(batch):
+        if not len(batch) or monotonic() < self._again_at:
             return
         try:
             self._append(batch)
         except OSError:
-            self.close()  # it may end in half a batch: what came later would be hidden behind that
+            self._again_at = monotonic() + RETRY_S
+            self._cut_off()
             raise
+
+    def _cut_off(self) -> None:
+        """End the current file where its last whole batch does; one that has none goes."""
+        is_open = self._sink is not None
+        self.close()
+        if not is_open:
+            return
+        with suppress(OSError):
+            if self._whole:
+                os.truncate(self._path, self._whole)
+            else:
+                self._path.unlink()
 
     def _append(self, batch: MetricBatch) -> None:
         if self._stream is None:
@@ -71,13 +90,15 @@ class MetricSegments:
         ]
         self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
         self._sink.flush()
-        if self._sink.tell() > min(SEGMENT_BYTES, self._quota // 2):
+        self._whole = self._sink.tell()
+        if self._whole > min(SEGMENT_BYTES, self._quota // 2):
             self.close()
             keep_metrics_within(self.folder, self._quota)
 
     def _open(self) -> None:
         number = 1 + max((segment_number(path) for path in self.folder.glob(METRICS)), default=0)
-        self._sink = pa.OSFile(str(self.folder / f"metrics-{number:05d}.arrows"), "wb")
+        self._path, self._whole = self.folder / f"metrics-{number:05d}.arrows", 0
+        self._sink = pa.OSFile(str(self._path), "wb")
         self._stream = pa.ipc.new_stream(self._sink, SCHEMA, options=_OPTIONS)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from otel_dltrace._version import __version__
 from otel_dltrace.export.files import open_whole
 from otel_dltrace.export.otlp.requests import trace_id_column
 from otel_dltrace.export.plain_spans import Constant, PlainSpan, clean, plain_spans
-from otel_dltrace.model.attributes import Value, resource_attributes
+from otel_dltrace.model.attributes import Launcher, Value, resource_attributes
 from otel_dltrace.model.operation import MAX_DESCRIPTORS
 from otel_dltrace.model.spans import Process, SpanBatch
 
@@ -85,8 +85,16 @@ def _span(span: PlainSpan) -> str:
     attributes = ",".join(filter(None, (own, constant[1])))
     return (
         f'{{"traceId":"{span.trace_id.hex()}","spanId":"{span.span_id:016x}",{parent}"flags":{flags},{constant[0]},'
-        f'"startTimeUnixNano":"{span.start}","endTimeUnixNano":"{span.end}","attributes":[{attributes}]}}'
+        f'"startTimeUnixNano":"{span.start}","endTimeUnixNano":"{span.end}","attributes":[{attributes}]'
+        f"{_links(span.launcher)}}}"
     )
+
+
+def _links(launcher: Launcher | None) -> str:
+    if launcher is None:
+        return ""
+    ids = f'"traceId":"{launcher.trace_id:032x}","spanId":"{launcher.span_id:016x}"'
+    return f',"links":[{{{ids},"flags":{_HAS_IS_REMOTE | _IS_REMOTE}}}]'
 
 
 @lru_cache(maxsize=MAX_DESCRIPTORS)

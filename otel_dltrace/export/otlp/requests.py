@@ -11,7 +11,7 @@ from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.protobuf import BYTES, attributes, nested, tag, text, varint
 from otel_dltrace.export.otlp.spans import compact, encode_spans
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import Value, collective_ids
+from otel_dltrace.model.attributes import Launcher, Value, collective_ids, launcher_of
 from otel_dltrace.model.identity import NO_STEP, Bind, trace_id
 from otel_dltrace.model.spans import Column, SpanBatch, empty_rows, stack_rows
 
@@ -74,6 +74,7 @@ def encode_together(parts: Sequence[Part], merger: Merger, limit: int = LIMIT) -
         np.concatenate([part.trace_ids for part in parts]),
         np.concatenate([collective_ids(batch) for batch in batches]),
         _left_out(parts),
+        *_launchers(batches),
     )
     ends = np.cumsum([len(batch) for batch in batches])
     blocks: list[list[Column]] = [[] for _ in parts]
@@ -89,6 +90,14 @@ def _left_out(parts: Sequence[Part]) -> Column | None:
     if all(part.left_out is None for part in parts):
         return None
     return np.concatenate([np.zeros(len(p.batch), np.int64) if p.left_out is None else p.left_out for p in parts])
+
+
+def _launchers(batches: Sequence[SpanBatch]) -> tuple[list[Launcher | None], Column]:
+    """Return spans that rows link to, and for each row which; roots alone do, and to what launched their job."""
+    linked = [(launcher_of(batch.process), batch) for batch in batches]
+    launchers = [None, *dict.fromkeys(launcher for launcher, _ in linked if launcher)]
+    which = [batch.is_root * launchers.index(launcher) for launcher, batch in linked]
+    return launchers, np.concatenate(which)
 
 
 # -- requests -----------------------------------------------------------------------------------

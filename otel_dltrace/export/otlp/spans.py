@@ -5,7 +5,7 @@ and times by nature, integers as padded varints) and comes first. So all spans o
 variable parts there are, how long the constant part is) have every byte at the same place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ from otel_dltrace.export.otlp.protobuf import (
     varint_width,
 )
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import constant_attributes, number_columns
+from otel_dltrace.model.attributes import Launcher, constant_attributes, number_columns
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch, distinct
 
@@ -59,7 +59,12 @@ class _Varying:
 
 
 def encode_spans(
-    batch: SpanBatch, trace_ids: Column, collectives: Column, left_out: Column | None = None
+    batch: SpanBatch,
+    trace_ids: Column,
+    collectives: Column,
+    left_out: Column | None = None,
+    launchers: Sequence[Launcher | None] = (None,),
+    launcher: Column | None = None,
 ) -> Iterator[tuple[Column, Column]]:
     """Yield the spans of *batch*, shape by shape: which rows, in order, and a matrix (uint8; a row is a span, framed).
 
@@ -68,9 +73,11 @@ def encode_spans(
         trace_ids: For each row its trace's id, shape (n, 16), uint8.
         collectives: For each row the id of its operation, 0 for none.
         left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
+        launchers: Spans that rows link to.
+        launcher: For each row which of these; by default each links to the first.
     """
     varying = _varying(batch, trace_ids, collectives, left_out)
-    which, constants = _constants(batch)
+    which, constants = _constants(batch, launchers, np.zeros(len(batch), np.int64) if launcher is None else launcher)
     lengths, of_length = distinct(np.array([len(constant) for constant in constants]))
     masks, of_mask = compact(varying.present)
     shapes, of_shape = compact(of_mask * len(lengths) + of_length[which])
@@ -171,7 +178,9 @@ def _hexadecimal(ids: Column) -> Column:
 # -- what is constant ---------------------------------------------------------------------------
 
 
-def _constants(batch: SpanBatch) -> tuple[Column, list[bytes]]:
+def _constants(
+    batch: SpanBatch, launchers: Sequence[Launcher | None], launcher: Column
+) -> tuple[Column, list[bytes]]:
     """Return for each row which constant part it has, and these parts."""
     rows = batch.rows
     columns = (
@@ -180,6 +189,7 @@ def _constants(batch: SpanBatch) -> tuple[Column, list[bytes]]:
         rows["flags"] & _KNOWN_FLAGS | np.where(rows["error"] > 0, s.Flag.ERROR, 0),
         # All ranks share the root, so to all but one it is another process's.
         batch.is_rank_step & (rows["parent_id"] != 0),
+        launcher,
         rows["error"],
     )
     code = np.zeros(len(batch), np.int64)
@@ -192,18 +202,21 @@ def _constants(batch: SpanBatch) -> tuple[Column, list[bytes]]:
     sample[which] = np.arange(len(batch))  # any row will do: they agree in all columns
     samples = zip(*(column[sample].tolist() for column in columns), strict=True)
     return which, [
-        _constant(batch.descriptors[d], source, flags, remote, *batch.errors[error])
-        for d, source, flags, remote, error in samples
+        _constant(batch.descriptors[d], source, flags, remote, launchers[link], *batch.errors[error])
+        for d, source, flags, remote, link, error in samples
     ]
 
 
 @lru_cache(maxsize=MAX_DESCRIPTORS)
-def _constant(d: Descriptor, source: int, flags: int, remote: bool, error_type: str, message: str) -> bytes:
+def _constant(
+    d: Descriptor, source: int, flags: int, remote: bool, launcher: Launcher | None, error_type: str, message: str
+) -> bytes:
     failed = nested(2, text(message)) + tag(3, VARINT) + varint(_STATUS_ERROR)
     out = b"".join(
         (
             nested(5, text(d.name)),
             attributes(9, constant_attributes(d, source, flags, error_type)),
+            _link(launcher) if launcher else b"",
             nested(15, failed if flags & s.Flag.ERROR else b""),
             tag(16, FIXED32) + (_HAS_IS_REMOTE | (_IS_REMOTE if remote else 0)).to_bytes(4, "little"),
             tag(6, VARINT),
@@ -211,3 +224,8 @@ def _constant(d: Descriptor, source: int, flags: int, remote: bool, error_type: 
     )
     # The kind is padded, so that names of about the same length share a shape.
     return out + varint(_INTERNAL, 1 + -(len(out) + 1) % _ALIGN)
+
+
+def _link(launcher: Launcher) -> bytes:
+    ids = nested(1, launcher.trace_id.to_bytes(16, "big")) + nested(2, launcher.span_id.to_bytes(8, "big"))
+    return nested(13, ids + tag(6, FIXED32) + (_HAS_IS_REMOTE | _IS_REMOTE).to_bytes(4, "little"))
