@@ -3,7 +3,6 @@
 import struct
 from dataclasses import dataclass, field
 
-ASIDE = "aside"
 LOOK_NS = 400
 """What it takes the host to ask anything."""
 
@@ -59,9 +58,9 @@ class FakeDevice:
         self.events.append(event)
         return event
 
-    def aside(self, index: int) -> str:  # noqa: ARG002  -- there is one device
-        """Return a stream in which nothing else runs."""
-        return ASIDE
+    def aside(self, index: int) -> int:
+        """Return a stream of the device *index* in which nothing else runs: that device."""
+        return index
 
 
 class FakeEvent:
@@ -69,16 +68,20 @@ class FakeEvent:
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
-        self.at = -1
+        self.at = self.index = -1
 
-    def record(self, stream: str | None = None) -> None:
-        """Note the time when the device comes here."""
+    def record(self, stream: int | None = None) -> None:
+        """Note the time when the device comes here; it stays with its first device."""
         device = self.device
         assert not device.is_capturing
+        here = device.current if stream is None else stream
+        if self.index not in (-1, here):
+            raise RuntimeError(f"Event device {self.index} does not match recording stream's device {here}.")
+        self.index = here
         if device.breaks:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         now = device.clock()
-        self.at = now + device.latency if stream == ASIDE else max(now, device.busy_until)
+        self.at = now + device.latency if stream is not None else max(now, device.busy_until)
 
     def query(self) -> bool:
         """Return whether the device has come here."""

@@ -1,18 +1,19 @@
 """When a device was at stages and operations, from events that nobody waits for: planted times are found again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread, get_ident
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import FakeDevice
+from fake_device import FakeDevice, FakeEvent
 from support import Place, a_place
 
 import otel_dltrace.record.steps as steps_module
-from otel_dltrace.export.device import PATIENCE_NS
+from otel_dltrace.export.device import PATIENCE_S
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.instrument import torch_device
 from otel_dltrace.instrument._device_clock import EVERY_NS, DeviceClock
@@ -118,7 +119,7 @@ def test_a_moment_in_which_the_host_stood_still_does_not_count() -> None:
                 event = FakeDevice.event(device)
                 record = event.record
 
-                def late(stream: str | None = None) -> None:
+                def late(stream: int | None = None) -> None:
                     record(stream)
                     device.now += 5 * MS
 
@@ -250,6 +251,94 @@ def test_a_device_that_is_not_used_is_left_alone(traced: Traced) -> None:
     assert traced.device.events == []
 
 
+def test_a_stage_that_lacks_a_piece_s_times_holds_no_events(tmp_path: Path) -> None:
+    """They are for the stages that will have the device's times."""
+    device = FakeDevice()
+    tracer = Tracer(Recorder(tmp_path, 1 << 20))
+    marks = tracer.steps.device = Marks(tracer.recorder, device, device.clock, most=4)
+    traced = Traced(tracer, device, marks)
+    tracer.steps.begin()
+    device.is_capturing = True
+    traced.stage("forward", 1, 1)
+    device.is_capturing = False
+    for _ in range(9):
+        traced.stage("forward", 1, 1)
+    traced.stage("backward", 1, 1)
+    traced.idle(100)
+    rows = {row["name"]: row["source"] for row in traced.read()}
+
+    assert (rows["forward"], rows["backward"]) == (Source.HOST_DONE, Source.DEVICE)
+
+
+def test_steps_of_more_than_a_minute_have_the_device_s_times(traced: Traced) -> None:
+    """The clocks are tied at their ends alone; what was marked before such a tie lies on the same line."""
+    planted = []
+    for _ in range(3):
+        traced.tracer.steps.begin()
+        planted.append(traced.stage("forward", 1, 30))
+        traced.idle(70_000)
+        planted.append(traced.stage("forward", 1, 5_000))
+    traced.idle(10_000)
+    rows = [row for row in traced.read() if row["name"] == "forward"]
+
+    assert [row["source"] for row in rows] == [Source.DEVICE] * 3
+    for row, (start, _), (_, end) in zip(rows, planted[::2], planted[1::2], strict=True):
+        assert row["b"] < MS
+        assert abs(row["start"] - start) <= row["b"]
+        assert abs(row["end"] - end) <= row["b"]
+
+
+def test_each_device_has_events_of_its_own(traced: Traced) -> None:
+    """An event stays with the device that it was first used on (the fake would fail)."""
+    for step in range(6):
+        traced.device.current = step % 2
+        traced.tracer.steps.begin()
+        traced.stage("forward", 1, 10)
+        traced.idle(100)
+
+    assert {row["source"] for row in traced.read() if row["name"] == "forward"} == {Source.DEVICE}
+
+
+def in_another_thread(work: Callable[[], object]) -> None:
+    """Do *work* in a thread of its own."""
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_other_threads_ask_the_device_nothing(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question would break the graph that the thread that trains may capture: their stages have the host's times."""
+    asked: list[int] = []
+    query = FakeEvent.query
+    monkeypatch.setattr(FakeEvent, "query", lambda event: (asked.append(get_ident()), query(event))[1])
+    tracer = traced.tracer
+
+    def prefetch() -> None:
+        traced.stage("to_device", 1, 10)
+        operation = Operation(tracer.recorder, tracer.recorder.intern(Descriptor(COLLECTIVE, "all_reduce")))
+        begun = tracer.steps.mark_operation()
+        if begun is not None and traced.marks.operation(operation.number, operation.step, begun):
+            operation.flags |= Flag.DEVICE
+        operation.close()
+
+    for _ in range(2):
+        tracer.steps.begin()
+        in_another_thread(prefetch)
+        traced.stage("forward", 1, 10)
+        in_another_thread(prefetch)
+        traced.idle(100)
+    tracer.steps.begin()
+    sources = {(row["name"], row["source"]) for row in traced.read() if row["name"] != "rank.step"}
+
+    assert set(asked) == {get_ident()}
+    assert sources == {
+        ("to_device", Source.HOST_DONE),
+        ("forward", Source.DEVICE),
+        ("all_reduce", Source.HOST_DONE),  # before the first stage of the device is known
+        ("all_reduce", Source.DEVICE),
+    }
+
+
 @pytest.mark.parametrize("level", [Level.STEP, Level.COLLECTIVE])
 def test_events_are_used_from_level_collective_on(level: Level, tmp_path: Path) -> None:
     """The tier that a month-long run keeps on costs the device nothing; taken away, nothing stays."""
@@ -359,28 +448,33 @@ def test_a_span_waits_for_its_times_also_in_the_next_drain(traced: Traced) -> No
     assert row["end"] - row["start"] == pytest.approx(50 * MS, abs=20_000)
 
 
-def test_a_span_whose_times_never_come_goes_on_with_the_host_s(traced: Traced) -> None:
-    """Once the process has recorded for some seconds more."""
+def test_a_span_whose_times_do_not_come_goes_on_with_the_host_s(traced: Traced) -> None:
+    """Some seconds later, though its process records no more; times that come then are counted as late."""
     tracer, device = traced.tracer, traced.device
     recorder = tracer.recorder
     tracer.steps.begin()
     operation = Operation(recorder, recorder.intern(Descriptor(COLLECTIVE, "all_reduce")))
+    begun = traced.marks.mark()
+    assert begun is not None
+    device.ask(50)
+    assert traced.marks.operation(operation.number, operation.step, begun)
     operation.flags |= Flag.DEVICE
     operation.close(source=Source.HOST_ISSUE)
-    device.now += PATIENCE_NS
-    late = Operation(recorder, recorder.intern(Descriptor(COLLECTIVE, "broadcast")))
-    late.close()
     assert recorder.ring is not None
     source = RingSource(recorder.ring.path, buffer=recorder.ring.buffer)
-    rows: list[dict[str, Any]] = []
-    for _ in range(3):
+    taken: list[list[tuple[Any, ...]]] = []
+    for now in (100.0, 100.0, 100.0 + PATIENCE_S / 2, 101.0 + PATIENCE_S):
         source.scan(alive=True)
-        rows += named(source, source.take())
+        taken.append([(row["name"], row["source"], row["flags"]) for row in named(source, source.take(now))])
+    assert source.late == 0
+    traced.idle(100)
+    tracer.steps.begin()
+    for _ in range(2):
+        source.scan(alive=True)
+        source.take(200.0)
 
-    assert [(row["name"], row["source"], row["flags"]) for row in rows] == [
-        ("all_reduce", Source.HOST_ISSUE, 0),
-        ("broadcast", Source.HOST_DONE, 0),
-    ]
+    assert taken == [[], [], [], [("all_reduce", Source.HOST_ISSUE, 0)]]
+    assert source.late == 1
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -270,14 +271,16 @@ def test_part_of_a_timeline_is_exported(two_workers, options, times, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(two_workers), "--to", "byteps", *options]) == 0
 
-    def begins(path, wanted):
-        events = json.loads(path.read_text())["traceEvents"]
-        totals = sorted((e["ts"], e["name"]) for e in events if e["tid"] == "total")
-        nth = {}
-        return [total for total in totals if nth.setdefault(total[1], []).append(0) or len(nth[total[1]]) - 1 in wanted]
+    def begins(path):
+        found = defaultdict(list)
+        for event in json.loads(path.read_text())["traceEvents"]:
+            found[event["name"], event["tid"]].append(event["ts"])
+        return {series: sorted(times) for series, times in found.items()}
 
-    whole = begins(tmp_path / "files" / "worker0" / "0" / "comm.json", times)
-    assert begins(tmp_path / "traces" / "worker0" / "0" / "comm.json", range(11)) == whole
+    (original, _) = sorted((tmp_path / "files").rglob("comm.json"))
+    assert begins(tmp_path / "traces" / "worker0" / "0" / "comm.json") == {
+        series: [at[nth] for nth in times] for series, at in begins(original).items()
+    }
 
 
 def test_completions_that_are_none_are_refused(two_workers, capsys):

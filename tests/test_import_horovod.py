@@ -46,6 +46,13 @@ def test_every_sample_is_imported_or_refused_in_words(name, tmp_path, capsys):
         assert (f"note: {path}: " in said.out) is (name in ODD or "unbalanced" in name or "orphan" in name)
 
 
+def test_a_run_that_cannot_be_made_is_told_by_its_own_name(tmp_path, capsys):
+    """Not by the one that it has until it is whole."""
+    assert main(["import", "horovod", str(unpack(WHOLE[0], tmp_path)), "-o", "/proc/x"]) == 2
+
+    assert capsys.readouterr().err == "otel-dltrace: /proc/x cannot be written: No such file or directory\n"
+
+
 def test_a_run_says_who_wrote_it(tmp_path):
     """It is of rank 0, of as many ranks as were ready, at the times of the day that the file tells."""
     run = imported(tmp_path, unpack("horovod_mpi_np4_psets", tmp_path))

@@ -4,12 +4,15 @@ import contextlib
 import importlib.util
 import io
 import re
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from opentelemetry.semconv._incubating import metrics as semconv_metrics
 
 from otel_dltrace.export.metric_reader import read_host_metrics, read_metrics
+from otel_dltrace.export.metrics import segments
 from otel_dltrace.export.metrics.segments import METRICS, MetricSegments, metrics_bytes
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.errors import RunNotFoundError
@@ -68,6 +71,37 @@ def test_a_file_that_ends_in_half_a_batch_is_read_up_to_there(folder):
 
     assert sorted(told(read_host_metrics(folder))) == sorted([*ROWS[:2], ROWS[3]])
     assert sorted(p.name for p in folder.glob(METRICS)) == ["metrics-00001.arrows", "metrics-00002.arrows"]
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let no file grow beyond *size* bytes: the kernel refuses it as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("kept", [[], ROWS[:2]], ids=["nothing was written before", "some was"])
+def test_a_full_disk_is_tried_again_only_after_a_while_and_no_torn_file_stays(kept, folder, monkeypatch):
+    """What had been written is whole; what comes in the meantime is left out."""
+    now = [100.0]
+    monkeypatch.setattr(segments, "monotonic", lambda: now[0])
+    writer = MetricSegments(folder, 1 << 30)
+    for row in kept:
+        writer.append(batch_of([row]))
+    size = metrics_bytes(folder)
+    with room_for(size + 100), pytest.raises(OSError, match="File too large"):
+        writer.append(batch_of(ROWS * 100))
+    writer.append(batch_of([ROWS[2]]))
+    seen = [(len(list(folder.glob(METRICS))), metrics_bytes(folder))]
+    now[0] += segments.RETRY_S
+    writer.append(batch_of(ROWS[3:]))
+
+    assert seen == [(bool(kept), size)]
+    assert sorted(told(read_host_metrics(folder))) == sorted([*kept, *ROWS[3:]])
 
 
 def test_what_two_drains_wrote_is_read_once(folder):

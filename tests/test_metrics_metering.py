@@ -1,24 +1,32 @@
 """The drain's metering, run by hand: who is sampled for which run, and what is written when all ends."""
 
 import os
+import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
 from otel_dltrace.export.metric_reader import read_host_metrics
-from otel_dltrace.export.metrics import gpu, host, metering
+from otel_dltrace.export.metrics import gpu, host, metering, pipeline
 from otel_dltrace.export.metrics.gpu import NoGpuError
 from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.metrics.process import pid_namespace
+from otel_dltrace.export.metrics.run import RunMetrics
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S
+from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.identity import Bind
-from otel_dltrace.model.metric_batch import HOST
+from otel_dltrace.model.metric_batch import HOST, Point
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Descriptors, Process
 from otel_dltrace.model.summary import summary_line
+from otel_dltrace.record import guard
 from tests.runs import Rank
 from tests.servers import wait_until
 
@@ -62,7 +70,8 @@ def test_each_run_gets_the_host_and_its_own_ranks(made, monkeypatch, tmp_path):
     for one, rank in ((first, 0), (second, 1)):
         assert ranks_in(one.writer.folder, m.SYSTEM_MEMORY_LIMIT) == {HOST}
         assert ranks_in(one.writer.folder, m.PROCESS_MEMORY_USAGE) == {rank}
-    assert made.close(30)
+    made.close(monotonic() + 30)
+    assert made.trouble_of(first.writer.root) == made.trouble
 
 
 def test_a_run_that_has_ended_gets_one_more_sample_and_its_file_is_closed(made, monkeypatch, tmp_path):
@@ -77,6 +86,87 @@ def test_a_run_that_has_ended_gets_one_more_sample_and_its_file_is_closed(made, 
 
     assert len(read_host_metrics(one.writer.folder).of(m.SYSTEM_MEMORY_LIMIT)) > samples
     made.finish(30)
+
+
+def test_a_process_that_is_bound_anew_is_watched_as_who_it_is_now(made, monkeypatch, tmp_path):
+    """A second process group, in another generation: the same ring, another run and rank."""
+    monkeypatch.setattr(metering, "WRITE_S", 0.0)
+    monkeypatch.setattr(metering, "OUTSIDE_S", 0.01)
+    first, second = member(tmp_path, 0), member(tmp_path, 3, generation="2.00")
+    second.process = replace(second.process, nonce=first.process.nonce)
+    made.rank_of(first)
+    wait_until(lambda: made.tick([first]) or ranks_in(first.writer.folder, m.PROCESS_MEMORY_USAGE))
+    made.rank_of(second)
+    wait_until(lambda: made.tick([first, second]) or ranks_in(second.writer.folder, m.PROCESS_MEMORY_USAGE))
+    made.finish(30)
+
+    assert [ranks_in(one.writer.folder, m.PROCESS_MEMORY_USAGE) for one in (first, second)] == [{0}, {3}]
+
+
+class Hanging(MetricExporter):
+    """Takes what it is given only when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lets = threading.Event()
+
+    def export(self, *_given: Any, **_more: Any) -> MetricExportResult:
+        """Wait."""
+        self.lets.wait(30)
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, *_given: Any) -> bool:
+        """Have nothing to deliver."""
+        return True
+
+    def shutdown(self, *_given: Any, **_more: Any) -> None:
+        """End."""
+
+
+SENT = MetricSettings("http/protobuf", "http://h:1/v1/metrics", (), 1e9, 30_000)
+
+
+def test_what_did_not_get_out_in_time_is_told_of_that_run(monkeypatch, tmp_path):
+    """A sidecar lets go of the runs whose last export has ended; of what hangs at its own end there is a sentence."""
+    exporter = Hanging()
+    monkeypatch.setattr(metering, "LAST_SAMPLE_S", 0.0)
+    monkeypatch.setattr(pipeline, "_otlp", lambda _: exporter)
+    made = Metering(SENT, samples=False, window=WINDOW, quota=1 << 30)
+    members = [member(tmp_path, 0, generation=f"{i}.00") for i in range(2)]
+    for one in members:
+        made.rank_of(one).run.observe([Point(m.DL_TRAIN_BATCHES, 1.0, rank=0)])
+        monkeypatch.setattr(exporter, "lets", threading.Event())
+        wait_until(lambda: made.tick([]) or not made._runs)
+        if one is members[0]:
+            exporter.lets.set()
+            wait_until(lambda: made.tick([]) or not made._closing)
+    made.finish(0.0)
+    made.close(monotonic())
+    exporter.lets.set()
+
+    told = [made.trouble_of(one.writer.root) for one in members]
+    assert told == [
+        [],
+        [
+            "the last metrics did not get to http://h:1/v1/metrics in time, and are lost to it: "
+            "`otel-dltrace drain --deliver` gives them longer"
+        ],
+    ]
+
+
+def test_where_the_sdk_cannot_be_loaded_nothing_waits_for_it(capsys, monkeypatch, tmp_path):
+    """One sentence; what is sampled goes into the run directory all the same."""
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.setitem(sys.modules, "otel_dltrace.export.metrics.pipeline", None)
+    one = member(tmp_path, 0)
+    run = RunMetrics(one.writer.folder, one.process, SENT, 1 << 30)
+    wait_until(lambda: run.is_loaded)
+    run.write([(1, -1, Point(m.SYSTEM_MEMORY_LIMIT, 64.0))])
+    run.finish(monotonic())
+
+    assert (run.goes_out, len(run._waiting), run.wait(monotonic())) == (False, 0, True)
+    assert len(read_host_metrics(one.writer.folder)) == 1
+    assert capsys.readouterr().err.count("no metrics are sent, for the SDK cannot be loaded (ModuleNotFoundError") == 1
 
 
 def test_pids_of_another_namespace_are_nobody_here(made, monkeypatch, tmp_path):

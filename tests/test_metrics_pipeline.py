@@ -1,5 +1,8 @@
 """The pipeline of the SDK: the latest value of each series, histograms counted in bulk, ranks that are gone."""
 
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,7 +79,7 @@ def collected(made: Pipeline) -> None:
 
 def test_histograms_are_counted_in_bulk_with_the_temporality_of_the_exporter(kept):
     """Buckets hold their upper bound; a delta begins where the last one ended."""
-    made = Pipeline(NEVER, {"service.name": "bert"}, set())
+    made = Pipeline(NEVER, {"service.name": "bert"})
     made.observe([Point(m.DL_TRAIN_BATCHES, 3.0, rank=1)])
     made.count(Observed(m.DL_STEP_STAGE_DURATION, np.array([BOUNDS[3], BOUNDS[3] * 1.01, 1e9]), FORWARD, 1))
     collected(made)
@@ -97,25 +100,80 @@ def test_histograms_are_counted_in_bulk_with_the_temporality_of_the_exporter(kep
     assert made.wait(30)
 
 
-def test_a_rank_that_is_gone_is_shown_once_more_and_its_totals_stay(kept):
-    """Its memory of yesterday is nobody's; the host's values stay."""
-    gone: set[int] = set()
-    made = Pipeline(NEVER, {"service.name": "bert"}, gone)
+@pytest.fixture
+def now(monkeypatch) -> SimpleNamespace:
+    """Give the pipeline's clock, in seconds."""
+    clock = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(pipeline, "monotonic", lambda: clock.seconds)
+    return clock
+
+
+def test_a_value_of_which_nothing_new_comes_is_shown_for_two_more_exports_and_totals_stay(kept, now):
+    """The memory of a rank that is gone is nobody's, nor is the speed of one that hangs; a peak was reached."""
+    made = Pipeline(replace(NEVER, interval_ms=10_000), {"service.name": "bert"})
     made.observe([Point(m.PROCESS_MEMORY_USAGE, 7.0, rank=0), Point(m.PROCESS_MEMORY_USAGE, 8.0, rank=1)])
-    made.observe([Point(m.DL_TRAIN_SAMPLES, 96.0, rank=1), Point(m.SYSTEM_MEMORY_LIMIT, 64.0)])
-    gone.add(1)
+    made.observe([Point(m.DL_TRAIN_SAMPLES, 96.0, rank=1), Point(m.DL_PROCESS_MEMORY_PEAK, 9.0, rank=1)])
     seen = []
-    for _ in range(2):
+    for at in (10.0, 19.0, 20.0):
+        now.seconds = at
+        made.observe([Point(m.PROCESS_MEMORY_USAGE, 7.0, rank=0)])
         collected(made)
         seen.append({name: [point.value for point in points.values()] for name, points in kept.last().items()})
 
-    stays = {m.DL_TRAIN_SAMPLES: [96.0], m.SYSTEM_MEMORY_LIMIT: [64.0]}
-    assert seen == [{m.PROCESS_MEMORY_USAGE: [7.0, 8.0], **stays}, {m.PROCESS_MEMORY_USAGE: [7.0], **stays}]
+    stays = {m.DL_TRAIN_SAMPLES: [96.0], m.DL_PROCESS_MEMORY_PEAK: [9.0]}
+    both = {m.PROCESS_MEMORY_USAGE: [7.0, 8.0], **stays}
+    assert seen == [both, both, {m.PROCESS_MEMORY_USAGE: [7.0], **stays}]
+
+
+def test_the_speed_of_long_steps_is_shown_from_one_to_the_next(kept, now):
+    """What comes once in ten minutes is missed after thirty."""
+    made = Pipeline(replace(NEVER, interval_ms=10_000), {"service.name": "bert"})
+    shown = []
+    for at, observes in ((0, True), (600, True), (1800, False), (2399, False), (2400, False)):
+        now.seconds = at
+        made.observe([Point(m.DL_TRAIN_BATCHES, at)])
+        made.observe([Point(m.DL_THROUGHPUT_BATCHES, 1 / 600)] if observes else [])
+        collected(made)
+        shown.append(m.DL_THROUGHPUT_BATCHES in kept.last())
+
+    assert shown == [True, True, True, True, False]
+
+
+def test_each_of_two_readers_sees_the_last_value(monkeypatch, now):
+    """The one that collects first leaves it to the other."""
+    readers = [InMemoryMetricReader(), InMemoryMetricReader()]
+    monkeypatch.setattr(pipeline, "_made", lambda _: readers)
+    made = Pipeline(replace(NEVER, interval_ms=10_000), {"service.name": "bert"})
+    made.observe([Point(m.PROCESS_MEMORY_USAGE, 8.0, rank=1)])
+    now.seconds = 12.0
+
+    for reader in readers:
+        (metric,) = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+        assert [point.value for point in metric.data.data_points] == [8.0]
+
+
+def test_only_complaints_about_metrics_are_ours(capsys, monkeypatch):
+    """The user's span exporters speak for themselves, also through the logger that gRPC exporters share."""
+    monkeypatch.setattr(guard, "_said", set())
+    Pipeline(NEVER, {"service.name": "bert"})
+    others: list[str] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: others.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    shared = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
+    shared.error("Failed to export %s to %s", "traces", "there")
+    shared.error("Failed to export %s to %s", "metrics", "there")
+    logging.getLogger("opentelemetry.sdk.trace.export").warning("Queue is full")
+    logging.getLogger("opentelemetry.sdk.metrics._internal.export").warning("Metric collection timed out.")
+
+    said = capsys.readouterr().err
+    assert said.count("(Failed to export metrics to there); OTEL_METRICS_EXPORTER=none") == said.count("\n") == 1
+    assert others == ["Failed to export traces to there", "Queue is full"]
 
 
 def test_what_is_observed_again_replaces_what_was(kept):
     """The latest value counts; each metric has the unit of its table."""
-    made = Pipeline(NEVER, {"service.name": "bert"}, set())
+    made = Pipeline(NEVER, {"service.name": "bert"})
     for value in (1.0, 2.0):
         made.observe([Point(m.SYSTEM_CPU_TIME, value, USER)])
     collected(made)
@@ -142,7 +200,7 @@ def test_an_exporter_that_cannot_be_made_leaves_the_others(kept, capsys, monkeyp
             raise ImportError("no module called lost")
 
     monkeypatch.setattr(guard, "_said", set())
-    made = Pipeline(MetricSettings("grpc", "nowhere", (Broken,), 1e12, 1000), {"service.name": "bert"}, set())
+    made = Pipeline(MetricSettings("grpc", "nowhere", (Broken,), 1e12, 1000), {"service.name": "bert"})
     made.observe([Point(m.SYSTEM_CPU_TIME, 1.0, USER)])
     collected(made)
 
@@ -154,7 +212,7 @@ def test_a_reader_gets_all_but_histograms(monkeypatch):
     """Prometheus' exporter, for one, is a reader of its own."""
     reader = InMemoryMetricReader()
     monkeypatch.setattr(pipeline, "_otlp", lambda _: reader)
-    made = Pipeline(NEVER, {"service.name": "bert"}, set())
+    made = Pipeline(NEVER, {"service.name": "bert"})
     made.observe([Point(m.SYSTEM_CPU_TIME, 1.0, USER), Point(m.DL_GC_PAUSE, 0.1)])
     data = reader.get_metrics_data()
 

@@ -19,6 +19,7 @@ from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import METRICS, attributes_of
+from otel_dltrace.record import guard
 
 GB = 1 << 30
 HOST_MEMORY, HOST_CPUS = 64 * GB, 16
@@ -203,10 +204,21 @@ def test_files_are_closed_with_the_source():
     """A drain serves many processes in its life."""
     before = psutil.Process().num_fds()
     source = ProcessSource(os.getpid(), 0, 1)
+    unused = psutil.Process().num_fds() - before
+    sampled = [*source.sample()]
     opened = psutil.Process().num_fds() - before
     source.close()
 
-    assert (opened > 0, psutil.Process().num_fds(), [*source.sample()]) == (True, before, [])
+    assert (unused, bool(sampled), opened > 0) == (0, True, True)
+    assert (psutil.Process().num_fds(), [*source.sample()]) == (before, [])
+
+
+def test_a_file_that_fails_when_it_is_read_leaves_the_others(tmp_path):
+    """``/proc/<pid>/io`` may be opened by those who may not read it: a folder, which is no better, stands for it."""
+    root = tree(tmp_path, {"5/stat": f"5 (a) {' '.join(['S', *['0'] * 40])}\n"})
+    (root / "5" / "io").mkdir()
+
+    assert m.PROCESS_MEMORY_USAGE in {p.metric for p in ProcessSource(5, 0, 1, proc=root).sample()}
 
 
 class NVMLError(Exception):
@@ -224,6 +236,7 @@ class FakeNvml(types.ModuleType):
         super().__init__("pynvml")
         self.asked: list[int] = []
         self.lost = False
+        self.counted = {197: 1000, 198: 2000, 138: 3, 139: 0}
         self.NVMLError = NVMLError
         self.NVML_SUCCESS, self.NVML_ERROR_INVALID_ARGUMENT, self.NVML_ERROR_NOT_SUPPORTED = 0, 2, 3
         self.NVML_ERROR_NO_PERMISSION, self.NVML_ERROR_FUNCTION_NOT_FOUND, self.NVML_TEMPERATURE_GPU = 4, 13, 0
@@ -238,7 +251,12 @@ class FakeNvml(types.ModuleType):
         self.nvmlDeviceGetTotalEnergyConsumption = lambda gpu: fail(3) if gpu else 12_000
         self.nvmlDeviceGetTemperature = lambda gpu, _sensor: fail(3) if gpu else 61
         self.nvmlDeviceGetCurrentClocksThrottleReasons = lambda gpu: fail(3) if gpu else 0x1 | 0x4
-        self.nvmlDeviceGetFieldValues = lambda gpu, fields: fail(3) if gpu else [counted(n) for n, _ in fields]
+        self.nvmlDeviceGetFieldValues = lambda gpu, fields: fail(3) if gpu else [self._field(n) for n, _ in fields]
+
+    def _field(self, number: int) -> Any:
+        """Return what a field has counted; what NVLink received is not supported."""
+        value = types.SimpleNamespace(ullVal=self.counted[number])
+        return types.SimpleNamespace(nvmlReturn=3 if number == 139 else 0, value=value)
 
     def _utilization(self, gpu: int) -> Any:
         self.asked.append(gpu)
@@ -248,12 +266,6 @@ class FakeNvml(types.ModuleType):
 def fail(value: int) -> Any:
     """Raise as NVML does."""
     raise NVMLError(value)
-
-
-def counted(field: int) -> Any:
-    """Return what a field has counted; what NVLink received is not supported."""
-    value = {197: 1000, 198: 2000, 138: 3, 139: 0}[field]
-    return types.SimpleNamespace(nvmlReturn=3 if field == 139 else 0, value=types.SimpleNamespace(ullVal=value))
 
 
 def of_gpu(points: list[Point], uuid: str) -> dict[tuple[str, str], float]:
@@ -309,6 +321,29 @@ def test_a_gpu_that_fails_once_is_asked_again():
         False,
         True,
     ]
+
+
+def test_a_gpu_that_is_lost_from_the_begin_leaves_the_others(capsys, monkeypatch):
+    """A sentence says which."""
+    monkeypatch.setattr(guard, "_said", set())
+    nvml = FakeNvml()
+    nvml.nvmlDeviceGetHandleByIndex = lambda index: fail(15) if index == 0 else index
+    points = [*GpuSource(nvml).sample()]
+
+    assert {attributes_of(point.attributes)[m.HW_ID] for point in points} == {"GPU-1"}
+    assert "GPU 0 is not sampled: NVML says 'GPU is lost'" in capsys.readouterr().err
+
+
+def test_a_counter_of_pcie_that_begins_anew_goes_on():
+    """They are narrow in some drivers; a total that falls would be a reset of the series."""
+    nvml = FakeNvml()
+    source = GpuSource(nvml)
+    seen = []
+    for value in (1000, 1500, 20, 30):
+        nvml.counted[197] = value
+        seen.append(of_gpu([*source.sample()], "GPU-0")[m.HW_GPU_IO, "pcie transmit"])
+
+    assert seen == [1000, 1500, 1520, 1530]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from otel_dltrace.analysis.own import blocked, columns
+from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.export.metrics.summary import Observed, StepSummary
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
@@ -137,6 +139,18 @@ def test_ddp_is_blocked_from_its_last_launch_to_the_end_of_backward():
     for batch, expected in zip(ddp(2, 4, slow={(1, "backward"): 5.0}), (6.0, 1.0), strict=True):
         found = [p.value * 1e3 for p in summed_up(batch=batch) if p.metric == m.DL_STEP_GRAD_SYNC_EXPOSED]
         assert found == [pytest.approx(expected)] * 4
+
+
+def test_exposed_is_what_the_report_says_a_rank_is_blocked_for():
+    """Two computations, one as rows come and one over a whole run, of the same thing."""
+    for batch in ddp(2, 6, slow={(1, "backward"): 5.0, (0, "optimizer"): 2.0}):
+        (table,) = step_tables([batch])
+        counted = np.isin(columns(table.stages), ("between", "backward", "optimizer", "residual"))
+        of_report = blocked(table)[:, counted].sum(axis=1) / 1e6
+        found = [p.value * 1e3 for p in summed_up(batch=batch) if p.metric == m.DL_STEP_GRAD_SYNC_EXPOSED]
+
+        assert found == pytest.approx(of_report.tolist())
+        assert sum(found) > 0
 
 
 def test_it_does_not_matter_in_which_portions_rows_come():

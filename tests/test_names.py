@@ -152,6 +152,30 @@ def test_a_name_interrupted_by_a_handler_that_interns_keeps_its_number(
     assert read(path.read_bytes()).descriptors == [OTHER, ALL_REDUCE, ROLLOUT]
 
 
+def test_a_name_interned_while_another_is_looked_up_has_a_number_of_its_own(
+    writer: NamesWriter, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection, which interns `gc`, may come wherever Python runs, as a descriptor's hash does."""
+    plain = Descriptor.__hash__
+    others: list[int] = []
+
+    def interrupted(descriptor: Descriptor) -> int:
+        if descriptor == ALL_REDUCE:
+            others.append(0)
+            others[-1] = writer.descriptor(Descriptor("phase", f"gc {len(others)}"))
+        return plain(descriptor)
+
+    monkeypatch.setattr(Descriptor, "__hash__", interrupted)
+    number = writer.descriptor(ALL_REDUCE)
+    monkeypatch.undo()
+    known = read(path.read_bytes()).descriptors
+
+    assert len({number, *others}) == len(others) + 1 > 2
+    assert known[number] == ALL_REDUCE
+    assert [known[other].name for other in others] == [f"gc {n + 1}" for n in range(len(others))]
+    assert writer.descriptor(ALL_REDUCE) == number
+
+
 def test_a_newer_writer_s_records_are_passed_over(writer: NamesWriter, path: Path) -> None:
     """Unknown kinds, unknown fields and fields of another type hide nothing that follows."""
     for kind, payload in ((9, b"\xff\x00"), (DESCRIPTOR, b"[1]"), (DESCRIPTOR, b'{"id": -5}'), (BIND, b'{"x": 1}')):

@@ -20,6 +20,7 @@ from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.negotiation import write_negotiations
 from tests.horovod_files import truth, unpack
 from tests.runs import MS, Rank
+from tests.support import a_place
 
 STEPS, TENSORS = 10, ("allreduce.a", "allreduce.b")
 
@@ -168,6 +169,38 @@ def test_without_steps_the_share_is_that_of_all():
     assert found.whole == Share(0, 480 * MS, 80 * MS, 400 * MS, 480 * MS)
     assert (found.first, found.others, found.steps, found.epochs) == (None, None, (), ())
     assert "Negotiation takes 17% of the time in which the ranks communicate: 80.0 of 480.0 ms." in text(found)
+
+
+SOLVER = """
+import time
+from mpi4py import MPI
+import otel_dltrace
+world = MPI.COMM_WORLD
+for number in range(10):
+    with otel_dltrace.step():
+        time.sleep(0.05 * world.rank)
+        world.allreduce(number)
+"""
+
+
+def test_a_real_straggler_of_mpi_is_named(tmp_path):
+    """Rank 1 sleeps before each of ten collectives of a program that has no line for tracing but its steps."""
+    pytest.importorskip("mpi4py")
+    from tests.test_mpi4py import MPIEXEC, mpiexec
+
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path) as place:
+        mpiexec(place, 2, [str(place.write(SOLVER))], traced=True)
+        (run,) = place.folder.glob("dltrace-*")
+        found = json.loads(place.command("report", str(run), "--by", "negotiation", "--json").stdout)
+        said = place.command("report", str(run), "--by", "negotiation").stdout
+    rank0, rank1 = found["ranks"]
+
+    assert (found["backend"], found["ticked"], rank1["negotiations"], found["whole"]["steps"]) == ("mpi", 10, 10, 20)
+    assert rank1["times"] > rank0["times"]
+    assert [one["name"] for one in found["libraries"]] == ["MPI"]
+    assert "Rank 1 is ready last most often: " in said
 
 
 def test_messages_alone_are_told_as_well():

@@ -378,6 +378,23 @@ def test_a_program_without_opentelemetry_loads_none(place: Place) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def test_the_root_links_to_what_launched_the_job(place: Place) -> None:
+    """A step is a trace of its own, so the span in TRACEPARENT is nobody's parent: each step's root links to it."""
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    program = "import otel_dltrace as d\nfor _ in range(2):\n    with d.step(): pass"
+    console = place.run(program, OTEL_DLTRACE="1", OTEL_TRACES_EXPORTER="console", TRACEPARENT=parent)
+    place.wait_for_rings()
+    exported = place.command("export", *map(str, place.runs()), "--to", "otlp", "-o", "spans.jsonl")
+    assert exported.returncode == 0, exported.stderr
+
+    link = {"traceId": parent[3:35], "spanId": parent[36:52], "flags": 0x300}
+    written = [json.loads(line) for line in (place.folder / "spans.jsonl").read_text().splitlines()]
+    spans = [s for line in written for r in line["resourceSpans"] for scope in r["scopeSpans"] for s in scope["spans"]]
+    expected = [("rank.step", []), ("rank.step", []), ("train.step", [link]), ("train.step", [link])]
+    assert sorted((span["name"], span.get("links", [])) for span in spans) == expected
+    assert console.stdout.count(f'"trace_id": "0x{link["traceId"]}"') == 2
+
+
 DATADOG = """
 import json, os
 import otel_dltrace

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext
+from opentelemetry.trace import Link, SpanContext
 from opentelemetry.trace.status import Status, StatusCode
 
 from otel_dltrace._version import __version__
@@ -104,6 +104,7 @@ def sdk_span(batch, row, trace_id, resource, left_out):
     error_type, message = batch.errors[r["error"]]
     trace = int.from_bytes(trace_id, "big")
     remote = (d.kind, d.name) == ("step", "rank.step")
+    is_linked = batch.process.resource and (d.kind, d.name) == ("step", "train.step")
     failed = r["error"] > 0 or r["flags"] & 2
     wall = batch.process.anchor.wall - batch.process.anchor.monotonic
     return ReadableSpan(
@@ -116,6 +117,7 @@ def sdk_span(batch, row, trace_id, resource, left_out):
         start_time=r["start"] + wall,
         end_time=r["end"] + wall,
         instrumentation_scope=InstrumentationScope("otel_dltrace", __version__),
+        links=[Link(SpanContext(0xABC, 0xDEF, is_remote=True))] if is_linked else (),
     )
 
 
@@ -162,6 +164,7 @@ descriptors = st.builds(
 ) | st.sampled_from([RANK_STEP, Descriptor("step", "train.step")])
 WALL = 1_700_000_000_000_000_000
 i32, u32 = number(-(1 << 31), (1 << 31) - 1), number(0, NO_STEP)
+LAUNCHED = (("dl.launcher.trace_id", f"{0xABC:032x}"), ("dl.launcher.span_id", f"{0xDEF:016x}"))
 columns = {
     "start": number(-WALL, (1 << 63) - 1),
     "end": number(-WALL, (1 << 63) - 1),
@@ -191,7 +194,8 @@ def batches(draw):
         rows[name] = [f[name] for f in fields]
     n = len(fields)
     rows["span_id"] = draw(st.lists(number(0, (1 << 64) - 1), min_size=n, max_size=n, unique=True))
-    process = Process(1, draw(st.sampled_from([BIND, None])), anchor=Anchor(5, WALL + 5, 1))
+    launched = draw(st.sampled_from([(), LAUNCHED]))
+    process = Process(1, draw(st.sampled_from([BIND, None])), anchor=Anchor(5, WALL + 5, 1), resource=launched)
     table = draw(st.lists(descriptors, max_size=5))
     batch = SpanBatch(rows, table, process, (("", ""), *draw(errors)))
     return batch.take(slice(None, None, draw(st.sampled_from([1, -1]))))

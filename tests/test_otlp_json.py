@@ -71,6 +71,7 @@ def by_id(data: TracesData) -> dict[bytes, object]:
 @given(batches(), st.dictionaries(texts.filter(bool), texts, max_size=3))
 def test_lines_say_what_our_requests_say(batch, resource):
     """Whatever is in a batch, surrogates and extremes too, the official parser reads the same from both."""
+    resource |= dict(batch.process.resource)
     batch = replace(batch, process=replace(batch.process, bind=BIND, resource=tuple(resource.items())))
 
     ((line, spans),) = json_lines(batch)

@@ -102,6 +102,28 @@ def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd):
     assert says in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("command", [LAUNCH, [*LAUNCH[:3], "run"]], ids=["launch", "run"])
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        pytest.param(
+            {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_START_STEP": "3", "BYTEPS_TRACE_END_STEP": "3"},
+            "otel-dltrace: BYTEPS_TRACE_END_STEP=3 must be greater than BYTEPS_TRACE_START_STEP=3",
+            id="no step",
+        ),
+        pytest.param(
+            {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_LEVEL": "all"}, "otel-dltrace: OTEL_DLTRACE_LEVEL='all'", id="no level"
+        ),
+    ],
+)
+def test_a_variable_that_cannot_be_used_ends_the_command(command, env, says):
+    """Said once, before anything is started, with exit code 2."""
+    command = [*command, "--", sys.executable, "-c", "print('trained')"]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert done.stderr.startswith(says)
+
+
 def test_the_example_trains(tmp_path):
     """Over two workers of two local ranks and two servers; the loss goes down."""
     pytest.importorskip("torch", reason="the example trains a model of torch")

@@ -176,7 +176,9 @@ def test_layout_and_options_come_from_the_environment():
         pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),
         pytest.param({"BYTEPS_KEY_HASH_FN": "md5"}, "BYTEPS_KEY_HASH_FN='md5' is none of djb2", id="hash"),
         pytest.param(
-            {"BYTEPS_KEY_HASH_FN": "mixed", "DMLC_NUM_SERVER": "5"}, "DMLC_NUM_SERVER=5 and DMLC_NUM_WORKER=2", id="mixed"
+            {"BYTEPS_KEY_HASH_FN": "mixed", "DMLC_NUM_SERVER": "5"},
+            "DMLC_NUM_SERVER=5 and DMLC_NUM_WORKER=2",
+            id="mixed",
         ),
         pytest.param({"PUSHPULL_TIMEOUT": "-1"}, "PUSHPULL_TIMEOUT='-1' is not a number of seconds", id="timeout"),
         pytest.param({"PUSHPULL_TLS_CERT": "c"}, "PUSHPULL_TLS_CERT and PUSHPULL_TLS_KEY go together", id="tls"),

@@ -59,7 +59,16 @@ dist.destroy_process_group()
 SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BYTEPS_MIN_COMPRESS_BYTES": "0", "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("counts", [(2, 2, 2), (1, 3, 0)], ids=["two workers of two", "one of three"])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param((2, 2, 2), id="two workers of two, two servers"),
+        pytest.param((1, 3, 0), id="one of three, no server"),
+        pytest.param((3, 1, 1), id="three of one, one server"),
+        pytest.param((4, 1, 2), id="four of one, two servers"),
+        pytest.param((2, 3, 1), id="two of three, one server"),
+    ],
+)
 def test_training_is_that_of_ddp(counts, tmp_path):
     """The same parameters and gradients as DistributedDataParallel after some steps, and the same means."""
     done = run_job(tmp_path, START + LIKE_DDP, counts, SMALL, torch=True)

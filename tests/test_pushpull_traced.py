@@ -1,11 +1,15 @@
 """push_pull jobs under tracing, as real processes: what workers and servers record, and where it all goes."""
 
 import json
+import os
 import sys
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,10 +19,12 @@ from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, trace_id
 from otel_dltrace.model.topology import World
+from otel_dltrace.report.words import ms
 from otel_dltrace.settings import Config, environment_bind, job_name_of
 from tests import servers
 from tests.support import Place, a_place
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS = 6
 SIZE = 12_000  # bytes of a tensor: two partitions
 WORKERS, LOCAL_RANKS, SERVERS = 2, 2, 2
@@ -37,6 +43,8 @@ PROGRAM = f"""
     plain, packed = engine.declare("plain"), engine.declare("packed", compressor=Fp16())
 
     def push_pull(*tensors, step=-1):
+        with Path(f"begun.{{layout.rank}}").open("a") as file:
+            file.write(f"{{time.monotonic_ns()}}\\n")
         operations = [engine.push_pull(t, np.ones({SIZE} // 4, np.float32), average=False) for t in tensors]
         Path(f"step{{step}}.{{layout.rank}}").touch()
         for operation in operations:
@@ -135,16 +143,30 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """Run one job at the finest level, with a real collector behind it."""
+    """Run one job, told nothing of levels, with a real collector behind it."""
     folder = tmp_path_factory.mktemp("traced")
     with a_place(folder) as place, servers.collector(folder) as collector:
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http}
-        done = launch(place, "--level", "partition", "--steps", "all", SLOW="3", **endpoint)
+        done = launch(place, "--steps", "all", SLOW="3", **endpoint)
         assert done.returncode == 0, done.stderr
         (run,) = place.runs()
         spans = spans_of(run)
         collector.wait_for(len(spans) + STEPS)  # and the roots
         yield Job(run, spans, collector.traces())
+
+
+EXPECTED = {"plain": {0: OTHERS, 1: ROOT}, "packed": {0: OTHERS, 1: PACKED}}
+"""The stages of each tensor's partitions on each local rank."""
+
+
+def all_stages() -> dict[tuple[Any, ...], tuple[str, ...]]:
+    """Return the stages of each rank, tensor, occurrence, step and partition."""
+    return {
+        (rank, tensor, seq, step, partition): EXPECTED[tensor][rank % 2]
+        for rank in range(WORKERS * LOCAL_RANKS)
+        for tensor, seq, step in push_pulls()
+        for partition in range(2)
+    }
 
 
 def push_pulls() -> list[tuple[str, int, int]]:
@@ -164,13 +186,7 @@ def test_each_partition_has_its_stages_in_order(job):
             assert above.start <= span.start <= span.end <= above.end
             stages[span.rank, span.tensor, span.seq, span.step, span.partition].append(span)
 
-    expected = {"plain": {0: OTHERS, 1: ROOT}, "packed": {0: OTHERS, 1: PACKED}}
-    assert {which: tuple(span.name for span in each) for which, each in stages.items()} == {
-        (rank, tensor, seq, step, partition): expected[tensor][rank % 2]
-        for rank in range(4)
-        for tensor, seq, step in push_pulls()
-        for partition in range(2)
-    }
+    assert {which: tuple(span.name for span in each) for which, each in stages.items()} == all_stages()
     for each in stages.values():
         for before, span in pairwise(each):
             assert span.start - before.end >= span.wait * 1000 >= 0, "a bar begins when the partition leaves the queue"
@@ -192,6 +208,22 @@ def test_each_request_is_below_the_stage_that_sent_it(job):
     assert sorted(span.parent for span in requests) == sorted(sent)
     assert {span.rank for span in requests} == {0, 1}
     assert {span.b for span in requests} == {1, 3}
+
+
+def test_the_collector_has_every_stage_in_order(job):
+    """With its queue type, key and partition as attributes, by the times that were sent."""
+    found = defaultdict(list)
+    for resource in job.sent.resource_spans:
+        process = attributes(resource.resource)
+        for span in (span for scope in resource.scope_spans for span in scope.spans):
+            told = attributes(span)
+            if s.DL_QUEUE_TYPE in told:
+                assert told[s.DL_KEY] == {"plain": 0, "packed": 1}[told[s.DL_TENSOR_NAME]] << 16 | told[s.DL_PARTITION]
+                which = (process[s.DL_RANK], told[s.DL_TENSOR_NAME], told.get(s.DL_STEP, NO_STEP), told[s.DL_PARTITION])
+                found[which].append((span.start_time_unix_nano, told[s.DL_QUEUE_TYPE]))
+
+    in_order = {which: tuple(queue for _, queue in sorted(stages)) for which, stages in found.items()}
+    assert in_order == {(rank, tensor, *rest): stages for (rank, tensor, _, *rest), stages in all_stages().items()}
 
 
 def test_the_collector_has_them_in_one_trace(job):
@@ -225,14 +257,19 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 def test_a_slow_worker_is_named_from_both_sides(job, place):
-    """Rank 3 sleeps before it pushes: the workers see it, and so do the servers."""
-    done = place.command("report", str(job.run), "--by", "key", "--json")
-    found = json.loads(done.stdout)
+    """Rank 3 sleeps 30 ms before it pushes: workers and servers say that it is last, and by how much it was."""
+    begun = [[int(line) for line in (job.run.parent / f"begun.{rank}").read_text().split()[1:]] for rank in range(4)]
+    planted = median(mine - max(others) for *others, mine in zip(*begun, strict=True))
+    found = json.loads(place.command("report", str(job.run), "--by", "key", "--json").stdout)
+    text = place.command("report", str(job.run), "--by", "key").stdout
 
-    ranks = {each["rank"]: each for each in found["ranks"]}
     for side in ("workers", "servers"):
-        seen = {rank: each[side]["times"] for rank, each in ranks.items() if each[side]}
-        assert max(seen, key=seen.get) == 3, seen
+        seen = {rank["rank"]: rank[side] for rank in found["ranks"] if rank[side]}
+        last = max(seen.values(), key=itemgetter("times"))
+        assert last["rank"] == 3, seen
+        assert abs(last["late"] - planted) < 15e6, (last, planted)
+        share = f"{last['times']} of {last['arrivals']} times, by {ms(last['late'])} ms (p50)"
+        assert f"Seen from the {side}, rank 3 comes last most often: {share}." in text
 
 
 def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
@@ -260,8 +297,10 @@ def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
 
 
 def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path):
-    """Nothing of ours is set: the timeline holds the second and third time of each tensor, the profile one key."""
+    """The timeline holds the second and third time of each tensor, whatever goes out, the profile one key."""
     env = {
+        "OTEL_DLTRACE_LEVEL": "phase",
+        "OTEL_DLTRACE_STEPS": "all",
         "BYTEPS_TRACE_ON": "1",
         "BYTEPS_TRACE_START_STEP": "2",
         "BYTEPS_TRACE_END_STEP": "3",
@@ -283,6 +322,13 @@ def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path):
     assert Counter((event["name"], event["tid"]) for event in comm) == expected
     assert {tuple(event) for event in comm} == {("ph", "args", "pid", "name", "ts", "dur", "tid", "cat")}
 
+    (run,) = place.runs()
+    assert place.command("export", str(run), "--to", "byteps", "-o", "again").returncode == 0
+    files = sorted(path.relative_to(tmp_path / "traces") for path in (tmp_path / "traces").rglob("*.json"))
+    assert len(files) == WORKERS * LOCAL_RANKS
+    for file in files:
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "traces" / file).read_bytes()
+
     (profile,) = (tmp_path / "profile").rglob("server.json")
     events = json.loads(profile.read_text())["traceEvents"]
     names = {f"{kind}-{worker}" for kind in ("push", "pull") for worker in (9, 11)}
@@ -290,8 +336,9 @@ def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path):
 
 
 def test_without_stages_requests_are_below_their_operation(place):
-    """At the default level partitions are not recorded, but servers may be asked to."""
-    done = launch(place, OTEL_DLTRACE_SERVER_SPANS="on")
+    """At a level without partitions servers may be asked to record theirs; that workers have none is said."""
+    traces = {"OTEL_DLTRACE_COMM_DIR": "traces", "OTEL_DLTRACE_COMM_STEPS": "200-300"}
+    done = launch(place, "--level", "phase", OTEL_DLTRACE_SERVER_SPANS="on", **traces)
     assert done.returncode == 0, done.stderr
 
     spans = spans_of(*place.runs())
@@ -306,6 +353,62 @@ def test_without_stages_requests_are_below_their_operation(place):
     }
     served = [span for span in spans if span.role == "server"]
     assert {(by_id[span.parent].name, by_id[span.parent].step == span.step) for span in served} == {(s.PUSH_PULL, True)}
+
+    missing = "traces is not written: no push_pull is in there, and a comm.json holds nothing else (200-300 of each"
+    assert missing in done.stderr.splitlines()[-1]
+    done = place.command("export", str(place.runs()[0]), "--to", "byteps", "--completions", "all")
+    assert (done.returncode, "no stage of a partition is in there, only totals" in done.stderr) == (0, True)
+
+
+LINES = """
+    set -e
+    job="otel-dltrace pushpull launch --workers 2 --local-ranks 2 --servers 2 -- python examples/train_pushpull.py"
+    job="$job --epochs 2 --steps 6 --width 16 --depth 1"
+    OTEL_DLTRACE=1 otel-dltrace run -- $job > first
+    BYTEPS_TRACE_ON=1 BYTEPS_TRACE_START_STEP=10 BYTEPS_TRACE_END_STEP=20 BYTEPS_TRACE_DIR=./traces $job
+    FIRST=$(sed -n 's/.*; in //p' said | head -1)
+    otel-dltrace import byteps traces/ -o RUN
+    otel-dltrace export RUN --to byteps -o again/
+    otel-dltrace export $FIRST --to byteps -o first-traces/
+    otel-dltrace export $FIRST --to byteps-server
+    otel-dltrace report $FIRST --by key > by-key
+    otel-dltrace report RUN --by key > imported-by-key
+"""
+
+
+def test_the_command_lines_of_a_user_do_what_they_say(place, tmp_path):
+    """From a job, traced for nothing but one variable, to BytePS's files, and from these to a run again."""
+    pytest.importorskip("torch", reason="the example trains a model of torch")
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = place.finish(place.popen(["bash", "-c", f"exec 2> >(tee said >&2)\n{textwrap.dedent(LINES)}"], **path), 180)
+    assert done.returncode == 0, done.stderr
+
+    def totals(folder):
+        read = (
+            json.loads(file.read_text())["traceEvents"] for file in sorted(tmp_path.glob(f"{folder}/*/*/comm.json"))
+        )
+        return [
+            Counter(e["name"] for e in events if e["tid"] == "total" and "Gradient" in e["name"]) for events in read
+        ]
+
+    names = [f"Comm.byteps.Gradient.{layer}.{kind}" for layer in (0, 2, 4) for kind in ("weight", "bias")]
+    assert totals("first-traces") == [dict.fromkeys(names, 12)] * 4
+    assert totals("traces") == totals("again") == [dict.fromkeys(names, 3)] * 4
+    pushed = [
+        event
+        for file in tmp_path.glob("[01]/server_profile.json")
+        for event in json.loads(file.read_text())["traceEvents"]
+        if event["name"].startswith("push") and event["ph"] == "B"
+    ]
+    gradients, parameters, losses = 6 * 12, 6, 2
+    assert len(pushed) == 2 * (gradients + parameters + losses)
+    for report in ("by-key", "imported-by-key"):
+        text = (tmp_path / report).read_text()
+        assert "most of it in" in text
+        assert "byteps.Gradient.0.weight" in text
+    assert "Seen from the servers, rank" in (tmp_path / "by-key").read_text()
+    assert "push_pull byteps.Gradient" in (tmp_path / "first").read_text()
 
 
 TORCH = """
@@ -347,7 +450,6 @@ ON = {"OTEL_DLTRACE": "1"}
     ("env", "alone", "same"),
     [
         pytest.param({}, True, True, id="off"),
-        pytest.param({"OTEL_DLTRACE": "perhaps"}, True, True, id="what the processes will complain about"),
         pytest.param(ON, True, False, id="on"),
         pytest.param({"BYTEPS_TRACE_ON": "1"}, True, False, id="on by BytePS's variable"),
         pytest.param(ON | {RUN: "r"}, True, False, id="one of several jobs of a run"),
@@ -357,12 +459,12 @@ ON = {"OTEL_DLTRACE": "1"}
     ],
 )
 def test_a_job_has_a_generation_of_its_own(env, alone, same, capsys):
-    """All its processes are told the same, which no other job is; what was given is kept."""
+    """All its processes are told the same, which no other job is, and to record stages; what was given is kept."""
     binds = []
     for _ in range(2):
         told = traced_environment(["python", "-u", "jobs/train.py", "--epochs", "3"], env, alone=alone)
         assert {name: told[name] for name in env} == env
-        assert told == env or job_name_of(told) == "train"
+        assert told == env or (job_name_of(told), Config.from_env(told).level) == ("train", "partition")
         binds.append(environment_bind(Config(run=told.get(RUN, ""), launch=told.get(LAUNCH, "")), World(), "train"))
 
     assert (binds[0] == binds[1]) == same

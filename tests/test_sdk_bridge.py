@@ -49,7 +49,11 @@ def said_by_otlp(body):
             "times": (span.start_time_unix_nano, span.end_time_unix_nano),
             "attributes": read_attributes(span.attributes),
             "status": (span.status.code, span.status.message),
-            "events and links": (list(span.events), list(span.links)),
+            "events": list(span.events),
+            "links": [
+                (int.from_bytes(link.trace_id, "big"), int.from_bytes(link.span_id, "big"), bool(link.flags & IS_REMOTE))
+                for link in span.links
+            ],
             "resource": read_attributes(resource_spans.resource.attributes),
             "scope": (scope_spans.scope.name, scope_spans.scope.version),
         }
@@ -68,7 +72,8 @@ def said_by_sdk(spans):
             "times": (span.start_time, span.end_time),
             "attributes": typed(span.attributes),
             "status": (span.status.status_code.value, span.status.description or ""),
-            "events and links": (list(span.events), list(span.links)),
+            "events": list(span.events),
+            "links": [(link.context.trace_id, link.context.span_id, link.context.is_remote) for link in span.links],
             "resource": typed(span.resource.attributes),
             "scope": (span.instrumentation_scope.name, span.instrumentation_scope.version),
         }
@@ -84,7 +89,7 @@ resources = st.dictionaries(texts.filter(bool), texts, max_size=3)
 def test_the_sdk_objects_say_what_our_requests_say(batch, resource, trace, with_left_out, data):
     """Whatever is in a batch: ids, times, attributes with their types, status, resource and scope are the same."""
     n = len(batch)
-    process = replace(batch.process, resource=tuple(resource.items()))
+    process = replace(batch.process, resource=(*batch.process.resource, *resource.items()))
     batch = replace(batch, process=process)
     traces = np.frombuffer(bytes(b ^ i for i in range(n) for b in trace), np.uint8).reshape(n, 16)
     left_out = np.array(data.draw(st.lists(u32, min_size=n, max_size=n)), np.uint32) if with_left_out else None

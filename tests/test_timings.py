@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import a_place
 from torch_harness import Recorded, Span, read_ring, run, run_each
 from torch_loops import PLAIN, SETUP, Ran
 
 from otel_dltrace.instrument._loop import Loop
+from otel_dltrace.model.semconv import CHECKPOINT
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Steps
 
@@ -429,3 +431,35 @@ def test_samples_are_those_of_the_batches_that_are_trained_on(steps: Steps, tmp_
     (ring,) = tmp_path.glob("*.ring")
 
     assert [step.a for step in read_ring(ring).spans("step")] == [8, 8, 5]
+
+
+FORKED_IN_A_CHECKPOINT = """
+    import io, os
+    import otel_dltrace
+    otel_dltrace.instrument()
+    import torch
+
+    class Forks:
+        def __reduce__(self):
+            if not os.fork():
+                torch.save({}, io.BytesIO())
+                otel_dltrace.stop()
+                os._exit(0)
+            os.wait()
+            return dict, ()
+
+    with otel_dltrace.step():
+        torch.save(Forks(), io.BytesIO())
+    otel_dltrace.stop()
+"""
+
+
+def test_a_child_that_is_forked_in_a_stage_has_that_stage_itself(tmp_path: Path) -> None:
+    """What runs in the parent does not run in it."""
+    with a_place(tmp_path) as place:
+        done = place.run(FORKED_IN_A_CHECKPOINT)
+        assert done.returncode == 0, done.stderr
+        place.wait_for_rings()
+        checkpoints = [int(batch.lookup(lambda d: d.name == CHECKPOINT, bool).sum()) for batch in place.spans()]
+
+    assert checkpoints == [1, 1]

@@ -1,7 +1,7 @@
 """All answers about a run in one value, and the guards without which no figure should be read (analyses.md 3)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Guards:
     open; *uncertainty* (ns) is that of times of different hosts. *steps* is (first, last) of any rank.
     *unused* processes have steps too, but another one speaks for their rank: restarts, forked children.
     *device* spans have times of their device, tied to the host's clock to within *device_residual* ns.
+    *damage* tells of files that could not be read, a sentence each.
     """
 
     ranks: tuple[int, ...]
@@ -51,6 +52,7 @@ class Guards:
     unused: int
     device: int = 0
     device_residual: int = 0
+    damage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,10 @@ class RunReport:
 
 
 def analyse(
-    batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]] = (), metrics: Sequence[MetricBatch] = ()
+    batches: Sequence[SpanBatch],
+    drains: Sequence[Mapping[str, Any]] = (),
+    metrics: Sequence[MetricBatch] = (),
+    damage: Sequence[str] = (),
 ) -> RunReport:
     """Return the whole report on *batches*, one per process.
 
@@ -79,6 +84,7 @@ def analyse(
         batches: The spans.
         drains: The drains' summaries.
         metrics: One batch per host; none where no metrics were recorded.
+        damage: What could not be read, a sentence each.
     """
     tables = step_tables(batches)
     joined = widen(join(batches))
@@ -88,7 +94,7 @@ def analyse(
     ranks = [rank.rank for rank in drifted.ranks]
     verdict = stragglers(tables, joined, parts.warm_up, expected, ranks)
     job = next((b.process.bind.job_name for b in batches if b.process.bind), "")
-    guards = _guards(batches, drains, tables, expected)
+    guards = replace(_guards(batches, drains, tables, expected), damage=tuple(damage))
     return RunReport(
         job,
         guards,

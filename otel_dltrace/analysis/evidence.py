@@ -8,6 +8,7 @@ import numpy as np
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.table import StepTable
+from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
 SHARE_OF_STEPS = 0.5
@@ -63,7 +64,7 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     ranks = tuple(t.rank for t in tables)
     seen = min(steps_with_operations(t)[t.rows_of(steps)].mean() for t in tables)
     # Backward waits inside C++; where no operation was recorded that wait looks like computing.
-    opaque = frozenset(i for i, name in enumerate(names) if name == "backward" and seen <= SHARE_OF_STEPS)
+    opaque = frozenset(i for i, name in enumerate(names) if name == s.BACKWARD and seen <= SHARE_OF_STEPS)
     lateness = _lateness_per_step(joined, ranks, steps)
     return Evidence(ranks, names, times, others_median(times), threshold, opaque, *lateness)
 

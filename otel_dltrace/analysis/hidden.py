@@ -10,7 +10,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
-COMPUTATION = ("forward", "backward", "optimizer")
+COMPUTATION = (s.FORWARD, s.BACKWARD, s.OPTIMIZER)
 STAGES, UNBLOCKED = "stages", "unblocked"
 
 

@@ -12,7 +12,6 @@ from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
-_BACKWARD = "backward"
 _FAR = np.iinfo(np.int64).max // 4
 
 
@@ -89,7 +88,7 @@ def _launched(t: StepTable) -> Column:
     batch = t.batch
     bound = batch["source"] == s.Source.BOUND
     asynchronous = batch["flags"] & s.Flag.ASYNC != 0
-    launched: Column = batch.is_kind(s.COLLECTIVE) & (bound | (asynchronous & _within(t, _BACKWARD)))
+    launched: Column = batch.is_kind(s.COLLECTIVE) & (bound | (asynchronous & _within(t, s.BACKWARD)))
     return launched
 
 

@@ -139,16 +139,18 @@ def _by_rank_step(
 ) -> tuple[Column, Column]:
     """Return the step of each (rank, step), and its extent, negotiation, operation and communication, (k, 4)."""
     both = np.concatenate((negotiated, operated))
-    keys, group = np.unique(both[["step", "rank"]], return_inverse=True)
-    group = group.reshape(-1)
+    lowest = both["rank"].min()
+    width = both["rank"].max() - lowest + 1
+    keys, group = np.unique(both["step"] * width + both["rank"] - lowest, return_inverse=True)
+    steps, ranks = keys // width, keys % width + lowest
     count, apart = len(keys), len(negotiated)
     parts = [
         unions(group[which], both["start"][which], both["end"][which], count)
         for which in (slice(0, apart), slice(apart, None), slice(None))
     ]
-    pairs = zip(keys["rank"].tolist(), keys["step"].tolist(), parts[2].tolist(), strict=True)
+    pairs = zip(ranks.tolist(), steps.tolist(), parts[2].tolist(), strict=True)
     extent = np.array([extents.get((rank, step), covered) for rank, step, covered in pairs], np.int64)
-    return keys["step"], np.column_stack((extent, *parts))
+    return steps, np.column_stack((extent, *parts))
 
 
 def _extents(workers: Iterable[SpanBatch]) -> dict[tuple[int, int], int]:
@@ -167,9 +169,9 @@ def _total(figures: Column, steps: int | None = None) -> Share | None:
 
 
 def _numbered(numbers: Column, figures: Column) -> tuple[Numbered, ...]:
-    out = []
-    for number in np.unique(numbers).tolist():
-        share = _total(figures[numbers == number])
-        if share is not None:
-            out.append(Numbered(number, share))
-    return tuple(out)
+    """Return the share of each of *numbers*, ascending: the sums of its *figures*."""
+    distinct, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(distinct), figures.shape[1]), np.int64)
+    np.add.at(sums, place.reshape(-1), figures)
+    rows = zip(distinct.tolist(), counts.tolist(), sums.tolist(), strict=True)
+    return tuple(Numbered(number, Share(count, *times)) for number, count, times in rows)

@@ -14,13 +14,13 @@ from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
+from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
 OUTLIER_SHARE = 0.2
 """A step's stage is an outlier if it exceeds the rank's median by more than this share of the median step ..."""
 OUTLIER_LEAST = 5_000_000
 """... and by more than this many ns."""
-_BACKWARD = "backward"
 Against = Literal["others", "usual"]
 
 
@@ -89,7 +89,7 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
     often = over_others.sum(axis=1) > SHARE_OF_STEPS * len(steps)
     for r, t in enumerate(tables):
         for c, name in enumerate(columns(t.stages)):
-            if name == _BACKWARD and len(tables) > 1 and not steps_with_operations(t).any():
+            if name == s.BACKWARD and len(tables) > 1 and not steps_with_operations(t).any():
                 continue  # it waits inside C++, and nobody recorded for how long
             against: Against = "others" if often[r, c] else "usual"
             base = others if often[r, c] else usual

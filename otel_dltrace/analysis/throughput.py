@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from otel_dltrace.analysis.table import StepTable
+from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
-_FETCH = "dataloader_next"
+_FETCH = s.DATALOADER_NEXT
 
 
 @dataclass(frozen=True, slots=True)

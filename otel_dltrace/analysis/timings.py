@@ -15,14 +15,14 @@ import numpy as np
 from otel_dltrace.analysis.breakdown import outside_stages, stands_out
 from otel_dltrace.analysis.own import blocked, steps_with_operations
 from otel_dltrace.analysis.table import RESIDUAL, StepTable
+from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
 TRAIN_BATCH = "train_batch"
 GRAD_SYNC = "grad_sync"
 OVERLAPPING = (TRAIN_BATCH, GRAD_SYNC)
-_FETCH = "dataloader_next"
-_BATCH_STAGES = ("to_device", "prepare_batch", "forward", "backward", "optimizer")
-_SYNC_STAGES = ("backward", "optimizer")
+_BATCH_STAGES = (s.TO_DEVICE, s.PREPARE_BATCH, s.FORWARD, s.BACKWARD, s.OPTIMIZER)
+_SYNC_STAGES = (s.BACKWARD, s.OPTIMIZER)
 _NEVER = np.iinfo(np.int64).max
 Times = tuple[Column, Column]
 """Of each step, shape (n,): the ns, and the pieces."""
@@ -90,8 +90,8 @@ def train_batch(t: StepTable) -> Column:
     first = np.where(there, t.first[:, columns], _NEVER).min(axis=1, initial=_NEVER)
     last = np.where(there, t.last[:, columns], 0).max(axis=1, initial=0)
     further = np.zeros(len(t.steps), np.int64)
-    if _FETCH in t.stages:
-        fetch = t.stages.index(_FETCH)
+    if s.DATALOADER_NEXT in t.stages:
+        fetch = t.stages.index(s.DATALOADER_NEXT)
         pieces = np.maximum(t.pieces[:, fetch], 1)
         further = t.total[:, fetch] * (pieces - 1) // pieces
     time: Column = np.maximum(last - first - further, 0)

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bell.unlink(missing_ok=True)
         (config.rings / f"{name}.lock").unlink(missing_ok=True)
-    for root in drain.writers:
+    for root in drain.runs.writers:
         print(root, file=out)
     out.flush()
     log = config.rings / f"{name}.log"

@@ -11,9 +11,11 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
+from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.configure import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
@@ -53,7 +55,20 @@ def run(args: argparse.Namespace) -> int:
     if args.only_worker is not None and not args.root:
         raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
     plan = Plan(program, args.workers, args.local_ranks, args.servers, args.root, args.only_worker)
-    return launch(plan, traced_environment(program, os.environ, alone=args.only_worker is None))
+    env = traced_environment(program, os.environ, alone=args.only_worker is None)
+    with _files_at_end(env):
+        return launch(plan, env)
+
+
+def _files_at_end(env: Mapping[str, str]) -> AbstractContextManager[object]:
+    """Return what holds the drain where BytePS's files are asked for, so that they are there when the command ends.
+
+    Otherwise the first process starts it, and it ends some seconds behind the job.
+    """
+    config = Config.from_env(env) if is_switched_on(env) else None
+    if config is None or config.drain != "auto" or not (config.comm_directory or config.server_profile):
+        return nullcontext()
+    return hold_drain(config, env)
 
 
 def traced_environment(program: Sequence[str], env: Mapping[str, str], *, alone: bool) -> Mapping[str, str]:

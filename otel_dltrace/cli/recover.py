@@ -33,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
     drain.linger = 0.0
     with progress("reading rings"):
         drain.run()
-    for root in drain.writers:
-        total = drain.totals.get(root, {})
+    for root in drain.runs.writers:
+        total = drain.runs.totals.get(root, {})
         print(f"{short_path(root)}: {total.get('spans', 0)} spans recovered, {total.get('truncated', 0)} of them open")
-    if not drain.writers:
+    if not drain.runs.writers:
         print(f"no ring in {drain.serving.rings} is without its writer and its drain")
-    for root in dict.fromkeys([*args.runs, *drain.writers]):
+    for root in dict.fromkeys([*args.runs, *drain.runs.writers]):
         _send_waiting(root)
     return 0
 

@@ -17,6 +17,7 @@ from otel_dltrace.analysis.negotiation import Negotiations, negotiations
 from otel_dltrace.analysis.select import select, select_metrics
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
 from otel_dltrace.configure import short_path
+from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.run_reader import read_summaries
 from otel_dltrace.model.plan import Window
@@ -80,4 +81,4 @@ def _report(path: Path, batches: Sequence[SpanBatch], by: str | None) -> RunRepo
         return keys(batches)
     if by == "negotiation":
         return negotiations(batches)
-    return analyse(batches, read_summaries(path), select_metrics(read_metrics(path), batches))
+    return analyse(batches, read_summaries(path), select_metrics(read_metrics(path), batches), damage_of(path))

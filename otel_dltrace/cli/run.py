@@ -12,21 +12,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
-from rich.console import Console
-
-from otel_dltrace.cli.progress import progress
+from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.report import print_reports
-from otel_dltrace.configure import UNDER_RUN, drain_for, read_summary, short_path
-from otel_dltrace.export.choice import exporters
+from otel_dltrace.configure import UNDER_RUN, read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
-from otel_dltrace.record.launch import DrainStarter
-from otel_dltrace.record.ring import make_ring_folder
 from otel_dltrace.settings import VARIABLES, Config
-
-DRAIN_ENDS_S = 60.0
-"""How long the drain may take to finish once the program has ended."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,23 +44,11 @@ def run(args: argparse.Namespace) -> int:
         raise DltraceError("run: no program given; write it after --, as in: otel-dltrace run -- python train.py")
     env = traced_environment(args)
     config = Config.from_env(env)
-    drain_for(config, config.home)  # says at once what is wrong with an OTLP variable
-    make_ring_folder(config.rings)
-    starter = DrainStarter(
-        config.home,
-        config.rings,
-        "auto",
-        config.to_env(),
-        lambda _ring: lambda _seconds: None,
-        prints=bool(exporters(env)),
-    )
-    drain = starter.start_process(piped=True)
-    try:
+    with hold_drain(config, env) as drain:
         code = _run_program(program, env)
-    finally:
-        roots = _end_drain(drain)
+    roots = drain.roots
     if not roots:
-        trouble = starter.trouble()
+        trouble = drain.starter.trouble()
         print(f"otel-dltrace: nothing was traced{': ' + trouble if trouble else ''}", file=sys.stderr)
     elif not args.no_report:
         print_reports(roots)
@@ -102,17 +81,3 @@ def _run_program(program: list[str], env: dict[str, str]) -> int:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return code if code >= 0 else 128 - code
-
-
-def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:
-    """Have the drain finish; return the run directories it wrote."""
-    if drain is None:
-        return []
-    drain.terminate()
-    try:
-        with progress("reading what is left"):
-            out, _ = drain.communicate(timeout=DRAIN_ENDS_S)
-    except subprocess.TimeoutExpired:
-        Console(stderr=True).print("otel-dltrace: the drain is still busy; it goes on by itself")
-        return []
-    return [Path(line) for line in out.decode().splitlines()]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from otel_dltrace.cli.progress import progress
+from otel_dltrace.export.damage import nothing_in
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.errors import ConfigError, RunNotFoundError
 from otel_dltrace.model.plan import Window
@@ -44,5 +45,5 @@ def read_spans(runs: Sequence[Path]) -> list[SpanBatch]:
             batches += read_run(run)
             count(sum(map(len, batches)))
     if not batches:
-        raise RunNotFoundError(f"{', '.join(map(str, runs))}: no span is in there yet")
+        raise RunNotFoundError("; ".join(map(nothing_in, runs)))
     return batches

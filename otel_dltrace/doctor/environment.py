@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 
 from otel_dltrace.doctor.variables import OBEYED, OF_THE_SDK, OWN, SWITCH, known_to_opentelemetry
@@ -93,10 +93,16 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
 
 def config_of(env: Mapping[str, str]) -> Config:
     """Return the configuration that *env* describes, the default one where it cannot be used."""
-    for tried in (env, {}):
+    elsewhere = tempfile.gettempdir()
+    ways: tuple[Callable[[], Config], ...] = (
+        lambda: Config.from_env(env),
+        lambda: Config.from_env({}),
+        lambda: Config(directory=elsewhere),  # where we are cannot be written
+        lambda: Config(directory=elsewhere, ring_directory=elsewhere),  # nor can /dev/shm
+    )
+    for way in ways:
         try:
-            return Config.from_env(tried)
+            return way()
         except ConfigError:
             continue
-    elsewhere = tempfile.gettempdir()  # these folders cannot be written
-    return Config(directory=elsewhere, ring_directory=elsewhere)
+    raise ConfigError(f"not even {elsewhere} can be written: set TMPDIR to a folder that can be")

@@ -6,8 +6,8 @@ from otel_dltrace.export.records import DEVICE_DTYPE
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import Column, empty_rows, stack_rows
 
-PATIENCE_NS = 5_000_000_000
-"""How much longer a process records before a span of it goes on with the host's times."""
+PATIENCE_S = 5.0
+"""How long a span waits before it goes on with the host's times, by the drain's clock: its process may hang."""
 MOST_WAITING = 10_000
 HELD = np.uint16(1 << 15)
 """A flag of rows that are held: a drain that is started anew tells by it where they were."""
@@ -19,34 +19,43 @@ class DeviceAmends:
 
     Attributes:
         held: Finished spans that wait for these.
+        late: How many times came for spans that had gone on without them.
     """
 
     def __init__(self) -> None:
         self.held = empty_rows()
+        self.late = 0
+        self._since: Column = np.zeros(0)
         self._times = np.zeros(0, DEVICE_DTYPE)
+        self._given_up = np.zeros(0, np.uint32)
 
-    def place(self, rows: Column, times: Column, now: int, is_last: bool) -> Column:
+    def place(self, rows: Column, times: Column, now: float, is_last: bool) -> Column:
         """Return *rows*, and those held, with the device's *times* where these are known.
 
         Args:
             rows: Finished spans.
             times: Rows of `DEVICE_DTYPE`.
-            now: When the process was last seen to record, in ns.
+            now: Seconds of the drain's clock.
             is_last: Whether nothing more will come.
         """
         waits = rows["flags"] & _DEVICE != 0
         if not (len(times) or len(self.held) or waits.any()):
             return rows
+        is_late = np.isin(times["span_no"], self._given_up)
+        self.late += int(is_late.sum())
         # The times of a stage come before it does, which is held until its step is over.
-        self._times = np.concatenate([self._times, times])[-MOST_WAITING:]
+        self._times = np.concatenate([self._times, times[~is_late]])[-MOST_WAITING:]
         waiting = stack_rows([self.held, rows.compress(waits)])
+        since = np.append(self._since, np.full(len(waiting) - len(self._since), now))
         known = self._find(waiting["span_no"])
         found = np.flatnonzero(known >= 0)
         _apply(waiting, found, self._times[known[found]])
         self._times = np.delete(self._times, known[found])
-        stays = (known < 0) & (waiting["end"] + PATIENCE_NS > now) & (not is_last)
+        stays = (known < 0) & (since + PATIENCE_S > now) & (not is_last)
+        given_up = waiting["span_no"].compress((known < 0) & ~stays)
+        self._given_up = np.concatenate([self._given_up, given_up])[-MOST_WAITING:]
         waiting["flags"] &= ~(_DEVICE | HELD)
-        self.held = waiting.compress(stays)
+        self.held, self._since = waiting.compress(stays), since[stays]
         self.held["flags"] |= _DEVICE | HELD
         return stack_rows([rows.compress(~waits), waiting.compress(~stays)])
 

@@ -8,17 +8,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.drift import Drift
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
-from otel_dltrace.export.metrics.segments import metrics_bytes
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.roots import Roots
-from otel_dltrace.export.rundir import RunWriter, host_folder_name, run_root
+from otel_dltrace.export.run_folders import RunFolders
+from otel_dltrace.export.rundir import run_root
 from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import NO_STEP, Bind
@@ -37,12 +36,10 @@ if TYPE_CHECKING:
 LINGER_S = 5.0
 """A drain ends this long after its last writer."""
 CLOSE_S = 1.5
-"""What delivery gets at the end of a drain; what is left goes to the spill folder."""
+"""What delivery gets at the end of a drain; spans that are left go to the spill folder."""
 PATIENCE_S = 5.0
 """What the last sample gets, and the SDK if it is still being loaded: a job may have been over in a moment."""
 UNBORN_S = 60.0
-COMPACT_SEGMENTS = 2
-"""Few, since rings are not read while segments become Parquet: about a second for each."""
 HEARD_SCANS = 3
 """A bell is heard by as many scans: one sees a record, one takes it, one lets go of the step it ended."""
 LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 1.0, 0.01
@@ -92,10 +89,8 @@ class Drain:
     metering: Metering | None = None
     own: tuple[Path, Any] | None = None
     followers: dict[Path, Follower] = field(default_factory=dict)
-    writers: dict[Path, RunWriter] = field(default_factory=dict)
     roots: dict[tuple[str, str, str], Roots] = field(default_factory=dict)
     drift: dict[tuple[str, str, str], Drift] = field(default_factory=dict)
-    totals: dict[Path, dict[str, Any]] = field(default_factory=dict)
     refused: dict[Path, str] = field(default_factory=dict)
     stop_requested: bool = False
     hurry: bool = False
@@ -107,7 +102,8 @@ class Drain:
         self.clock = HostClock(self._read_clocks())
         self._boot = boot_id().hex()
         self._served = guard.guarded(self._read_and_send)
-        self._at_end: dict[Path, dict[str, str]] = {}
+        self.runs = RunFolders(self.serving.quota, self._delivered)
+        self._delivery: dict[str, Any] | None = None
         self._locks: dict[str, int] = {}
         self._heard = 0
 
@@ -239,17 +235,7 @@ class Drain:
         resource = (*self.serving.resource, *(source.names.home.get("resource") or {}).items())
         process = source.process(bind, self.clock.anchor if same_boot else None, resource)
         root = run_root(self._parent(source), bind, source.nonce)
-        writer = self.writers.get(root)
-        if writer is None:
-            writer = self.writers[root] = RunWriter(root, host_folder_name(process.host, process.boot_id))
-        if not writer.is_open:
-            writer.open()
-        writer.name_run(bind)
-        writer.know(process)
-        at_end = source.names.home.get("at_end") or {}
-        writer.comm_steps = str(at_end.get("comm_steps") or writer.comm_steps)
-        if path := at_end.get(bind.role):
-            self._at_end.setdefault(root, {})[bind.role] = path
+        writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
         member = Member(source, bind, process, writer, self.serving.window, self.serving.budget)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
         self.roots.setdefault(member.run, Roots(bind))
@@ -267,7 +253,7 @@ class Drain:
                 if out.extent is not None and member.bind.role == "worker":
                     self.roots[member.run].add(member, out.step, out.shard, out.extent, now)
                     if self.drift.setdefault(member.run, Drift()).is_news(out.step, out.seq):
-                        self._total(member.writer.root, drifted_steps=1)
+                        self.runs.add(member.writer.root, drifted_steps=1)
 
     def _anchor(self, member: Member) -> Any:
         """Return the host's offset of today, for a process of this boot."""
@@ -287,7 +273,7 @@ class Drain:
     def _settle(self) -> None:
         """Save the cursors, and let go of the rings that are safe elsewhere."""
         unsettled = self.outlet.unsettled() if self.outlet is not None else set()
-        is_due = any(writer.closed_segments >= COMPACT_SEGMENTS for writer in self.writers.values())
+        is_due = self.runs.is_compaction_due
         for path, follower in list(self.followers.items()):
             mine = {step for nonce, step in unsettled if nonce == follower.source.nonce}
             # A root that waits for other ranks is made again from its owner's ring, if we are killed.
@@ -298,16 +284,13 @@ class Drain:
             if follower.is_drained and not mine:
                 self._let_go(path)
         # Only here: the cursors just saved no longer speak of the segments that go.
-        for writer in self.writers.values():
-            if writer.closed_segments >= COMPACT_SEGMENTS:
-                self._compact(writer)
-                writer.closed_segments = 0
+        self.runs.compact_due()
 
     def _let_go(self, path: Path) -> None:
         """Remove a ring whose spans are all in the run directory, and delivered or spilled."""
         follower = self.followers.pop(path)
-        self._count(follower)
-        self._write_summaries(ended=False)
+        self.runs.count(follower, goes_out=self.outlet is not None)
+        self.runs.write_summaries(ended=False)
         if follower.source.names_torn:
             self.refused[path] = f"{path.with_suffix('.names')} was damaged: some of its spans have no names"
             guard.say(self.refused[path])
@@ -315,96 +298,31 @@ class Drain:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _count(self, follower: Follower) -> None:
-        """Add a ring's figures to the totals of the run directories that it went to."""
-        for member in follower.members:
-            self._total(
-                member.writer.root,
-                processes=1,
-                spans=member.written,
-                truncated=member.truncated,
-                late=member.gate.late + follower.source.late,
-                not_in_otlp=member.left_out if self.outlet is not None else 0,
-                unrecorded=follower.source.reader.unrecorded,
-                **{f"lapped_{level}": count for level, count in follower.source.lapped().items()},
-            )
-
-    def _total(self, root: Path, **figures: int) -> None:
-        total = self.totals.setdefault(root, {})
-        for name, value in figures.items():
-            total[name] = total.get(name, 0) + value
-
-    def _write_summaries(self, ended: bool, delivery: dict[str, Any] | None = None) -> None:
-        for root, writer in self.writers.items():
-            total = self.totals.get(root, {})
-            if self.outlet is not None:
-                total |= delivery or self.outlet.figures()
-            if self.metering is not None and self.metering.trouble:
-                total["metrics"] = {"trouble": self.metering.trouble}
-            writer.write_summary(total, ended)
+    def _delivered(self, root: Path) -> dict[str, Any]:
+        """Return what became of the spans so far, and what was wrong with the metrics of *root*."""
+        told: dict[str, Any] = {}
+        if self.outlet is not None:
+            told |= self._delivery or self.outlet.figures()
+        if self.metering is not None and (trouble := self.metering.trouble_of(root)):
+            told["metrics"] = {"trouble": trouble}
+        return told
 
     def finish(self) -> None:
         """Deliver or spill what is left, close the run directories."""
         self._remove_unborn()
         if self.metering is not None:
             guard.guarded(self.metering.finish)(PATIENCE_S)
-        delivery = self.outlet.close(self.delivery_s) if self.outlet is not None else None
+        ends = time.monotonic() + self.delivery_s
+        self._delivery = self.outlet.close(self.delivery_s) if self.outlet is not None else None
         for path in [path for path, follower in self.followers.items() if follower.is_drained]:
             self._let_go(path)
-        for root, writer in self.writers.items():
-            guard.guarded(self._ingest)(root, writer)
-            guard.guarded(self._close_writer)(writer)
-        guard.guarded(self._write_summaries)(True, delivery)
-        for root, writer in self.writers.items():
-            guard.guarded(self._write_at_end)(root, writer)
-            guard.guarded(writer.close)()
+        self.runs.finish()
         if self.metering is not None:
-            self.metering.close(CLOSE_S)
+            guard.guarded(self.metering.close)(ends)
+        self.runs.close()
         for home, fd in self._locks.items():
             (self.serving.rings / f"{home}.lock").unlink(missing_ok=True)
             os.close(fd)
-
-    def _close_writer(self, writer: RunWriter) -> None:
-        writer.close_segment()
-        self._write_summaries(ended=False)
-        self._compact(writer)
-
-    def _ingest(self, root: Path, writer: RunWriter) -> None:
-        """Take in what BytePS has written of this host's workers."""
-        traces = self._at_end.get(root, {}).get("worker")
-        if traces:
-            from otel_dltrace.export.byteps_ingest import ingest
-
-            for note in ingest(writer, Path(traces)):
-                self._complain(root, note)
-
-    def _write_at_end(self, root: Path, writer: RunWriter) -> None:
-        """Write the files that this host's processes want to have when all is over."""
-        if root in self._at_end:
-            from otel_dltrace.export.byteps_end import write_at_end
-
-            try:
-                notes = write_at_end(writer.folder, self._at_end[root], writer.comm_steps)
-            except OSError as error:
-                notes = [f"{error.filename} cannot be written ({error.strerror}); `otel-dltrace export` does it again"]
-            for note in notes:
-                self._complain(root, note)
-            if notes:
-                writer.write_summary(self.totals[root], ended=True)
-
-    def _complain(self, root: Path, note: str) -> None:
-        """Say *note*, here and in the line that tells what became of a run."""
-        guard.say(note)
-        self.totals.setdefault(root, {}).setdefault("trouble", []).append(note)
-
-    def _compact(self, writer: RunWriter) -> None:
-        """Turn closed segments into Parquet and keep the host within its quota."""
-        if not writer.is_open:
-            return
-        compact(writer.folder, writer.number)
-        dropped = keep_within(writer.folder, self.serving.quota - metrics_bytes(writer.folder))
-        if dropped:
-            self._total(writer.root, dropped_by_quota=dropped)
 
 
 def _rings_in(folder: Path) -> set[Path]:

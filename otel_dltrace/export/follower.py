@@ -1,6 +1,6 @@
 """Follows one ring from its first record to its last, for the drain."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.spans import Column, empty_rows, stack_rows
 from otel_dltrace.record import guard
+from otel_dltrace.record.names import Followed
 
 MakeMember = Callable[[RingSource, Bind], Member]
 APPEND_RECORDS = 4096
@@ -48,6 +49,7 @@ class Follower:
         self._dirty = False
         self._takes = 0
         self._told: Told | None = None
+        self._knows_timelines = False
 
     def tick(self, now: float, alive: bool | None = None, hurry: bool = False) -> None:
         """Read what is new, and once a second pass it on, at once if in a *hurry*."""
@@ -62,7 +64,7 @@ class Follower:
     def _take(self, now: float) -> None:
         self._taken_at = now
         self._takes += 1
-        rows = self.source.take()
+        rows = self.source.take(now)
         if len(rows):
             self._wait(rows, now)
         self._bind(now)
@@ -151,11 +153,15 @@ class Follower:
     # -- timelines that the process's framework writes itself -----------------------------------
 
     def _follow_timelines(self) -> None:
-        """Read the timelines that the process names; from then on its rows have one table with what they tell."""
-        source, timelines = self.source, self.source.names.timelines
-        if source.joint is not None or not timelines:
-            return
-        member = self.members[-1]
+        """Read the timelines that the process names; where that fails its spans go on without them."""
+        timelines = self.source.names.timelines
+        if timelines and not self._knows_timelines:
+            self._knows_timelines = True
+            guard.guarded(self._join)(timelines)
+
+    def _join(self, timelines: Sequence[Followed]) -> None:
+        """Have rows and what the timelines tell described by one table from now on."""
+        source, member = self.source, self.members[-1]
         written = read_descriptors(member.writer.folder).get(source.nonce, ())
         before = member.all_rows() if self._cursor.taken is not None else empty_rows()
         self._told = Told(timelines, written, before, member.process.anchor.offset)
@@ -184,7 +190,7 @@ class Follower:
     @property
     def is_drained(self) -> bool:
         """Whether the writer is gone and all it wrote has been passed on."""
-        return self.source.ended and not self._count
+        return self.source.ended and not self._count and (self._told is None or self._told.is_over)
 
     def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
         """Write the cursor, if what it covers has changed, or where in the folder that is (*again*)."""

@@ -36,7 +36,8 @@ MOST_UNNAMED = 1 << 14
 """Unnamed operations that do."""
 SAME_OFFSET_NS = 10_000
 """Offsets that differ by less are the same one, read twice; with that of the spans a timeline comes back as it was."""
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 21
+"""Bytes of a timeline that are read before rings are looked at again; they are a fraction of a second's work."""
 _HEAD = 256
 _WALL_SLACK_NS = 1_000_000_000
 _OPEN_END = 1 << 62
@@ -65,10 +66,16 @@ class _Group:
 
 
 class _Tail:
-    """One timeline: as much of it as has been read."""
+    """One timeline: as much of it as has been read.
+
+    Attributes:
+        is_behind: Whether more of it was there than was read at once.
+        is_over: Whether nothing comes any more.
+    """
 
     def __init__(self, followed: Followed, draw: Iterator[int]) -> None:
         self.followed, self._draw = followed, draw
+        self.is_behind = self.is_over = False
         self._begin_anew()
 
     def named_again(self, followed: Followed) -> None:
@@ -82,22 +89,34 @@ class _Tail:
         self.groups: dict[tuple[str, int], _Group] = {}
         self._position, self._head, self._is_foreign = 0, b"", False
 
-    def read(self) -> list[Row]:
-        """Return the rows that are new: Horovod empties the file at each of its starts."""
+    def read(self, *, final: bool) -> list[Row]:
+        """Return rows that are new; *final*: with the last piece of the file, what is left open as well."""
+        if self.is_over:
+            return []
+        rows = self._read()
+        if final and not self.is_behind:
+            self.is_over = True
+            rows += [*self._take(b"", final=True), *self.builder.cut_off()]
+        return rows
+
+    def _read(self) -> list[Row]:
+        """Return the rows of the next piece: Horovod empties the file at each of its starts."""
         rows: list[Row] = []
+        self.is_behind = False
         try:
             fd = os.open(self.followed.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return rows  # not there yet, or no more
         try:
             head = os.pread(fd, _HEAD, 0)
-            if not head.startswith(self._head):
+            if not head.startswith(self._head) or os.fstat(fd).st_size < self._position:
                 rows += self.builder.cut_off()
                 self._begin_anew()
             self._head = head[: max(len(head) - 1, 0)]  # a bracket may become a comma
-            while data := os.pread(fd, AT_ONCE, self._position):
-                self._position += len(data)
-                rows += self._take(data)
+            data = os.pread(fd, AT_ONCE, self._position)
+            self._position += len(data)
+            self.is_behind = len(data) == AT_ONCE
+            rows += self._take(data)
         finally:
             os.close(fd)
         return rows
@@ -109,10 +128,6 @@ class _Tail:
             if not self._is_foreign:
                 self.builder.add(event)
         return self.builder.take()
-
-    def finish(self) -> list[Row]:
-        """Return the last rows."""
-        return [*self.read(), *self._take(b"", final=True), *self.builder.cut_off()]
 
 
 class Told:
@@ -172,7 +187,11 @@ class Told:
             del self._unnamed[next(iter(self._unnamed))]
 
     def rows(self, *, final: bool) -> Column:
-        """Return the rows that are new and know their place; all of them, if *final*."""
+        """Return the rows that are new and know their place.
+
+        Args:
+            final: Nothing comes any more: once `is_over` says so, all rows have been returned.
+        """
         for followed in self._timelines[self._opened :]:
             self._opened += 1
             if followed.path in self._tails:
@@ -182,10 +201,19 @@ class Told:
         out = [self._kept]
         self._kept = empty_rows()
         for tail in self._tails.values():
-            self._sort(tail, tail.finish() if final else tail.read())
-            out.append(self._columns(tail, [*self._place(tail, final=final), *self._place_loose(tail, final=final)]))
-        self._forget()
+            self._sort(tail, tail.read(final=final))
+            is_over = tail.is_over
+            out.append(
+                self._columns(tail, [*self._place(tail, final=is_over), *self._place_loose(tail, final=is_over)])
+            )
+        if not any(tail.is_behind for tail in self._tails.values()):
+            self._forget()
         return stack_rows(out)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all has been read and returned; only a *final* call can make it so."""
+        return not len(self._kept) and all(tail.is_over for tail in self._tails.values())
 
     def give_back(self, rows: Column) -> None:
         """Take *rows* again, which could not be written."""

@@ -95,14 +95,30 @@ class ImportedRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the directory its name, or remove what is there of it."""
+        """Give the directory its name, or remove what is there of it.
+
+        Raises:
+            DltraceError: It cannot be written; it is told by its own name, not by that which it has until it is whole.
+        """
+        try:
+            self._end(is_whole=error is None)
+        except OSError as late:
+            raise self._told(late) from None
+        if isinstance(error, OSError):
+            raise self._told(error) from None
+
+    def _told(self, error: OSError) -> Exception:
+        is_ours = str(error.filename).startswith(str(self._root))
+        return DltraceError(f"{self.path} cannot be written: {error.strerror}") if is_ours else error
+
+    def _end(self, *, is_whole: bool) -> None:
         for host, writer in self._writers.items():
             writer.close_segment()
             writer.write_summary({"spans": self._written.get(host, 0), "notes": self.notes}, ended=True)
             writer.close()
         if not self._root.exists():
             return
-        if error is None:
+        if is_whole:
             self._root.replace(self.path)
         else:
             remove_tree(self._root)

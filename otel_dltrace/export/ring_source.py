@@ -58,7 +58,7 @@ class RingSource:
         self.path = path
         self.names = Names()
         self.ended = False
-        self.late = 0
+        self._late = 0
         self._last = 0
         self.fd = self._names_fd = -1
         self._map: mmap.mmap | None = None
@@ -122,15 +122,21 @@ class RingSource:
         """Whether the last scan saw all that the writer, who is gone, has left."""
         return self._is_over
 
-    def take(self) -> Column:
-        """Return the rows finished since the last call, without ids.
+    @property
+    def late(self) -> int:
+        """How many records came when what they belong to had been passed on."""
+        return self._late + self._device.late
+
+    def take(self, now: float = 0.0) -> Column:
+        """Return the rows finished since the last call, without ids; *now* (s) is what devices' times are awaited by.
 
         Once the writer is gone everything comes: what was open is closed as truncated, where its
         last record was.
         """
         self.read_names()  # after the scan: a descriptor is in the file before it is used
         is_last = self._is_over and not self.ended
-        if not (self._records or len(self._closing) or len(self._remote.held) or is_last):
+        held = len(self._closing) or len(self._remote.held) or len(self._device.held)
+        if not (self._records or held or is_last):
             return empty_rows()
         decoded = decode(np.frombuffer(b"".join(self._records), RECORD_DTYPE))
         self._records, self.waiting = [], 0
@@ -139,7 +145,7 @@ class RingSource:
         if len(decoded.counters):
             self._counters = [*self._counters, decoded.counters][-MAX_COUNTERS:]
         self._pending_errors.update((error.span_no, error) for error in decoded.errors)
-        self.late += _keep_newest(self._pending_errors, MAX_OPEN)
+        self._late += _keep_newest(self._pending_errors, MAX_OPEN)
         is_own = decoded.spans["level"] == Level.STEP
         self._hold_begun(decoded.begun, decoded.spans)
         final = self._release(decoded.spans.compress(is_own))
@@ -148,7 +154,7 @@ class RingSource:
         if is_last:
             self.ended = True
             rows = stack_rows([rows, self._truncate()])
-        rows = self._device.place(rows, decoded.devices, self._last, is_last)
+        rows = self._device.place(rows, decoded.devices, now, is_last)
         self._apply_errors(rows)
         return rows
 
@@ -178,7 +184,7 @@ class RingSource:
         """
         closed, self._closing = self._closing, self._steps_of(rows)
         is_late = is_among(rows["step"], self._closed)
-        self.late += int(is_late.sum())
+        self._late += int(is_late.sum())
         self._stages = newest(stack_rows([self._stages, rows.compress(~is_late)]))
         if not len(closed):
             return empty_rows()

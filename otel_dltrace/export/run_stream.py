@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from otel_dltrace.export.damage import nothing_in
 from otel_dltrace.export.run_reader import read_batches
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import RunNotFoundError
@@ -28,7 +29,7 @@ def read_outline(run: Path, progress: Callable[[int], None], with_operations: bo
         parts.setdefault(batch.process.nonce, []).append(batch.take(_of_outline(batch, with_operations)))
         progress(len(batch))
     if not parts:
-        raise RunNotFoundError(f"{run}: no span is in there yet")
+        raise RunNotFoundError(nothing_in(run))
     whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
     return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 LOOKS = 100
@@ -10,7 +11,9 @@ EVERY_NS = 1_000_000_000
 AGAIN_NS = 100_000_000
 """When it is tried again, where it was given up."""
 MAX_GAP_NS = 60_000_000_000
-"""Elapsed times have 24 bits: over a longer gap they say too little, and the line is begun anew."""
+"""After a longer gap only the last moment before it counts: a line through all says little of either side."""
+ROUNDING = 2.0**-24
+"""How much of itself an elapsed time may be wrong by."""
 REMEMBERED = 64
 DRIFT = 1e-4
 """How fast a clock may run away from another, as long as nothing is known of these two."""
@@ -98,8 +101,7 @@ class DeviceClock:
     def _add(self, event: Event, before: int, after: int) -> None:
         middle = (before + after) // 2
         if self._ties and middle - self._ties[-1].host > MAX_GAP_NS:
-            self._ties.clear()
-            self.anchor = None
+            self._ties = deque([self._ties[-1]], REMEMBERED)
         at = 0.0 if self.anchor is None else self.time_of(event, self.anchor)
         self.anchor = Anchor(event, at)
         self._ties.append(_Tie(at, middle, (after - before) / 2))
@@ -117,7 +119,8 @@ class DeviceClock:
         self._slope = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / spread if is_long else 1.0
         self._origin = (first.at + x, first.host + y)
         half = max(tie.half for tie in ties)
-        self._residual = half + max(abs(tie.host - self.host(tie.at)) for tie in ties)
+        rounded = ROUNDING * max((after.at - before.at for before, after in pairwise(ties)), default=0.0)
+        self._residual = half + rounded + max(abs(tie.host - self.host(tie.at)) for tie in ties)
         self._drift = min(DRIFT, 2 * half / (ties[-1].at - first.at)) if is_long else DRIFT
         self._range = (first.at, ties[-1].at)
 

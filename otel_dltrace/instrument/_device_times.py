@@ -12,7 +12,7 @@ from otel_dltrace.record.guard import failed, tried
 from otel_dltrace.record.recorder import Recorder
 
 MAX_EVENTS = 1024
-"""Events of one process; what comes when all are in use has the host's times."""
+"""Events of one device; what comes when all are in use has the host's times."""
 MAX_PENDING = 4096
 AT_A_STAGE = 4
 """How many spans are looked at when a stage ends; at the end of a step it is all that are done."""
@@ -23,18 +23,36 @@ WAITED_NS = 10_000
 class Place:
     """A mark: an event that the device passes; it goes back to its pool when nobody needs it any more."""
 
-    __slots__ = ("anchor", "clock", "event", "host", "pool")
+    __slots__ = ("anchor", "event", "host", "used")
 
-    def __init__(self, event: Event, host: int, clock: DeviceClock, anchor: Anchor, pool: list[Event]) -> None:
-        self.event, self.host, self.clock, self.anchor, self.pool = event, host, clock, anchor, pool
+    def __init__(self, event: Event, host: int, used: "_Used", anchor: Anchor) -> None:
+        self.event, self.host, self.used, self.anchor = event, host, used, anchor
 
     def __del__(self) -> None:
-        self.pool.append(self.event)
+        self.used.pool.append(self.event)
 
     @property
     def time(self) -> float:
         """When the device passed it, by its own clock."""
-        return self.clock.time_of(self.event, self.anchor)
+        return self.used.clock.time_of(self.event, self.anchor)
+
+
+class _Used:
+    """A device that the process uses: its clock, and its own events, for an event stays with its first device."""
+
+    def __init__(self, device: Device, clock: DeviceClock, most: int) -> None:
+        self._device, self.clock, self._left = device, clock, most
+        self.pool: list[Event] = []
+
+    def event(self) -> Event | None:
+        """Return an event that nobody needs, or a new one; None where there are too many."""
+        try:
+            return self.pool.pop()
+        except IndexError:  # not looked at before: other threads take from it, too
+            if self._left <= 0:
+                return None
+        self._left -= 1
+        return self._device.event()
 
 
 @dataclass(slots=True)
@@ -59,60 +77,63 @@ class Marks:
     Everything is asked with ``query`` alone, where a stage or a step ends. A device that fails is not
     asked again: its error comes to the program itself, at its own next call.
 
+    Stages are those of the thread that trains. Operations begin and end in any (a backward has its
+    own), and need no lock: they take an event, or append a span, in one call each.
+
     Args:
         recorder: Who writes what is found out.
         device: The devices.
         now: The host's clock, monotonic ns.
-        most: How many events there may be.
+        most: How many events each of them may have.
     """
 
     def __init__(
         self, recorder: Recorder, device: Device, now: Callable[[], int] = monotonic_ns, most: int = MAX_EVENTS
     ) -> None:
         self._recorder, self._device, self._now = recorder, device, now
-        self._left = most
-        self._pool: list[Event] = []
-        self._clocks: dict[int, DeviceClock] = {}
+        self._most = most
+        self._used: dict[int, _Used] = {}
         self._open: dict[int, _Span] = {}
-        self._pending: deque[_Span] = deque()
+        self._pending: deque[_Span] = deque(maxlen=MAX_PENDING)
         self._has_failed = False
 
-    def mark(self) -> Place | None:
+    def mark(self, elsewhere: bool = False) -> Place | None:
         """Return a mark before what is asked of the device next; None where there can be none now."""
-        place: Place | None = self._tried(self._mark)
+        place: Place | None = self._tried(self._mark, elsewhere)
         return place
 
     def piece(self, number: int, step: int, nth: int, begun: Place) -> bool:
         """Know that the *nth* piece of the stage span *number* in *step* ends; return whether it is followed."""
         span = self._open.setdefault(number, _Span(number, step, int(Level.STEP)))
-        ended = self.mark()
-        del span.pieces[nth - 1 :]  # a piece around others replaces them
-        if ended is None or ended.clock is not begun.clock or len(span.pieces) != nth - 1:
-            span.is_whole = False
-        span.pieces.append((begun, ended or begun))
+        if span.is_whole:
+            ended = self.mark()
+            del span.pieces[nth - 1 :]  # a piece around others replaces them
+            if ended is not None and ended.used is begun.used and len(span.pieces) == nth - 1:
+                span.pieces.append((begun, ended))
+            else:
+                span.is_whole = False
+                span.pieces.clear()  # others need the events
         self._tried(self._poll, AT_A_STAGE)
         return span.is_whole
 
     def operation(self, number: int, step: int, begun: Place) -> bool:
         """Know that the device goes on when the operation span *number* is done; return whether it is followed."""
-        ended = self.mark()
-        if ended is None or ended.clock is not begun.clock:
+        ended = self.mark(elsewhere=True)
+        if ended is None or ended.used is not begun.used:
             return False
-        self._follow(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)]))
+        self._pending.append(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)]))
         return True
 
     def waited(self, number: int, step: int, begun: Place, asked: Place) -> None:
         """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done."""
-        ended = self.mark()
-        if ended is not None and ended.clock is begun.clock is asked.clock:
-            self._follow(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)], asked))
+        ended = self.mark(elsewhere=True)
+        if ended is not None and ended.used is begun.used is asked.used:
+            self._pending.append(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)], asked))
 
     def step_ends(self) -> None:
         """Write what has become known; know that the stages of the step so far have no more pieces."""
         spans, self._open = self._open, {}
-        for span in spans.values():
-            if span.is_whole:
-                self._follow(span)
+        self._pending.extend(span for span in spans.values() if span.is_whole)
         self._tried(self._tie)
         self._tried(self._poll, MAX_PENDING)
 
@@ -127,48 +148,45 @@ class Marks:
             return None
         return result
 
-    def _mark(self) -> Place | None:
+    def _mark(self, elsewhere: bool) -> Place | None:
         if not self._device.is_open():
             return None
         index = self._device.index()
-        clock = self._clocks.get(index)
-        if clock is None:
-            clock = self._clocks[index] = DeviceClock(self._device, index, self._now)
+        used = self._used.get(index)
+        if used is None:
+            if elsewhere:
+                return None
+            clock = DeviceClock(self._device, index, self._now)
+            used = self._used[index] = _Used(self._device, clock, self._most)
             clock.tie()
-        if clock.anchor is None or not (self._pool or self._left):
+        anchor = used.clock.anchor
+        event = None if anchor is None else used.event()
+        if anchor is None or event is None:
             return None
-        if self._pool:
-            event = self._pool.pop()
-        else:
-            event = self._device.event()
-            self._left -= 1
-        place = Place(event, self._now(), clock, clock.anchor, self._pool)
+        place = Place(event, self._now(), used, anchor)
         event.record()
         return place
 
     def _tie(self) -> None:
         if self._device.is_open():
-            for clock in self._clocks.values():
-                clock.tie()
-
-    def _follow(self, span: _Span) -> None:
-        self._pending.append(span)
-        if len(self._pending) > MAX_PENDING:
-            self._pending.popleft()
+            for used in self._used.values():
+                used.clock.tie()
 
     def _poll(self, most: int) -> None:
         """Write what the device has passed, in the order in which it was asked; up to *most* spans."""
         if not self._device.is_open():  # a query would break the capture of a graph
             return
         for _ in range(min(most, len(self._pending))):
-            if not self._pending[0].is_over():
+            span = self._pending.popleft()  # before it is looked at: another thread may push the first one out
+            if not span.is_over():
+                self._pending.appendleft(span)
                 return
-            self._write(self._pending.popleft())
+            self._write(span)
 
     def _write(self, span: _Span) -> None:
         times = [(begun.time, ended.time) for begun, ended in span.pieces]
         (begun, _), (_, ended) = span.pieces[0], span.pieces[-1]
-        clock = begun.clock
+        clock = begun.used.clock
         # The device is never before the host that asked it.
         start = max(clock.host(times[0][0]), begun.host)
         end = max(clock.host(times[-1][1]), start)

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import PHASE, WAIT, Flag, Source
+from otel_dltrace.model.semconv import PHASE, PRECISE_NS, WAIT, Flag, Source
 from otel_dltrace.record.steps import Operation, Tracer
 
 # Plain ints: an operator on a member of an enum costs as much as a record.
 ASYNC = int(Flag.ASYNC)
 _HOST_DONE, _BOUND, _HOST_ISSUE = int(Source.HOST_DONE), int(Source.BOUND), int(Source.HOST_ISSUE)
-PRECISE_NS = 50_000
-"""An end that is known this well counts as known."""
 
 
 @dataclass(slots=True)

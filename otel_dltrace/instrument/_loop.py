@@ -5,6 +5,15 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from threading import get_ident, main_thread
 
+from otel_dltrace.model.semconv import (
+    BACKWARD,
+    DATALOADER_NEXT,
+    EVALUATE,
+    FORWARD,
+    OPTIMIZER,
+    PREPARE_BATCH,
+    STEP_LR_SCHEDULERS,
+)
 from otel_dltrace.record.device import Mark
 from otel_dltrace.record.steps import Steps, Tracer
 
@@ -89,7 +98,7 @@ class Loop:
         """
         if training and not self.is_home:
             # A prefetching thread is ahead by a number of batches that no other rank shares.
-            self._stage("dataloader_next", start, end)
+            self._stage(DATALOADER_NEXT, start, end)
             return
         self._fetching = False
         if training:
@@ -121,7 +130,7 @@ class Loop:
         self._optimizer, self._fetched = 0, end
         if self._pieces:
             self._place_pieces(end)
-        self._stage("dataloader_next", start, end)
+        self._stage(DATALOADER_NEXT, start, end)
         if size:
             self._sizes.append(size)
 
@@ -177,7 +186,7 @@ class Loop:
             self._evaluated = True
         self.steps.is_fresh = False
         if self._fetched:
-            self._stage("prepare_batch", *self._gap(self._fetched, start))
+            self._stage(PREPARE_BATCH, *self._gap(self._fetched, start))
             self._fetched = 0
         if training:
             if self._cycle_done and self._batches() is None:
@@ -198,7 +207,7 @@ class Loop:
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
         if training:
-            self._stage("forward", start, end, self._take_mark())
+            self._stage(FORWARD, start, end, self._take_mark())
         else:
             self._evaluate(start, end)
 
@@ -216,7 +225,7 @@ class Loop:
     def backward_ended(self, start: int, end: int) -> None:
         """Know that a backward, begun at *start*, is over."""
         self._evaluating = 0
-        self._stage("backward", start, end, self._take_mark())
+        self._stage(BACKWARD, start, end, self._take_mark())
         if self._optimizer:
             self._updating, self._closure_seen = end, True
             self._mark = self.steps.mark()
@@ -224,7 +233,7 @@ class Loop:
     def _closure_begins(self, start: int) -> None:
         """Leave out of the optimizer's time what its closure does, and what comes before the first."""
         if self._updating and self._closure_seen:
-            self._stage("optimizer", self._updating, start, self._take_mark())
+            self._stage(OPTIMIZER, self._updating, start, self._take_mark())
         self._updating, self._closure_seen = 0, True
 
     def optimizer_begins(self, optimizer: object, start: int) -> None:
@@ -245,21 +254,21 @@ class Loop:
         """Know that *optimizer* has stepped; inside the step of another one (a scaler) it says nothing."""
         if self._optimizer != id(optimizer):
             if self._outer[0] == id(optimizer) and not failed:
-                self._stage("optimizer", self._outer[1], end)
+                self._stage(OPTIMIZER, self._outer[1], end)
                 self._outer, self._cycle_end = (0, 0), end
             return
         start, self._optimizer, self._optimizing = self._updating or end, 0, 0
         if failed:
             return
         self._evaluating = 0
-        self._stage("optimizer", start, end, self._take_mark())
+        self._stage(OPTIMIZER, start, end, self._take_mark())
         if self._sizes and not self.steps.batch_size:  # neither a forward nor a backward was seen
             self.steps.trained_on(self._sizes.popleft())
         self._cycle_done, self._cycle_end = True, end
 
     def scheduler_ended(self, start: int, end: int) -> None:
         """Know that a learning-rate scheduler has stepped."""
-        self._stage("step_lr_schedulers", start, end)
+        self._stage(STEP_LR_SCHEDULERS, start, end)
 
     def piece(self, name: str, start: int, end: int, mark: Mark | None = None) -> None:
         """Know of a piece of the stage *name*, which a framework or the program itself tells of."""
@@ -302,7 +311,7 @@ class Loop:
         if self._cycle_done and not self._evaluating and not self.steps.marked:
             self._evaluating = self._ahead[0][1] if self._ahead else start
         self._place_pieces(end)
-        self._stage("evaluate", start, end)
+        self._stage(EVALUATE, start, end)
 
     def _stage(self, name: str, start: int, end: int, mark: Mark | None = None) -> None:
         between = not self.steps.is_open if self.steps.marked else self._evaluating != 0

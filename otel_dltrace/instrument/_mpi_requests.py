@@ -6,13 +6,11 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Kwargs
-from otel_dltrace.model.semconv import Flag, Level, Source
+from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.steps import Operation, Tracer
 
 FLAG_ASYNC = int(Flag.ASYNC)  # reading a member of an enum costs a tenth of a record
-PRECISE_NS = 50_000
-"""An end that is known this well counts as known."""
 
 Begin = Callable[[], list["Part"]]
 """Begins the operations of a persistent request that is started."""

@@ -1,5 +1,6 @@
 """Calls that are a stage by themselves, in torch and in the frameworks on top of it."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
@@ -14,8 +15,9 @@ from otel_dltrace.record.device import Mark
 from otel_dltrace.record.steps import live
 
 Piece = tuple[str, int, Mark | None]
-_running: list[str] = []
+_running: set[str] = set()
 """The stages whose calls are running in the thread that trains: a call inside one of them is the same piece."""
+os.register_at_fork(after_in_child=_running.clear)  # the parent's calls
 
 
 def _loop() -> Loop:
@@ -27,15 +29,15 @@ def _begins(stage: str, _args: Args, _kwargs: Kwargs) -> Piece | None:
     loop = _loop()
     if stage in _running or not loop.is_home:
         return None
-    _running.append(stage)
     mark = loop.steps.mark() if stage in DEVICE_STAGES else None
+    _running.add(stage)
     return stage, monotonic_ns(), mark
 
 
 def _ended(piece: Piece, _result: object) -> None:
     end = monotonic_ns()
     stage, start, mark = piece
-    _running.remove(stage)
+    _running.discard(stage)
     _loop().piece(stage, start, end, mark)
 
 

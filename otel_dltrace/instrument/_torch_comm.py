@@ -144,7 +144,7 @@ class Running:
         elif group is not None:
             b = _root(call, group, args, kwargs)
         flags = Flag.ASYNC if self.waits else 0
-        self.mark = comm.tracer.steps.mark() if self.source == Source.HOST_ISSUE else None
+        self.mark = comm.tracer.steps.mark_operation() if self.source == Source.HOST_ISSUE else None
         self.operation = Operation(comm.tracer.recorder, descriptor, size, a, b, flags)
 
     def part(self, call: Call, args: Args, kwargs: Kwargs) -> "_Part | None":

@@ -15,13 +15,11 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._torch_groups import c10d
-from otel_dltrace.model.semconv import Flag, Level, Source
+from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.device import Mark
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.steps import Operation, Tracer
 
-PRECISE_NS = 50_000
-"""An end that is known this well counts as known: a thread is not woken faster."""
 LARGE = 1 << 16
 """From so many bytes on, an operation takes longer than a callback costs."""
 IN_FLIGHT = 4
@@ -256,7 +254,7 @@ class Works:
             return None
         completed = bool(pending.done) or (pending.pollable and self._is_completed(work))
         if pending.mark:
-            pending.asked = self._steps.mark()
+            pending.asked = self._steps.mark_operation()
         return pending, work, monotonic_ns(), completed
 
     def tensor_wait_begins(self, tensor: Any) -> Wait | None:

@@ -2,16 +2,17 @@
 
 from otel_dltrace.instrument._sites import Row
 from otel_dltrace.instrument._stage_calls import stage_site
+from otel_dltrace.model.semconv import CHECKPOINT, REDUCE_METRICS, TO_DEVICE
 
 _CALLS = {
-    "gather": "reduce_metrics",
-    "gather_for_metrics": "reduce_metrics",
-    "reduce": "reduce_metrics",
-    "save": "checkpoint",
-    "save_model": "checkpoint",
-    "save_state": "checkpoint",
+    "gather": REDUCE_METRICS,
+    "gather_for_metrics": REDUCE_METRICS,
+    "reduce": REDUCE_METRICS,
+    "save": CHECKPOINT,
+    "save_model": CHECKPOINT,
+    "save_state": CHECKPOINT,
 }
 ROWS: tuple[Row, ...] = (
-    stage_site("accelerate.utils.operations", "send_to_device", "to_device", in_graphs=True),
+    stage_site("accelerate.utils.operations", "send_to_device", TO_DEVICE, in_graphs=True),
     *(stage_site("accelerate.accelerator", f"Accelerator.{name}", stage) for name, stage in _CALLS.items()),
 )

@@ -2,6 +2,7 @@
 
 from otel_dltrace.instrument._sites import Row
 from otel_dltrace.instrument._stage_calls import stage_call, stage_site
+from otel_dltrace.model.semconv import CHECKPOINT, FROM_DEVICE, REDUCE_METRICS, TO_DEVICE
 
 PACKAGES = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
 """Under both of its names."""
@@ -15,23 +16,23 @@ STRATEGIES = (
 
 def _rows(trainer: str, fabric: str) -> tuple[Row, ...]:
     return (
-        stage_site(f"{trainer}.strategies.strategy", "Strategy.batch_to_device", "to_device"),
-        stage_site(f"{trainer}.trainer.trainer", "Trainer.save_checkpoint", "checkpoint"),
-        *(stage_site(f"{trainer}.strategies.{file}", f"{name}.reduce", "reduce_metrics") for file, name in STRATEGIES),
+        stage_site(f"{trainer}.strategies.strategy", "Strategy.batch_to_device", TO_DEVICE),
+        stage_site(f"{trainer}.trainer.trainer", "Trainer.save_checkpoint", CHECKPOINT),
+        *(stage_site(f"{trainer}.strategies.{file}", f"{name}.reduce", REDUCE_METRICS) for file, name in STRATEGIES),
         # By their callers' names: the functions themselves are used for other ways, too.
         stage_call(
             f"{trainer}.trainer.connectors.logger_connector.logger_connector",
             "convert_tensors_to_scalars",
-            "from_device",
+            FROM_DEVICE,
         ),
-        stage_call(f"{fabric}.wrappers", "move_data_to_device", "to_device"),
-        stage_site(f"{fabric}.fabric", "Fabric.to_device", "to_device"),
-        stage_site(f"{fabric}.fabric", "Fabric.all_reduce", "reduce_metrics"),
-        stage_site(f"{fabric}.fabric", "Fabric.save", "checkpoint"),
+        stage_call(f"{fabric}.wrappers", "move_data_to_device", TO_DEVICE),
+        stage_site(f"{fabric}.fabric", "Fabric.to_device", TO_DEVICE),
+        stage_site(f"{fabric}.fabric", "Fabric.all_reduce", REDUCE_METRICS),
+        stage_site(f"{fabric}.fabric", "Fabric.save", CHECKPOINT),
     )
 
 
 ROWS: tuple[Row, ...] = (
     *(row for names in PACKAGES for row in _rows(*names)),
-    stage_site("torchmetrics.metric", "Metric._sync_dist", "reduce_metrics"),
+    stage_site("torchmetrics.metric", "Metric._sync_dist", REDUCE_METRICS),
 )

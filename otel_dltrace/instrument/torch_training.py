@@ -11,6 +11,7 @@ from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, 
 from otel_dltrace.instrument._stage_calls import stage_site
 from otel_dltrace.instrument._torch_roots import Roots
 from otel_dltrace.instrument._torch_script import SCRIPT
+from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
 from otel_dltrace.record.guard import failed, tried
 from otel_dltrace.record.steps import live
 
@@ -226,7 +227,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Site("torch.utils.data._utils.worker", "_worker_loop", begin=_worker_begins),
     # In the loader's own thread it is beside the step; here it is a part of the way to the device.
-    stage_site("torch.utils.data._utils.pin_memory", "pin_memory", "to_device"),
+    stage_site("torch.utils.data._utils.pin_memory", "pin_memory", TO_DEVICE),
     Attachment("torch.nn.modules.module", roots.attach),
     Site("torch.nn.modules.module", "Module.compile", begin=_compile_begins, finish=_compiled),
     # Before that it has none of its own, and does not mind global hooks.
@@ -257,7 +258,7 @@ ROWS: tuple[Row, ...] = (
         finish=_scheduler_made,
         fail=_scheduler_made,
     ),
-    stage_site("torch.serialization", "save", "checkpoint"),
-    *(stage_site("torch.distributed.checkpoint.state_dict_saver", name, "checkpoint") for name in DCP_SAVES),
+    stage_site("torch.serialization", "save", CHECKPOINT),
+    *(stage_site("torch.distributed.checkpoint.state_dict_saver", name, CHECKPOINT) for name in DCP_SAVES),
     *SCRIPT,
 )

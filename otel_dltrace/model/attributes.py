@@ -143,7 +143,8 @@ def resource_attributes(process: Process) -> Mapping[str, Value]:
         s.PROCESS_PID: process.pid,
         s.DL_CLOCK_UNCERTAINTY: process.anchor.uncertainty,
     }
-    out |= dict(process.resource)
+    # Bytes that are no UTF-8 may make two names one.
+    out |= {name.encode("utf-8", "replace").decode(): value for name, value in process.resource}
     # Last, since operators set one instance id for all ranks of a container.
     out[s.SERVICE_INSTANCE_ID] = instance_id(process.nonce)
     return out

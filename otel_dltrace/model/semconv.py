@@ -27,6 +27,8 @@ class Source(IntEnum):
     BOUND = 4
 
 
+PRECISE_NS: Final = 50_000
+"""An end that is known this well is HOST_DONE, else BOUND: a thread is not woken faster."""
 SOURCE_NAMES: Final = ("host_done", "host_issue", "device", "recorder", "bound")
 
 
@@ -66,20 +68,32 @@ MPI: Final = "mpi"
 MPI_SETUP: Final = ("init", "finalize")
 """Calls of MPI in which nothing is communicated."""
 
+# Stages.
+DATALOADER_NEXT: Final = "dataloader_next"
+PREPARE_BATCH: Final = "prepare_batch"
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+OPTIMIZER: Final = "optimizer"
+STEP_LR_SCHEDULERS: Final = "step_lr_schedulers"
+EVALUATE: Final = "evaluate"
+TO_DEVICE: Final = "to_device"
+FROM_DEVICE: Final = "from_device"
+REDUCE_METRICS: Final = "reduce_metrics"
+CHECKPOINT: Final = "checkpoint"
 STAGES: Final = (
-    "dataloader_next",
-    "prepare_batch",
-    "forward",
-    "backward",
-    "optimizer",
-    "step_lr_schedulers",
-    "evaluate",
-    "to_device",
-    "from_device",
-    "reduce_metrics",
-    "checkpoint",
+    DATALOADER_NEXT,
+    PREPARE_BATCH,
+    FORWARD,
+    BACKWARD,
+    OPTIMIZER,
+    STEP_LR_SCHEDULERS,
+    EVALUATE,
+    TO_DEVICE,
+    FROM_DEVICE,
+    REDUCE_METRICS,
+    CHECKPOINT,
 )
-DEVICE_STAGES: Final = ("to_device", "forward", "backward", "optimizer", "from_device")
+DEVICE_STAGES: Final = (TO_DEVICE, FORWARD, BACKWARD, OPTIMIZER, FROM_DEVICE)
 """Those that a device does: where there is one, their times are its own. The others are the host's doing."""
 
 # Resource attributes.
@@ -128,11 +142,9 @@ DL_ACTIVITY: Final = "dl.activity"
 DL_STAGE_COUNT: Final = "dl.stage.count"
 DL_STAGE_TOTAL: Final = "dl.stage.total"
 DL_SPANS_LEFT_OUT: Final = "dl.spans.left_out"
-DL_ROOT: Final = "dl.root"
 DL_SPAN_TRUNCATED: Final = "dl.span.truncated"
 DL_TIME_SOURCE: Final = "dl.time.source"
 DL_TIME_RESIDUAL: Final = "dl.time.residual"
-DL_CLOCK_OFFSET: Final = "dl.clock.offset"
 DL_CLOCK_UNCERTAINTY: Final = "dl.clock.uncertainty"
 CPYTHON_GC_GENERATION: Final = "cpython.gc.generation"
 ERROR_TYPE: Final = "error.type"

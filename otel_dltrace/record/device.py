@@ -12,14 +12,20 @@ class DeviceTimes(Protocol):
     What returns whether it is followed means: the span says so by ``Flag.DEVICE``, and an AMEND will come.
     """
 
-    def mark(self) -> Mark | None:
-        """Return a mark before what is asked of the device next; None where there can be none now."""
+    def mark(self, elsewhere: bool = False) -> Mark | None:
+        """Return a mark before what is asked of the device next; None where there can be none now.
+
+        All else is called by the thread that trains, but for what says so; only then is the device asked anything.
+        """
 
     def piece(self, number: int, step: int, nth: int, begun: Mark) -> bool:
         """Know that the *nth* piece of the stage span *number* in *step* ends; return whether it is followed."""
 
     def operation(self, number: int, step: int, begun: Mark) -> bool:
-        """Know that the device goes on when the operation span *number* is done; return whether it is followed."""
+        """Know that the device goes on when the operation span *number* is done; return whether it is followed.
+
+        This and `waited` may be called by any thread.
+        """
 
     def waited(self, number: int, step: int, begun: Mark, asked: Mark) -> None:
         """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done."""

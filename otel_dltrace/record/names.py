@@ -6,6 +6,7 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -42,7 +43,7 @@ class NamesWriter:
         self._lock = threading.RLock()
         self._descriptors: dict[Descriptor, int] = {OTHER: 0}
         self._strings: dict[str, int] = {}
-        self._next_descriptor = self._next_string = 1
+        self._descriptor_numbers, self._string_numbers = count(1), count(1)
         self.binds: list[Bind] = []
         self._timelines: list[Followed] = []
 
@@ -82,13 +83,12 @@ class NamesWriter:
             return known
         normal = descriptor.normal()
         with self._lock:
-            number = self._descriptors.get(normal, self._next_descriptor)
-            if number != self._next_descriptor:
-                return number
-            if number >= MAX_DESCRIPTORS:
-                return 0
-            self._next_descriptor += 1  # before the file: a signal handler may come and take the next
-            if not self._append_descriptor(number, normal):
+            known = self._descriptors.get(normal)
+            if known is not None:
+                return known
+            # A signal handler or a collection may come anywhere and intern: it takes another number.
+            number = next(self._descriptor_numbers)
+            if number >= MAX_DESCRIPTORS or not self._append_descriptor(number, normal):
                 return 0
             self._descriptors[normal] = number
             return number
@@ -97,13 +97,11 @@ class NamesWriter:
         """Return the number of *text*, from 1; 0 once the table or the file is full."""
         text = text[:MAX_TEXT]
         with self._lock:
-            number = self._strings.get(text, self._next_string)
-            if number != self._next_string:
-                return number
-            if number >= MAX_DESCRIPTORS:
-                return 0
-            self._next_string += 1
-            if not self._append_string(number, text):
+            known = self._strings.get(text)
+            if known is not None:
+                return known
+            number = next(self._string_numbers)
+            if number >= MAX_DESCRIPTORS or not self._append_string(number, text):
                 return 0
             self._strings[text] = number
             return number

@@ -4,7 +4,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from itertools import count
-from threading import get_ident
+from threading import get_ident, main_thread
 from time import monotonic_ns
 from typing import Protocol
 
@@ -73,7 +73,7 @@ class Steps:
         self._descriptors: dict[str, int] = {}
         self.blocks: list[int] = []
         """When the stages that the program marks, and is in, began."""
-        self._thread = 0
+        self._thread = main_thread().ident
         self._pieces: list[tuple[int, int, str]] = []
         """Disjoint, by time: what the stages of the thread that begins steps cover."""
 
@@ -156,8 +156,16 @@ class Steps:
             self.batch_size += size
 
     def mark(self) -> Mark | None:
-        """Return when the device comes to what the program asks of it next; None where nobody will know."""
-        return None if self.device is None else self.device.mark()
+        """Return when the device comes to what a stage asks of it next; None where nobody will know.
+
+        Stages of other threads than the one that trains have the host's times: to ask a device, while
+        that one captures a graph, would break the graph.
+        """
+        return None if self.device is None or get_ident() != self._thread else self.device.mark()
+
+    def mark_operation(self) -> Mark | None:
+        """Return the same for an operation, which may begin in another thread: a backward has its own."""
+        return None if self.device is None else self.device.mark(elsewhere=get_ident() != self._thread)
 
     def _block(self, name: str, start: int, end: int, mark: Mark | None) -> None:
         self.stage(name, start, end, mark=mark)
@@ -177,8 +185,6 @@ class Steps:
         seen[3] += end - start
         seen[4] += 1
         if get_ident() == self._thread:
-            if mark is not None and self.device is not None and self.device.piece(seen[0], step, seen[4], mark):
-                seen[6] = _DEVICE
             pieces = self._pieces
             if not pieces or pieces[-1][1] <= start:
                 pieces.append((start, end, name))  # the usual case, without a call
@@ -186,6 +192,8 @@ class Steps:
                     del pieces[: MAX_PIECES // 2]
             else:
                 self._cover(seen, name, start, end)
+            if mark is not None and self.device is not None and self.device.piece(seen[0], step, seen[4], mark):
+                seen[6] = _DEVICE
         if start < seen[1]:  # noqa: PLR1730  -- `min` is a call, here and below
             seen[1] = start
         if end > seen[2]:  # noqa: PLR1730

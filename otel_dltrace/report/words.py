@@ -12,6 +12,7 @@ from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
 _SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of its step outside any stage takes"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
+_MOST_DAMAGE = 3
 
 
 def ms(ns: int) -> str:
@@ -99,6 +100,9 @@ def rests_on(g: Guards) -> str:
     ]
     if g.unused:
         parts.append(f"{g.unused} more processes with steps of the same ranks not shown")
+    if g.damage:
+        more = f" and {len(g.damage) - _MOST_DAMAGE} more" * (len(g.damage) > _MOST_DAMAGE)
+        parts.append(f"without what is damaged: {', '.join(map(plain, g.damage[:_MOST_DAMAGE]))}{more}")
     return f"Rests on: {'; '.join(parts)}. {_clocks_of_times(g)}"
 
 

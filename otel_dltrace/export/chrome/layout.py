@@ -1,97 +1,22 @@
 """Where slices are drawn in a Chrome trace: lanes on which they nest and never partly overlap.
 
 Both writers draw by this: the one of batches (``writer``), and the exporter of SDK spans (``exporter``).
-Push_pulls are drawn as BytePS's timeline draws them: a lane for each tensor, below it one for each partition.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any
 
 import numpy as np
 
+from otel_dltrace.export.chrome.lanes import OPERATIONS, PHASES, STAGES, STEPS, Lanes
+from otel_dltrace.export.chrome.tensors import move_tensors
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
-STEPS, STAGES, OPERATIONS, PHASES = range(4)
-FAMILIES = ("steps", "stages", "operations", "phases")
 MAX_DEPTH = 64
 """Slices nested deeper than this (a damaged file: parents in a circle) are drawn beside their parent."""
 NOT_DRAWN = -1
-TOTAL = -1
-"""In place of a partition: the push_pull of the whole tensor."""
-_FURTHER_TID, _FURTHER_PLACE = 1 << 24, 10_000_000
-_MOST_FURTHER = 1 << 16
-_PARTITIONS = 1 << 10
-"""Partitions of a tensor that are kept in order; those of more than 4 GB come together at its end."""
-
-
-@dataclass
-class Lanes:
-    """The lanes of one process: by family, the time until which each lane is taken.
-
-    It outlives a batch, since a span may last into the next one.
-
-    Attributes:
-        families: The names of the families.
-        stride: The largest number of families there will be.
-        taken: For each family, for each of its lanes.
-        further: Families beyond the stride, of push_pulls: by tensor, declared key and partition.
-    """
-
-    families: list[str] = field(default_factory=lambda: list(FAMILIES))
-    stride: int = len(FAMILIES)
-    taken: list[list[int]] = field(default_factory=lambda: [[] for _ in FAMILIES])
-    further: dict[tuple[str, int, int], int] = field(default_factory=dict)
-    _places: list[int] = field(default_factory=list)
-    _tensors: dict[str, int] = field(default_factory=dict)
-
-    def counts(self) -> list[int]:
-        """Return how many lanes each family has."""
-        return [len(lanes) for lanes in self.taken]
-
-    def family(self, name: str) -> int:
-        """Return the number of the family *name*, a new one if need be; the last of all takes what is too many."""
-        if name not in self.families and len(self.families) < self.stride:
-            self.families.append(name)
-            self.taken.append([])
-        return self.families.index(name) if name in self.families else self.stride - 1
-
-    def push_pull(self, tensor: str, key: int, partition: int) -> int:
-        """Return the family of a *partition* of *tensor* (or `TOTAL`); *key* is the declared one, -1 for none."""
-        known = self.further.get((tensor, key, partition))
-        if known is not None:
-            return known
-        if len(self.further) == _MOST_FURTHER:
-            return len(self.families) - 1
-        # By declaration, where that is known: as the tensors come in the model.
-        at = key if key >= 0 else _MOST_FURTHER + self._tensors.setdefault(tensor, len(self._tensors))
-        self._places.append(_FURTHER_PLACE + at * _PARTITIONS + min(partition + 1, _PARTITIONS - 1))
-        number = key << 16 | partition if key >= 0 else partition
-        self.families.append(f"{tensor or s.PUSH_PULL} " + ("total" if partition == TOTAL else f"key {number}"))
-        self.taken.append([])
-        self.further[tensor, key, partition] = len(self.families) - 1
-        return len(self.families) - 1
-
-    def thread(self, family: Any, lane: Any) -> Any:
-        """Return the thread id of a lane; from 1, since Perfetto takes thread 0 for the kernel's idle task."""
-        further = family >= self.stride
-        # Lanes of one family are far apart there: how many families there will be is not known.
-        return (1 + family + self.stride * lane) * (1 - further) + (_FURTHER_TID + family + (lane << 16)) * further
-
-    def names(self, before: Sequence[int]) -> Iterator[tuple[int, str, int]]:
-        """Yield (thread id, name, place among the others) of the lanes that are new since *before* (by family)."""
-        for family, lanes in enumerate(self.taken):
-            for lane in range(before[family] if family < len(before) else 0, len(lanes)):
-                yield (self.thread(family, lane), *self.name_of(family, lane))
-
-    def name_of(self, family: int, lane: int) -> tuple[str, int]:
-        """Return the name of a lane and its place among the others."""
-        if family >= self.stride:
-            return self.families[family] + (f" {lane + 1}" if lane else ""), self._places[family - self.stride]
-        return self.families[family] + (f" {lane + 1}" if lane else ""), family * 1_000_000 + lane
 
 
 @dataclass(frozen=True)
@@ -174,32 +99,8 @@ def _families(batch: SpanBatch, lanes: Lanes) -> tuple[Column, Column]:
     by_kind = {s.STEP: STEPS, s.STAGE: STAGES, s.COLLECTIVE: OPERATIONS, s.P2P: OPERATIONS, s.TICK: OPERATIONS}
     by_kind[s.METRIC] = NOT_DRAWN
     family = batch.lookup(lambda d: by_kind.get(d.kind, PHASES), np.int64)
-    _move_push_pulls(batch, lanes, family)
+    move_tensors(batch, lanes, family)
     return family, batch.is_kind(s.TICK)
-
-
-def _move_push_pulls(batch: SpanBatch, lanes: Lanes, family: Column) -> None:
-    """Give push_pulls, and the stages of their partitions, families of their own, in place."""
-    is_total = batch.lookup(is_push_pull, bool)
-    is_part = batch.lookup(is_stage, bool) & (batch["level"] == s.Level.PARTITION)
-    rows = np.flatnonzero(is_total | is_part)
-    partition = np.where(is_total[rows], TOTAL, batch["partition"][rows].astype(np.int64))
-    pairs, which = np.unique(batch["descriptor"][rows].astype(np.int64) << 17 | partition + 1, return_inverse=True)
-    about = [(batch.descriptors[pair >> 17], (pair & 0x1FFFF) - 1) for pair in pairs.tolist()]
-    for d, part in sorted(about, key=lambda one: (one[0].key < 0, one[0].key, one[1])):
-        lanes.push_pull(d.tensor, d.key, part)  # new ones in this order: some viewers show lanes by thread id
-    numbers = [lanes.push_pull(d.tensor, d.key, part) for d, part in about]
-    family[rows] = np.array(numbers, np.int64)[which]
-
-
-def is_push_pull(d: Descriptor) -> bool:
-    """Return whether *d* is the push_pull of a tensor."""
-    return d.kind == s.COLLECTIVE and d.name == s.PUSH_PULL
-
-
-def is_stage(d: Descriptor) -> bool:
-    """Return whether *d* is a stage of a push_pull; at partition level it is that of one partition."""
-    return d.kind == s.PHASE and bool(d.queue_type) and bool(d.backend)
 
 
 def _clamp_stages(batch: SpanBatch, family: Column, start: Column, end: Column) -> None:
@@ -218,16 +119,22 @@ def _clamp_stages(batch: SpanBatch, family: Column, start: Column, end: Column) 
 
 
 def _parents(batch: SpanBatch, family: Column, ticks: Column, stride: int) -> Column:
-    """Return the row of each phase's or tick's parent, an operation or a phase of this batch; else -1."""
+    """Return the row of each phase's or tick's parent, an operation or a phase of this batch; else -1.
+
+    On the lanes of a tensor phases nest with their own: a partition has a lane to itself.
+    """
     ids = batch["span_id"]
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids[order], batch["parent_id"]), max(0, len(ids) - 1))
     found = order[at] if len(ids) else order
     good = (ids[found] == batch["parent_id"]) & (batch["parent_id"] != 0)
-    good &= (family == PHASES) | ticks
+    good &= (family == PHASES) | ticks | ((family >= stride) & (family == family[found]))
     good &= (family[found] >= OPERATIONS) & ~ticks[found]
-    good &= family < stride  # a partition has a lane of its own
-    return np.where(good, found, -1)
+    parent = np.where(good, found, -1)
+    # Where Horovod itself tells what an operation does, the wait for its end would lie across that.
+    told = np.unique(parent[(family >= stride) & ~ticks])
+    parent[(family == PHASES) & np.isin(parent, told)] = -1
+    return parent
 
 
 class Nest:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from otel_dltrace.export.chrome.layout import Lanes
+from otel_dltrace.export.chrome.lanes import Lanes
 
 KEPT = 1024
 """Slices remembered per lane (those of one parent count as one): the parent of an older one is drawn on another."""

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from otel_dltrace.export.chrome.arrows import Line
-from otel_dltrace.export.chrome.layout import OPERATIONS, PHASES, STAGES, STEPS
+from otel_dltrace.export.chrome.lanes import OPERATIONS, PHASES, STAGES, STEPS
 from otel_dltrace.export.chrome.marks import CLAMPED, SPAN_ID, colour_of, microseconds
 from otel_dltrace.model import semconv as s
 from otel_dltrace.record.guard import guarded

@@ -10,18 +10,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
 from otel_dltrace.export.chrome.arrows import Arrows, Line, Place
-from otel_dltrace.export.chrome.layout import (
-    FAMILIES,
-    OPERATIONS,
-    PHASES,
-    STAGES,
-    STEPS,
-    Lanes,
-    Nest,
-    Slices,
-    file_order,
-    place,
-)
+from otel_dltrace.export.chrome.lanes import FAMILIES, OPERATIONS, PHASES, STAGES, STEPS, Lanes
+from otel_dltrace.export.chrome.layout import Nest, Slices, file_order, place
 from otel_dltrace.export.chrome.marks import (
     UNKNOWN_ORDER,
     free_pid,

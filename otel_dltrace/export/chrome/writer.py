@@ -11,7 +11,8 @@ from typing import Any
 from otel_dltrace.export.chrome.counters import track_chunks, tracks
 from otel_dltrace.export.chrome.events import Chunk, counter_chunks, span_chunks, step_marks
 from otel_dltrace.export.chrome.flows import Flows
-from otel_dltrace.export.chrome.layout import Lanes, lay_out
+from otel_dltrace.export.chrome.lanes import Lanes
+from otel_dltrace.export.chrome.layout import lay_out
 from otel_dltrace.export.chrome.marks import (
     FIRST_FREE_PID,
     HOST_ORDER,

@@ -10,7 +10,6 @@ import numpy as np
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column, Descriptors, empty_rows, stack_rows
 
-_BACKWARD, _OPTIMIZER = "backward", "optimizer"
 _MOST_HELD = 100_000
 """Rows of steps that have not ended; beyond, the oldest are let go of."""
 
@@ -64,12 +63,12 @@ def _blocked(operations: Column, is_call: Column, stages: Column, names: Column)
     is_async = operations["flags"] & np.uint16(s.Flag.ASYNC) != 0
     is_bound = operations["source"] == s.Source.BOUND
     within = _stage_at(stages, names, operations["start"])
-    launched = is_call & (within == _BACKWARD) & (is_bound | is_async)
+    launched = is_call & (within == s.BACKWARD) & (is_bound | is_async)
     blocking = ~is_call | (~is_async & ~is_bound)
-    counts = blocking & np.isin(within, np.array(["", _BACKWARD, _OPTIMIZER], object))
+    counts = blocking & np.isin(within, np.array(["", s.BACKWARD, s.OPTIMIZER], object))
     begin, end = operations["start"][counts], operations["end"][counts]
     step = operations["step"][counts]
-    tail = _after_last_launch(operations.compress(launched), stages.compress(names == _BACKWARD))
+    tail = _after_last_launch(operations.compress(launched), stages.compress(names == s.BACKWARD))
     begin, end, step = (np.concatenate(pair) for pair in zip((begin, end, step), tail, strict=True))
     out = dict.fromkeys(operations["step"].tolist(), 0)
     for number, length in zip(*_lengths(begin, end, step), strict=True):

@@ -34,7 +34,6 @@ class Metering:
 
     Attributes:
         trouble: What the user should know: which sources there are not.
-        lost: Whose last metrics got nowhere, by the run directory, and why.
     """
 
     def __init__(self, settings: MetricSettings | None, samples: bool, window: Window, quota: int) -> None:
@@ -48,13 +47,17 @@ class Metering:
         self._sampled_at = 0
         self._cpus, self._namespace = allowed_cpus(), pid_namespace()
         self.trouble: list[str] = []
-        self.lost: dict[Path, str] = {}
+        self._lost: dict[Path, str] = {}
         self._sampler = Sampler(self._open_sources, self._tell) if samples else None
         self._is_started = False
 
     def _tell(self, sentence: str) -> None:
         self.trouble.append(sentence)
         say(sentence)
+
+    def trouble_of(self, root: Path) -> list[str]:
+        """Return what the user should know of the metrics of a run: of this host's, and of its own."""
+        return [*self.trouble, *filter(None, [self._lost.get(root)])]
 
     def _open_sources(self) -> list[Source]:
         """Return the host's sources; called in the sampler's thread, since a driver may take long to answer."""
@@ -148,7 +151,7 @@ class Metering:
             if not run.wait(until):
                 self._closing.append((root, run))
             elif run.failed:
-                self.lost[root] = f"the last metrics did not get to {self._where}: they are in the run directory alone"
+                self._lost[root] = f"the last metrics did not get to {self._where}: they are in the run directory alone"
 
     def finish(self, timeout: float) -> None:
         """Sample once more, close the files and begin the last exports, within *timeout* seconds."""
@@ -164,7 +167,7 @@ class Metering:
         """Give the last exports *until* then (monotonic seconds); note which did not make it."""
         self._let_go(until)
         for root, _ in self._closing:
-            self.lost[root] = (
+            self._lost[root] = (
                 f"the last metrics did not get to {self._where} in time, and are lost to it: "
                 "`otel-dltrace drain --deliver` gives them longer"
             )

@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Samples sources, all at once, in a thread of its own; one that fails again and again is dropped with one sentence.
+    """Samples sources, all at once, in a thread of its own; one that keeps failing is dropped with one sentence.
 
     Args:
         open_sources: Returns the host's sources. It is called in the thread: a driver may take long to answer.

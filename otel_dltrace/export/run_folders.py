@@ -1,0 +1,149 @@
+"""The run directories that one drain writes: the figures of each, and what is done with it when all is over."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from otel_dltrace.export.compaction import compact, keep_within
+from otel_dltrace.export.follower import Follower
+from otel_dltrace.export.metrics.segments import metrics_bytes
+from otel_dltrace.export.rundir import RunWriter, host_folder_name
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.spans import Process
+from otel_dltrace.record import guard
+
+COMPACT_SEGMENTS = 2
+"""Few, since rings are not read while segments become Parquet: about a second for each."""
+
+
+class RunFolders:
+    """Opens, counts, compacts and closes run directories.
+
+    Args:
+        quota: Bytes of spans that a host may keep in each.
+        delivered: Returns what became of a run's spans and metrics on their way out, for its summary.
+
+    Attributes:
+        writers: By the run directory.
+        totals: The figures so far, by the run directory.
+    """
+
+    def __init__(self, quota: int, delivered: Callable[[Path], dict[str, Any]]) -> None:
+        self._quota, self._delivered = quota, delivered
+        self.writers: dict[Path, RunWriter] = {}
+        self.totals: dict[Path, dict[str, Any]] = {}
+        self._at_end: dict[Path, dict[str, str]] = {}
+
+    def open(self, root: Path, bind: Bind, process: Process, at_end: dict[str, str]) -> RunWriter:
+        """Return the open writer of *root*, which knows *process*; *at_end* are the files that it wants at the end."""
+        writer = self.writers.get(root)
+        if writer is None:
+            writer = self.writers[root] = RunWriter(root, host_folder_name(process.host, process.boot_id))
+        if not writer.is_open:
+            writer.open()
+        writer.name_run(bind)
+        writer.know(process)
+        writer.comm_steps = str(at_end.get("comm_steps") or writer.comm_steps)
+        if path := at_end.get(bind.role):
+            self._at_end.setdefault(root, {})[bind.role] = path
+        return writer
+
+    # -- figures --------------------------------------------------------------------------------
+
+    def count(self, follower: Follower, goes_out: bool) -> None:
+        """Add a ring's figures to those of the run directories that it went to."""
+        for member in follower.members:
+            self.add(
+                member.writer.root,
+                processes=1,
+                spans=member.written,
+                truncated=member.truncated,
+                late=member.gate.late + follower.source.late,
+                not_in_otlp=member.left_out if goes_out else 0,
+                unrecorded=follower.source.reader.unrecorded,
+                **{f"lapped_{level}": count for level, count in follower.source.lapped().items()},
+            )
+
+    def add(self, root: Path, **figures: int) -> None:
+        """Add *figures* to those of *root*."""
+        total = self.totals.setdefault(root, {})
+        for name, value in figures.items():
+            total[name] = total.get(name, 0) + value
+
+    def write_summaries(self, ended: bool) -> None:
+        """Write down what is known of each run; *ended*: it is all that there will be."""
+        for root, writer in self.writers.items():
+            total = self.totals.setdefault(root, {})
+            total |= self._delivered(root)
+            writer.write_summary(total, ended)
+
+    def _complain(self, root: Path, note: str) -> None:
+        """Say *note*, here and in the line that tells what became of a run."""
+        guard.say(note)
+        self.totals.setdefault(root, {}).setdefault("trouble", []).append(note)
+
+    # -- compaction -----------------------------------------------------------------------------
+
+    @property
+    def is_compaction_due(self) -> bool:
+        """Whether `compact_due` has something to do: cursors are saved first, which speak of segments that go."""
+        return any(writer.closed_segments >= COMPACT_SEGMENTS for writer in self.writers.values())
+
+    def compact_due(self) -> None:
+        """Turn segments into Parquet where there are enough of them."""
+        for writer in self.writers.values():
+            if writer.closed_segments >= COMPACT_SEGMENTS:
+                self._compact(writer)
+                writer.closed_segments = 0
+
+    def _compact(self, writer: RunWriter) -> None:
+        """Turn closed segments into Parquet and keep the host within its quota."""
+        if not writer.is_open:
+            return
+        compact(writer.folder, writer.number)
+        dropped = keep_within(writer.folder, self._quota - metrics_bytes(writer.folder))
+        if dropped:
+            self.add(writer.root, dropped_by_quota=dropped)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Take in what others wrote of these runs, and compact all."""
+        for root, writer in self.writers.items():
+            guard.guarded(self._ingest)(root, writer)
+            guard.guarded(self._close_segments)(writer)
+
+    def close(self) -> None:
+        """Write the last summaries, and the files that processes want to have when all is over."""
+        guard.guarded(self.write_summaries)(ended=True)
+        for root, writer in self.writers.items():
+            guard.guarded(self._write_at_end)(root, writer)
+            guard.guarded(writer.close)()
+
+    def _close_segments(self, writer: RunWriter) -> None:
+        writer.close_segment()
+        self.write_summaries(ended=False)
+        self._compact(writer)
+
+    def _ingest(self, root: Path, writer: RunWriter) -> None:
+        """Take in what BytePS has written of this host's workers."""
+        traces = self._at_end.get(root, {}).get("worker")
+        if traces:
+            from otel_dltrace.export.byteps_ingest import ingest
+
+            for note in ingest(writer, Path(traces)):
+                self._complain(root, note)
+
+    def _write_at_end(self, root: Path, writer: RunWriter) -> None:
+        if root not in self._at_end:
+            return
+        from otel_dltrace.export.byteps_end import write_at_end
+
+        try:
+            notes = write_at_end(writer.folder, self._at_end[root], writer.comm_steps)
+        except OSError as error:
+            notes = [f"{error.filename} cannot be written ({error.strerror}); `otel-dltrace export` does it again"]
+        for note in notes:
+            self._complain(root, note)
+        if notes:
+            writer.write_summary(self.totals[root], ended=True)
