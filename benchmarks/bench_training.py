@@ -11,6 +11,9 @@ mode in an order drawn anew; both ranks switch at the same steps, and the first 
   backward, optimizer, collective or wait (not for the step, nor between batch and forward: two fewer a step), a
   `BatchSpanProcessor`, and an exporter that encodes to OTLP and drops the bytes. Its thread is part of the process.
 
+The last two workloads are the first again while the collector is away: its port is closed, or it is a black hole
+that takes connections and never answers. All spans go out there, so all are spilled.
+
 The drain process is stopped (SIGSTOP) while any other block runs than our own, so that it does all its work in
 traced blocks, and none for them elsewhere.
 
@@ -22,9 +25,11 @@ divided by what *phase* adds. Intervals hold 95 % of resampled rounds.
 """
 
 import json
+import socket
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks._processes import RANKS, scratch, torchrun
@@ -37,11 +42,19 @@ LIMITS = {"step": 0.5, "phase": 2.0}
 
 @dataclass(frozen=True)
 class Workload:
-    """A job of `_jobs`, and what its times are counted by: a training step, or a call of a collective."""
+    """A job of `_jobs`, and what its times are counted by: a training step, or a call of a collective.
+
+    Attributes:
+        collector: How the collector is away: `CLOSED`, `BLACK_HOLE`; "" for no endpoint.
+    """
 
     job: str
     name: str
     unit: str = "step"
+    collector: str = ""
+
+
+CLOSED, BLACK_HOLE = "a closed port", "a black hole"
 
 
 WORKLOADS = (
@@ -51,6 +64,10 @@ WORKLOADS = (
     Workload("accumulation", "DDP, 4 micro-batches, `no_sync`"),
     Workload("sync", "all_reduce of 1 KiB", "call"),
     Workload("async", "all_reduce of 1 KiB, 8 in flight", "call"),
+    *(
+        Workload("small", f"DDP, 12 x Linear(256), the collector {away}", collector=away)
+        for away in (CLOSED, BLACK_HOLE)
+    ),
 )
 
 Round = dict[str, dict[str, float]]
@@ -63,10 +80,24 @@ def run(rounds: int = 100, workloads: Sequence[Workload] = WORKLOADS, block_s: f
 
 
 def _rounds(workload: Workload, rounds: int, block_s: float) -> list[Round]:
-    with scratch() as folder:
-        torchrun(folder, "benchmarks._training_rank", workload.job, rounds, block_s)
+    with scratch() as folder, collector(workload.collector) as env:
+        torchrun(folder, "benchmarks._training_rank", workload.job, rounds, block_s, **env)
         seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     return [_merge(ranks) for ranks in zip(*seen, strict=True)]
+
+
+@contextmanager
+def collector(away: str) -> Iterator[dict[str, str]]:
+    """Have a collector that is *away*; yield the variables that send everything there."""
+    if not away:
+        yield {}
+        return
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # who connects is refused until somebody listens
+        if away == BLACK_HOLE:
+            taken.listen()
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        yield {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_SPAN_BUDGET": "0"}
 
 
 def _merge(ranks: Sequence[Round]) -> Round:

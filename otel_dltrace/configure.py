@@ -228,7 +228,7 @@ def stop() -> None:
     if bind is not None and (bind.role, bind.local_rank) == ("worker", 0) and not os.environ.get(UNDER_RUN):
         run = Path(directory) / run_directory_name(bind)
         whole = drained and _host_is_drained(run, bind.local_world_size, deadline)
-        _say_where(run, drained, tracer.starter, "" if whole else "so far ")
+        _say_where(run, drained, tracer.starter, is_over=whole)
 
 
 def short_path(path: Path) -> str:
@@ -236,10 +236,12 @@ def short_path(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
-def read_summary(run: Path) -> str:
-    """Return in one line what became of the spans of *run*, as far as its drains have written it down."""
-    lines = [summary_line(figures) for figures in _figures(run, "*")]
-    return "; ".join(lines) or "the drain is still at work"
+def read_summary(run: Path, *, is_over: bool = True) -> str:
+    """Return in one line what became of the spans of *run*, as far as its drains, which may be at work, have told."""
+    lines = [summary_line(figures, is_over=is_over) for figures in _figures(run, "*")]
+    if not (lines and is_over):
+        lines.append("the drain is still at work")
+    return "; ".join(lines)
 
 
 def _figures(run: Path, hosts: str) -> list[dict[str, Any]]:
@@ -261,10 +263,13 @@ def _host_is_drained(run: Path, ranks: int, deadline: float) -> bool:
     return True
 
 
-def _say_where(path: Path, drained: bool, starter: DrainStarter, so_far: str) -> None:
+def _say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool) -> None:
     if drained or path.exists():
         where = short_path(path)
-        guard.say(f"{so_far}{read_summary(path)}; in {where}; read them with: otel-dltrace report {where}")
+        so_far = "" if is_over else "so far "
+        guard.say(
+            f"{so_far}{read_summary(path, is_over=is_over)}; in {where}; read them with: otel-dltrace report {where}"
+        )
     elif starter.mode == "auto":
         trouble = starter.trouble() or "it has not answered yet"
         guard.say(f"the drain did not finish ({trouble}); if it is gone, `otel-dltrace recover` does its work")

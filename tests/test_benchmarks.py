@@ -1,6 +1,7 @@
 """What the benchmarks say of what they have seen, and that they leave nothing behind; no figure is tested."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,23 @@ def test_every_benchmark_is_documented():
     said = {line.split()[1].rstrip(":") for line in text.splitlines() if line.startswith("###")}
 
     assert set(benchmarks.BENCHMARKS) <= said
+
+
+def ask(endpoint: str) -> bytes:
+    """Send a request; return the answer's first byte."""
+    host, port = endpoint.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 5) as there:
+        there.settimeout(0.05)
+        there.sendall(b"POST /v1/traces HTTP/1.1\r\n\r\n")
+        return there.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("away", "outcome"), [(bench_training.CLOSED, ConnectionRefusedError), (bench_training.BLACK_HOLE, TimeoutError)]
+)
+def test_a_collector_that_is_away_refuses_or_never_answers(away, outcome):
+    """Nobody is there, or the kernel takes the connection and that is all."""
+    with bench_training.collector(away) as env, pytest.raises(outcome):
+        ask(env["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    with bench_training.collector("") as env:
+        assert env == {}

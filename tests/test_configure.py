@@ -91,7 +91,9 @@ def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
     [
         pytest.param({"level": 3}, "OTEL_DLTRACE_LEVEL=3 is of type int; it must be a text", id="level"),
         pytest.param({"steps": None}, "OTEL_DLTRACE_STEPS=None is of type NoneType; it must be a text", id="steps"),
-        pytest.param({"metrics": "yes"}, "OTEL_DLTRACE_METRICS='yes' is of type str; it must be True or False", id="bool"),
+        pytest.param(
+            {"metrics": "yes"}, "OTEL_DLTRACE_METRICS='yes' is of type str; it must be True or False", id="bool"
+        ),
         pytest.param({"quota": "5G"}, "OTEL_DLTRACE_QUOTA='5G' is of type str; it must be a whole number", id="number"),
         pytest.param({"world": ""}, "OTEL_DLTRACE_WORLD='' is no name", id="no world"),
         pytest.param({"ring_directory": "/proc/x"}, "OTEL_DLTRACE_RING_DIR='/proc/x' cannot be written", id="rings"),

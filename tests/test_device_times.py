@@ -209,15 +209,15 @@ def test_no_event_is_touched_while_a_graph_is_captured(traced: Traced) -> None:
     assert (rows["forward"], rows["backward"]) == (Source.DEVICE, Source.HOST_DONE)
 
 
-def test_a_piece_without_events_leaves_its_stage_to_the_host(traced: Traced) -> None:
+@pytest.mark.parametrize("captured", [0, 1, 2], ids=["the first", "one between", "the last"])
+def test_a_piece_without_events_leaves_its_stage_to_the_host(traced: Traced, captured: int) -> None:
     """Half a stage's times would be wrong ones."""
     steps, device = traced.tracer.steps, traced.device
     steps.begin()
-    traced.stage("forward", 1, 10)
-    device.is_capturing = True
-    traced.stage("forward", 1, 10)
+    for piece in range(3):
+        device.is_capturing = piece == captured
+        traced.stage("forward", 1, 10)
     device.is_capturing = False
-    traced.stage("forward", 1, 10)
     traced.idle(100)
     rows = {row["name"]: row for row in traced.read()}
 

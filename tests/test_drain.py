@@ -8,9 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 
+from otel_dltrace.export import follower
+from otel_dltrace.export.drain import Drain, Serving
 from otel_dltrace.model.semconv import Flag
+from otel_dltrace.record import guard
+from tests.servers import wait_until
 from tests.support import Place, a_place
 
 
@@ -113,7 +118,7 @@ def check_all_there(place: Place, published: int) -> None:
 def test_a_killed_writer_loses_nothing_that_it_had_recorded(place):
     """SIGKILL in the middle: every published record is there, the open ones are marked."""
     process, published = a_writer(place, 30)
-    time.sleep(1.0)
+    wait_until(lambda: published() > 100)
     process.kill()
     process.communicate()
 
@@ -142,8 +147,8 @@ def test_a_killed_drain_is_followed_by_one_that_goes_on(place, seed):
 def test_recover_finishes_what_nobody_drained(place):
     """Writer and drain are both killed; recover reads the ring and removes it."""
     process, published = a_writer(place, 30)
-    time.sleep(0.8)
-    victims = [psutil.Process(process.pid), *place.drains()]
+    wait_until(lambda: published() > 100)
+    victims = [psutil.Process(process.pid), *wait_until(place.drains)]
     for victim in victims:
         victim.kill()
     process.communicate()
@@ -158,8 +163,8 @@ def test_recover_finishes_what_nobody_drained(place):
 
 def test_recover_leaves_living_writers_alone(place):
     """A ring whose writer lives is no orphan."""
-    process, _ = a_writer(place, 2.5)
-    time.sleep(0.8)
+    process, published = a_writer(place, 2.5)
+    wait_until(lambda: published() > 100)
 
     result = place.command("recover")
 
@@ -171,7 +176,7 @@ def test_recover_leaves_living_writers_alone(place):
 def test_a_thread_drains_where_no_process_may_be_started(place):
     """OTEL_DLTRACE_DRAIN=thread: the same spans, and no drain process."""
     process, published = a_writer(place, 1.0, OTEL_DLTRACE_DRAIN="thread")
-    time.sleep(0.5)
+    wait_until(lambda: published() > 100)
     drains = place.drains()
     _, err = process.communicate(timeout=20)
 
@@ -201,3 +206,32 @@ def test_forked_children_have_rings_of_their_own(place):
     assert result.returncode == 0, result.stderr
     phases = sorted([n for n in names(batch) if n != "rank.step"] for batch in place.spans())
     assert phases == [["before", "both"], ["both"]]
+
+
+NAMES_A_TIMELINE = """
+    import otel_dltrace as d
+    from otel_dltrace.record.steps import live
+    d.start()
+    for i in range(3):
+        with d.step(i):
+            pass
+        live.tracer.recorder.follow("timeline.json")
+"""
+
+
+def test_a_timeline_that_cannot_be_joined_costs_no_spans(place, monkeypatch, capsys):
+    """The descriptors that an earlier drain wrote are damaged: the process's own spans go on, and its ring goes."""
+    place.run(NAMES_A_TIMELINE, OTEL_DLTRACE_DRAIN="off")
+
+    def damaged(_folder: Path) -> None:
+        raise pa.ArrowInvalid("not an Arrow file")
+
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.setattr(follower, "read_descriptors", damaged)
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0))
+    drain.run()
+    (batch,) = place.spans()
+
+    assert names(batch) == ["rank.step"] * 3
+    assert (drain.refused, list(place.rings.glob("*.ring"))) == ({}, [])
+    assert capsys.readouterr().err.count("Follower._join failed and is not traced (ArrowInvalid") == 1

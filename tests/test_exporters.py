@@ -252,6 +252,15 @@ def test_a_bad_exporter_costs_its_own_spans_alone(place, shop, name, why):
     assert (delivery[name]["accepted"], delivery[name]["dropped"]) == (0, {why: spans})
 
 
+def test_what_an_exporter_still_has_to_take_is_not_said_to_be_safe(place, shop):
+    """The program ends before the exporter's verdict, so nobody can say yet that none is lost."""
+    last = place.run(STEPS, "10", "0.01", OTEL_TRACES_EXPORTER="blocks", **shop).stderr.splitlines()[-1]
+
+    assert last.startswith("otel_dltrace: so far ")
+    assert "; the drain is still at work; in dltrace-" in last
+    assert "none lost" not in last
+
+
 def test_a_slow_exporter_is_left_behind(place, shop):
     """Steps go on, what it cannot take in the end is counted, and nothing is counted twice."""
     process = place.start(STEPS, "40", "0.05", OTEL_TRACES_EXPORTER="slow", **shop)

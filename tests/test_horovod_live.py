@@ -146,6 +146,39 @@ def test_the_gradients_are_in_their_steps(ran: Ran) -> None:
     assert {(b.job, b.generation, b.world_size) for b in binds} == {(binds[0].job, binds[0].generation, len(binds))}
 
 
+def test_no_rank_is_said_to_have_drifted(ran: Ran) -> None:
+    """What ranks do in process sets that others are not in says nothing of their steps."""
+    _, batches = ran
+    assert [began_at(batch) for batch in batches] == [began_at(batches[0])] * len(batches)
+    assert len(set(began_at(batches[0]).values()) - {0}) == STEPS
+
+
+def began_at(batch: SpanBatch) -> dict[int, int]:
+    """Return how many operations of all ranks had been when each step of a rank began."""
+    steps = batch.take(batch.is_rank_step)
+    return dict(zip(steps["step"].tolist(), steps["seq"].tolist(), strict=True))
+
+
+UNEVEN = """
+import otel_dltrace, torch, horovod.torch as hvd
+hvd.init()
+for i in range(3 + hvd.rank()):
+    hvd.allreduce(torch.ones(4), name="x")
+hvd.join()
+for i in range(2):
+    with otel_dltrace.step():
+        hvd.allreduce(torch.ones(4), name="x")
+"""
+
+
+def test_ranks_that_join_early_have_not_drifted(place: Place, horovod_site: Path) -> None:
+    """A rank with fewer batches was in fewer operations, and goes on from the same number as the others."""
+    command = [*horovod_job.TRACED, *horovod_job.launcher("gloo", 2), sys.executable, str(place.write(UNEVEN))]
+    done = place.finish(place.popen(command, **horovod_job.environment(horovod_site)), horovod_job.ENDS_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [began_at(batch) for batch in by_rank(place, 2)] == [{0: 1 << 20, 1: (1 << 20) + 1}] * 2
+
+
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
 def test_a_late_rank_is_named(place: Place, horovod_site: Path, controller: str) -> None:
     """The rank that sleeps 20 ms before each step comes last to 95 of 100 of its gradients, by about as much."""

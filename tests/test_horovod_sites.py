@@ -121,6 +121,47 @@ def test_errors_of_horovod_pass(tmp_path: Path, horovod_site: Path) -> None:
     assert numbers == [0, 1]
 
 
+def test_how_values_are_reduced_is_told_apart(tmp_path: Path, horovod_site: Path) -> None:
+    """Also of tensors that nobody named, whose type alone is the same."""
+    recorded = alone(
+        tmp_path,
+        horovod_site,
+        """
+    import torch, horovod.torch as hvd
+    hvd.init()
+    for op in (hvd.Sum, hvd.Adasum, hvd.Sum):
+        try:
+            hvd.allreduce(torch.ones(2), op=op)
+        except hvd.HorovodInternalError:
+            pass  # built without MPI it cannot
+    """,
+    )
+    operations = [(span.descriptor.name, span.descriptor.tensor) for span in recorded.spans(s.COLLECTIVE)]
+    assert operations == [(name, "allreduce.noname.N") for name in ("allreduce", "adasum", "allreduce")]
+
+
+def test_names_without_end_grow_no_table(tmp_path: Path, horovod_site: Path) -> None:
+    """Of a tensor that has a new name in every step there are some; then they are as unnamed ones."""
+    recorded = alone(
+        tmp_path,
+        horovod_site,
+        """
+    import torch, horovod.torch as hvd
+    from otel_dltrace.instrument import _horovod_operations
+    _horovod_operations.MOST_NAMED = 3
+    hvd.init()
+    for step in range(6):
+        hvd.allreduce(torch.ones(2), name="weight")
+        hvd.allreduce(torch.ones(2), name=f"loss.{step}")
+    """,
+    )
+    tensors = [span.descriptor.tensor.removeprefix("allreduce.") for span in recorded.spans(s.COLLECTIVE)]
+    assert tensors[::2] == ["weight"] * 6
+    assert tensors[1::2] == ["loss.0", "loss.1", *["noname.N"] * 4]
+    numbers = [span.seq for span in recorded.spans(s.COLLECTIVE) if span.descriptor.tensor == "allreduce.noname.N"]
+    assert len(set(numbers)) == 4
+
+
 def test_horovod_is_traced_and_given_back(tmp_path: Path, horovod_site: Path) -> None:
     """Modules that had taken functions are traced as well; afterwards every object is the one it was."""
     recorded = alone(

@@ -217,6 +217,41 @@ def test_a_file_that_is_begun_anew_is_read_anew(tmp_path: Path) -> None:
     assert started(job.rows(final=True)) == [("CYCLE_START", NO_STEP, 0, 1010)]
 
 
+def test_a_file_that_is_cut_shorter_is_read_anew(tmp_path: Path) -> None:
+    """Also where it begins as before: that of a run that began in the same moment, or one that somebody emptied."""
+    job = Job(tmp_path)
+    job.allreduce("allreduce.w", 1000)
+    job.know("allreduce.w", 990, 1200, 3, 7, 4)
+    assert started(job.rows()) == phases(1000, 3, 7)
+    job.allreduce("allreduce.w", 2000)
+    job.know("allreduce.w", 1990, 2200, 4, 9, 5)
+    assert started(job.rows()) == phases(2000, 4, 9)
+    job.text, job.pids = "", {}
+    job.allreduce("allreduce.w", 1000)
+    job.know("allreduce.w", 990, 1200, 5, 11, 6)
+    assert started(job.rows(final=True)) == phases(1000, 5, 11)
+
+
+@pytest.mark.parametrize("is_final", [False, True], ids=["while it runs", "at its end"])
+def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_final: bool) -> None:
+    """So that rings are looked at in between; what the ring told meanwhile is not forgotten."""
+    monkeypatch.setattr(horovod_live, "AT_ONCE", 1000)
+    monkeypatch.setattr(horovod_live, "REMEMBERED_NS", 0)
+    job, expected = Job(tmp_path), []
+    for number in range(1, 21):
+        at = 1000 * number
+        job.allreduce("allreduce.w", at)
+        job.know("allreduce.w", at - 10, at + 200, number, number, number)
+        expected += phases(at, number, number)
+    found, is_over = [], []
+    for _ in range(20):
+        found.append(started(job.rows(final=is_final)))
+        is_over.append(job.told.is_over)
+    pieces = [rows for rows in found if rows]
+    assert (len(pieces) > 5, [row for rows in pieces for row in rows]) == (True, expected)
+    assert is_over == [is_final and at >= len(pieces) - 1 for at in range(20)]
+
+
 # -- real runs ----------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.export.run_reader import read_summaries
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.metrics import METRICS, SEED
+from otel_dltrace.model.summary import summary_line
 from tests.metric_points import MetricsCollector, Seen, metrics_collector
 from tests.servers import wait_until
 from tests.support import Place, a_place
@@ -364,6 +367,20 @@ def test_a_collector_that_takes_no_metrics_is_complained_about_once(place, tmp_p
     (said,) = log
     assert "OTEL_METRICS_EXPORTER=none" in said
     assert said.count("metrics do not get to") == 1
+
+
+def test_what_the_collector_did_not_take_in_time_is_in_the_run_s_last_line(place):
+    """It takes connections and does not answer: the drain ends all the same, and says what is lost to it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics"
+        place.run(SHORT, OTEL_DLTRACE="1", OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=url)
+        drained(place)
+    (summary,) = read_summaries(place.runs()[0])
+
+    assert summary_line(summary["summary"]).partition("; ")[2] == (
+        f"the last metrics did not get to {url} in time, and are lost to it: "
+        "`otel-dltrace drain --deliver` gives them longer"
+    )
 
 
 @pytest.mark.parametrize(

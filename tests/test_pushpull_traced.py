@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import textwrap
 from collections import Counter, defaultdict
@@ -360,6 +361,17 @@ def test_without_stages_requests_are_below_their_operation(place):
     assert (done.returncode, "no stage of a partition is in there, only totals" in done.stderr) == (0, True)
 
 
+def test_a_file_that_cannot_be_written_at_the_end_is_said_in_the_last_line(place, tmp_path):
+    """The job has ended well, so nobody would look for it elsewhere."""
+    in_the_way = 'Path("traces").mkdir(exist_ok=True); Path("traces/worker0").touch()'
+    traces = {"OTEL_DLTRACE_COMM_DIR": "traces"}
+    done = launch(place, program=f"{PROGRAM}    {in_the_way}\n", **traces)
+
+    assert done.returncode == 0
+    trouble = f"; {tmp_path}/traces/worker0/[01] cannot be written .Not a directory.; `otel-dltrace export` does it"
+    assert re.search(trouble, done.stderr.splitlines()[-1]), done.stderr
+
+
 LINES = """
     set -e
     job="otel-dltrace pushpull launch --workers 2 --local-ranks 2 --servers 2 -- python examples/train_pushpull.py"
@@ -381,7 +393,7 @@ def test_the_command_lines_of_a_user_do_what_they_say(place, tmp_path):
     pytest.importorskip("torch", reason="the example trains a model of torch")
     (tmp_path / "examples").symlink_to(EXAMPLES)
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = place.finish(place.popen(["bash", "-c", f"exec 2> >(tee said >&2)\n{textwrap.dedent(LINES)}"], **path), 180)
+    done = place.finish(place.popen(["bash", "-c", f"exec 2> >(tee said >&2)\n{textwrap.dedent(LINES)}"], **path), 300)
     assert done.returncode == 0, done.stderr
 
     def totals(folder):
@@ -408,7 +420,9 @@ def test_the_command_lines_of_a_user_do_what_they_say(place, tmp_path):
         assert "most of it in" in text
         assert "byteps.Gradient.0.weight" in text
     assert "Seen from the servers, rank" in (tmp_path / "by-key").read_text()
-    assert "push_pull byteps.Gradient" in (tmp_path / "first").read_text()
+    first = (tmp_path / "first").read_text()
+    assert "push_pull byteps.Gradient" in first
+    assert "of push_pull, `report --by key` tells the key, partition and server" in first
 
 
 TORCH = """

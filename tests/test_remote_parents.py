@@ -20,9 +20,10 @@ from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.semconv import PHASE, PUSH, Flag, Level
 from otel_dltrace.model.spans import Column, empty_rows, fill_ids
 from otel_dltrace.pushpull import trace
+from otel_dltrace.record.blocks import phase
 from otel_dltrace.record.carrier import Remote, read_remote, traceparent, tracestate_entry
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer
+from otel_dltrace.record.steps import Tracer, live
 
 WORKER = Bind("job", f"1.{7:016x}", rank=1, world_size=2, local_world_size=2, servers=1)
 SERVER = replace(WORKER, role="server", rank=0)
@@ -45,10 +46,10 @@ def a_tracer(rings: Path, bind: Bind | None, server_key: int = -1) -> Tracer:
     return Tracer(recorder, server_key=server_key)
 
 
-def sent_by(tracer: Tracer) -> tuple[dict[str, str], int]:
-    """Have a worker push the partition *KEY* in *STEP*; return the metadata and the id of its stage."""
+def sent_by(tracer: Tracer, step: int = STEP) -> tuple[dict[str, str], int]:
+    """Have a worker push the partition *KEY* in *step*; return the metadata and the id of its stage."""
     worker, recorder = Pushed(tracer), tracer.recorder
-    recorder.step = STEP
+    recorder.step = step
     worker.enqueued(trace.TensorEnqueued(1, "w", KEY >> 16, 0, 2, 96, "float32", 0, 100))
     request = trace.RequestSending(1, KEY, 1, QueueType.PUSH, 0, {})
     worker.sending(request)
@@ -57,7 +58,7 @@ def sent_by(tracer: Tracer) -> tuple[dict[str, str], int]:
     (stage,) = (row for row in read(recorder) if row["level"] == Level.PARTITION)
     assert recorder.ring is not None
     nonce = int.from_bytes(recorder.ring.nonce, "little")
-    return request.metadata, span_id(nonce, STEP, int(stage["span_no"]))
+    return request.metadata, span_id(nonce, step, int(stage["span_no"]))
 
 
 def served_by(tracer: Tracer, metadata: dict[str, str], key: int = KEY) -> Column:
@@ -103,6 +104,19 @@ def test_a_servers_span_hangs_below_the_stage_that_sent_it(rings):
         "b": 1,
     }
     assert row["span_id"] == span_id(nonce, STEP, int(row["span_no"]))
+
+
+def test_outside_any_step_worker_and_server_name_the_trace_by_the_round(rings, monkeypatch):
+    """Also inside a phase, which is a trace of its own: the server knows nothing of it."""
+    worker = a_tracer(rings, WORKER)
+    monkeypatch.setattr(live, "tracer", worker)
+    with phase("broadcast"):
+        metadata, stage = sent_by(worker, NO_STEP)
+    (row,) = served_by(a_tracer(rings, SERVER), metadata)
+    operation = next(row for row in read(worker.recorder) if row["level"] == Level.COLLECTIVE)
+
+    assert metadata["traceparent"] == f"00-{trace_id(WORKER, 'ops.0'):032x}-{stage:016x}-01"
+    assert (row["step"], row["parent_id"], operation["parent_id"]) == (NO_STEP, stage, 0)
 
 
 def test_nothing_is_told_before_the_worker_is_bound(rings):

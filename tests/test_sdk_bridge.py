@@ -51,7 +51,11 @@ def said_by_otlp(body):
             "status": (span.status.code, span.status.message),
             "events": list(span.events),
             "links": [
-                (int.from_bytes(link.trace_id, "big"), int.from_bytes(link.span_id, "big"), bool(link.flags & IS_REMOTE))
+                (
+                    int.from_bytes(link.trace_id, "big"),
+                    int.from_bytes(link.span_id, "big"),
+                    bool(link.flags & IS_REMOTE),
+                )
                 for link in span.links
             ],
             "resource": read_attributes(resource_spans.resource.attributes),

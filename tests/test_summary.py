@@ -63,3 +63,11 @@ from otel_dltrace.model.summary import summary_line
 def test_the_summary_names_what_was_lost_and_why(figures, line):
     """Recorded, sent, waiting, lost and why."""
     assert summary_line(figures) == line
+
+
+def test_before_the_end_nobody_says_that_none_is_lost():
+    """What is lost already is."""
+    assert summary_line({"spans": 5}, is_over=False) == "5 spans recorded"
+    assert (
+        summary_line({"spans": 5, "unrecorded": 1}, is_over=False) == "5 spans recorded, 1 lost (no room in the ring)"
+    )

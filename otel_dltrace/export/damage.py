@@ -31,9 +31,8 @@ def _in_folder(folder: Path) -> list[tuple[Path, str]]:
     if summary.exists() and not isinstance(known, dict):
         found.append((summary, "is damaged: whose spans these are is not known"))
     is_over = isinstance(known, dict) and bool(known.get("ended"))
-    for path in spans:
-        if what := _trouble(path, is_whole=is_over or path != spans[-1]):
-            found.append((path, what))
+    troubles = ((path, _trouble(path, is_whole=is_over or path != spans[-1])) for path in spans)
+    found += [(path, what) for path, what in troubles if what]
     if spans and (what := _trouble(names, is_whole=is_over)):
         found.append((names, f"{what}: some spans have no names"))
     return found

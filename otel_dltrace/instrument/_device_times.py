@@ -66,6 +66,11 @@ class _Span:
     asked: Place | None = None
     is_whole: bool = True
 
+    def drop(self) -> None:
+        """Follow it no more; others need its events."""
+        self.is_whole = False
+        self.pieces.clear()
+
     def is_over(self) -> bool:
         places = [place for piece in reversed(self.pieces) for place in reversed(piece)]
         return all(place.event.query() for place in places)
@@ -111,10 +116,15 @@ class Marks:
             if ended is not None and ended.used is begun.used and len(span.pieces) == nth - 1:
                 span.pieces.append((begun, ended))
             else:
-                span.is_whole = False
-                span.pieces.clear()  # others need the events
+                span.drop()
         self._tried(self._poll, AT_A_STAGE)
         return span.is_whole
+
+    def drop(self, number: int) -> None:
+        """Know that a piece of the stage span *number* has no mark: it is not followed."""
+        span = self._open.get(number)
+        if span is not None:
+            span.drop()
 
     def operation(self, number: int, step: int, begun: Place) -> bool:
         """Know that the device goes on when the operation span *number* is done; return whether it is followed."""

@@ -51,6 +51,11 @@ KIND_NUMBERS = {
 }
 
 
+def empty_rows(n: int = 0) -> Column:
+    """Return *n* rows of zeros."""
+    return np.zeros(n, SPAN_DTYPE)
+
+
 @dataclass(frozen=True, eq=False)
 class Descriptors(Sequence[Descriptor]):
     """A descriptor table and columns of it, each made once; in these `OTHER` comes last, for numbers not known."""
@@ -152,7 +157,7 @@ class SpanBatch:
     descriptors: Sequence[Descriptor]
     process: Process
     errors: Sequence[tuple[str, str]] = field(default=(("", ""),))
-    above: Column = field(default_factory=lambda: empty_rows())
+    above: Column = field(default_factory=empty_rows)
 
     def __len__(self) -> int:
         """Return the number of spans."""
@@ -242,11 +247,6 @@ class SpanBatch:
         """Return the descriptor of one row."""
         number = int(self.rows["descriptor"][row])
         return self.descriptors[number] if number < len(self.descriptors) else OTHER
-
-
-def empty_rows(n: int = 0) -> Column:
-    """Return *n* rows of zeros."""
-    return np.zeros(n, SPAN_DTYPE)
 
 
 def stack_rows(parts: Iterable[Column]) -> Column:

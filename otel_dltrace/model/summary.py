@@ -7,7 +7,7 @@ REFUSED = "refused by the collector"
 """Why spans were dropped that a collector said no to for good."""
 
 
-def summary_line(figures: Mapping[str, Any]) -> str:
+def summary_line(figures: Mapping[str, Any], *, is_over: bool = True) -> str:
     """Return e.g. ``4,068 spans recorded, 4,268 sent, none waiting, none lost``.
 
     What was not sent is in the run directory all the same; lost is what is nowhere.
@@ -15,6 +15,7 @@ def summary_line(figures: Mapping[str, Any]) -> str:
     Args:
         figures: The ``summary`` of a ``drain.json``: counts of spans, ``otlp`` where spans were sent, and
             ``exporters`` where others got them.
+        is_over: Whether nothing more will happen to them; before, nobody knows that none is lost.
     """
     otlp, exporters = figures.get("otlp"), figures.get("exporters", {})
     parts = [f"{figures.get('spans', 0):,} spans recorded"]
@@ -27,7 +28,7 @@ def summary_line(figures: Mapping[str, Any]) -> str:
         if exporter["waiting"]:
             parts.append(f"{exporter['waiting']:,} waiting for {name}")
     trouble = [*figures.get("metrics", {}).get("trouble", []), *figures.get("trouble", [])]
-    return "; ".join([", ".join([*parts, _lost(figures, exporters)]), *trouble])
+    return "; ".join([", ".join([*parts, *_lost(figures, exporters, is_over=is_over)]), *trouble])
 
 
 def _sent(otlp: Mapping[str, Any]) -> list[str]:
@@ -41,7 +42,7 @@ def _sent(otlp: Mapping[str, Any]) -> list[str]:
     return parts + [f"{count:,} kept here and not sent{reason}" for reason, count in kept.items() if count]
 
 
-def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any]) -> str:
+def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any], *, is_over: bool) -> list[str]:
     reasons = {
         **{f"ring full at level {k[7:]}": n for k, n in figures.items() if k.startswith("lapped_")},
         "no room in the ring": figures.get("unrecorded", 0),
@@ -49,4 +50,4 @@ def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any]) -> str:
         **{f"{name} {why}": n for name, exporter in exporters.items() for why, n in exporter["dropped"].items()},
     }
     lost = [f"{n:,} lost ({why})" for why, n in reasons.items() if n]
-    return ", ".join(lost) or "none lost"
+    return lost or ["none lost"] * is_over

@@ -21,6 +21,9 @@ class DeviceTimes(Protocol):
     def piece(self, number: int, step: int, nth: int, begun: Mark) -> bool:
         """Know that the *nth* piece of the stage span *number* in *step* ends; return whether it is followed."""
 
+    def drop(self, number: int) -> None:
+        """Know that a piece of the stage span *number* has no mark: it is not followed. Any thread may call this."""
+
     def operation(self, number: int, step: int, begun: Mark) -> bool:
         """Know that the device goes on when the operation span *number* is done; return whether it is followed.
 

@@ -192,14 +192,14 @@ class Steps:
                     del pieces[: MAX_PIECES // 2]
             else:
                 self._cover(seen, name, start, end)
-            if mark is not None and self.device is not None and self.device.piece(seen[0], step, seen[4], mark):
-                seen[6] = _DEVICE
         if start < seen[1]:  # noqa: PLR1730  -- `min` is a call, here and below
             seen[1] = start
         if end > seen[2]:  # noqa: PLR1730
             seen[2] = end
         if not upcoming and end > self._last_end:
             self._last_end = end
+        if self.device is not None:
+            seen[6] = self._followed(self.device, seen, mark)
         # By position: names of arguments cost a twentieth of a record.
         recorder.span(
             self._descriptors.get(name) or self._descriptor(name),
@@ -217,6 +217,14 @@ class Steps:
             seen[0],
             step,
         )
+
+    def _followed(self, device: DeviceTimes, seen: list[int], mark: Mark | None) -> int:
+        """Return the flag of the stage *seen*, of which a piece that began at *mark* has ended."""
+        if mark is not None and get_ident() == self._thread:
+            return _DEVICE if device.piece(seen[0], seen[5], seen[4], mark) else 0
+        if seen[6]:
+            device.drop(seen[0])
+        return 0
 
     def _cover(self, seen: list[int], name: str, start: int, end: int) -> None:
         """Note a piece; take out of its stage, *seen*, what earlier pieces have of it, and those of the same *name*."""

@@ -14,6 +14,7 @@ from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
 from otel_dltrace.analysis.throughput import Throughput
 from otel_dltrace.analysis.waits import RankWaits, Waits
+from otel_dltrace.model.semconv import PUSH_PULL
 from otel_dltrace.report import words
 from otel_dltrace.report.machine import saturation_parts, utilisation_parts
 from otel_dltrace.report.tables import MOST_ROWS, new_table, section
@@ -120,6 +121,8 @@ def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
     notes = [_ENDS[source] for source in sorted({row.source for row in rows}) if source in _ENDS]
     if len(rows) > MOST_ROWS:
         notes.append(f"{len(rows) - MOST_ROWS} more kinds: --json has all")
+    if any(row.operation == PUSH_PULL for row in rows):
+        notes.append("of push_pull, `report --by key` tells the key, partition and server")
     return section("Operations", table, *notes)
 
 

@@ -143,16 +143,16 @@ class RunMetrics:
             return
         self._waiting.extend(points)
         if self._pipeline is not None:
-            self._pipeline.observe(self._waiting)
+            waiting = [*self._waiting]
             self._waiting.clear()
+            self._pipeline.observe(waiting)
 
     def sum_up(self, observed: list[Observed], points: list[Point]) -> None:
         """Show a summary of steps to OpenTelemetry."""
         self._uncounted.extend(observed)
         if self._pipeline is not None:
-            for one in self._uncounted:
-                self._pipeline.count(one)
-            self._uncounted.clear()
+            while self._uncounted:
+                self._pipeline.count(self._uncounted.popleft())
         self.observe(points)
 
     def rows_of(self, time: int, host: Iterable[Point], own: Iterable[Point]) -> list[Row]:

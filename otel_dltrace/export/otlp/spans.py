@@ -178,9 +178,7 @@ def _hexadecimal(ids: Column) -> Column:
 # -- what is constant ---------------------------------------------------------------------------
 
 
-def _constants(
-    batch: SpanBatch, launchers: Sequence[Launcher | None], launcher: Column
-) -> tuple[Column, list[bytes]]:
+def _constants(batch: SpanBatch, launchers: Sequence[Launcher | None], launcher: Column) -> tuple[Column, list[bytes]]:
     """Return for each row which constant part it has, and these parts."""
     rows = batch.rows
     columns = (
