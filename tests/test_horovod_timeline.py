@@ -1,5 +1,6 @@
 """Horovod's own timeline, read while it grows: phases below the operations of rank 0, and the user's file untouched."""
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -302,6 +303,17 @@ def test_the_users_timeline_is_below_the_operations(place: Place, horovod_site: 
     done = place.command("export", str(place.runs()[0]), "--to", "horovod", "-o", "again.json")
     assert done.returncode == 0, done.stderr
     assert (place.folder / "again.json").read_bytes() == written
+
+    done = place.command("export", str(place.runs()[0]), "--to", "chrome", "-o", "chrome.json")
+    assert done.returncode == 0, done.stderr
+    drawn = json.loads((place.folder / "chrome.json").read_text())["traceEvents"]
+    (tid,) = {
+        e["tid"] for e in drawn if e["name"] == "thread_name" and e["args"]["name"] == GRADIENTS[0] and e["pid"] == 1
+    }
+    slices = Counter(e["name"] for e in drawn if e["ph"] == "X" and (e["pid"], e["tid"]) == (1, tid))
+    assert (slices["allreduce"], slices["ALLREDUCE"], slices[s.WAIT]) == (STEPS, steps, 0)
+    lanes = Counter((e["pid"], e["args"]["name"]) for e in drawn if e["name"] == "thread_name")
+    assert [lanes[pid, tensor] for pid in (1, 2) for tensor in GRADIENTS] == [1] * 8
 
 
 @pytest.mark.timeout(2400)
