@@ -144,10 +144,11 @@ def replace(holder: Any, name: str, original: Any, wrapper: Any) -> Undo:
 
 def _replace_aliases(package: str, wrappers: dict[int, tuple[Any, Any]]) -> list[Undo]:
     undos = []
-    for module_name, module in list(sys.modules.items()):
+    # Copied at one stroke: a list of the items may set off a garbage collection, and that may import something.
+    for module_name, module in sys.modules.copy().items():
         if module_name.partition(".")[0] != package or not isinstance(module, ModuleType):
             continue
-        for name, value in list(vars(module).items()):
+        for name, value in vars(module).copy().items():
             original, wrapper = wrappers.get(id(value), (None, None))
             if original is value and wrapper is not None:
                 undos.append(replace(module, name, original, wrapper))

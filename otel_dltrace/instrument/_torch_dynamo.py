@@ -41,7 +41,7 @@ def _skip(module: ModuleType) -> Undo:
     """Have frames of ours run as they are between two graphs; inside one they are looked into."""
     skip = getattr(module, "skip_code", None)
     if skip is not None:
-        for name, ours in list(sys.modules.items()):
+        for name, ours in sys.modules.copy().items():
             if name.partition(".")[0] == _PACKAGE and isinstance(ours, ModuleType):
                 for code in _codes_of(ours):
                     skip(code)
@@ -49,7 +49,7 @@ def _skip(module: ModuleType) -> Undo:
 
 
 def _codes_of(module: ModuleType) -> Iterator[CodeType]:
-    for value in vars(module).values():
+    for value in vars(module).copy().values():
         members = vars(value).values() if isinstance(value, type) else (value,)
         for member in members:
             if isinstance(member, FunctionType) and member.__code__.co_filename == module.__file__:
