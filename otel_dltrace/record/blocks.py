@@ -91,11 +91,11 @@ class phase:  # noqa: N801
                     # It is a trace of its own, which all ranks name by its name and how often that came (contract 4).
                     self.parent = next(tracer.turns[self._name]) << 32
                 self._token = _set_open(self)
+                self.start = monotonic_ns()
             else:
                 self._mark = tracer.steps.mark() if self._name in DEVICE_STAGES else None
-            self.start = monotonic_ns()
-            if descriptor < 0:
-                tracer.steps.blocks.append(self.start)
+                self.start = start = monotonic_ns()
+                tracer.steps.blocks.append(start)
         except Exception as broken:  # noqa: BLE001  -- see above
             self._recorder = None
             failed("phase", broken)
