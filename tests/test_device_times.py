@@ -24,6 +24,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, DEVICE_STAGES, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.record.steps import Operation, Tracer, live
 
 MS = 1_000_000
@@ -418,26 +419,31 @@ def test_an_operation_that_is_waited_for(traced: Traced, lasts: float, source: i
     assert abs(row["end"] - max(done, on_device + 10 * MS)) < 20_000
 
 
-def test_a_span_waits_for_its_times_also_in_the_next_drain(traced: Traced) -> None:
-    """They come after it: the drain holds the span, and one that takes over holds it again."""
-    tracer, device = traced.tracer, traced.device
-    recorder = tracer.recorder
-    tracer.steps.begin()
+def all_reduce_on_the_device(traced: Traced) -> RingWriter:
+    """Begin a step, and in it a collective that takes the device 50 ms and has no times yet; return the ring."""
+    recorder = traced.tracer.recorder
+    traced.tracer.steps.begin()
     operation = Operation(recorder, recorder.intern(Descriptor(COLLECTIVE, "all_reduce")))
     begun = traced.marks.mark()
     assert begun is not None
-    device.ask(50)
+    traced.device.ask(50)
     assert traced.marks.operation(operation.number, operation.step, begun)
     operation.flags |= Flag.DEVICE
     operation.close(source=Source.HOST_ISSUE)
     assert recorder.ring is not None
-    first = RingSource(recorder.ring.path, buffer=recorder.ring.buffer)
+    return recorder.ring
+
+
+def test_a_span_waits_for_its_times_also_in_the_next_drain(traced: Traced) -> None:
+    """They come after it: the drain holds the span, and one that takes over holds it again."""
+    ring = all_reduce_on_the_device(traced)
+    first = RingSource(ring.path, buffer=ring.buffer)
     for _ in range(3):
         first.scan(alive=True)
         assert len(first.take()) == 0
-    second = RingSource(recorder.ring.path, first.reader.taken.copy(), first.unfinished(), buffer=recorder.ring.buffer)
+    second = RingSource(ring.path, first.reader.taken.copy(), first.unfinished(), buffer=ring.buffer)
     traced.idle(100)
-    tracer.steps.begin()
+    traced.tracer.steps.begin()
     rows: list[dict[str, Any]] = []
     for _ in range(4):
         second.scan(alive=True)
@@ -450,25 +456,15 @@ def test_a_span_waits_for_its_times_also_in_the_next_drain(traced: Traced) -> No
 
 def test_a_span_whose_times_do_not_come_goes_on_with_the_host_s(traced: Traced) -> None:
     """Some seconds later, though its process records no more; times that come then are counted as late."""
-    tracer, device = traced.tracer, traced.device
-    recorder = tracer.recorder
-    tracer.steps.begin()
-    operation = Operation(recorder, recorder.intern(Descriptor(COLLECTIVE, "all_reduce")))
-    begun = traced.marks.mark()
-    assert begun is not None
-    device.ask(50)
-    assert traced.marks.operation(operation.number, operation.step, begun)
-    operation.flags |= Flag.DEVICE
-    operation.close(source=Source.HOST_ISSUE)
-    assert recorder.ring is not None
-    source = RingSource(recorder.ring.path, buffer=recorder.ring.buffer)
+    ring = all_reduce_on_the_device(traced)
+    source = RingSource(ring.path, buffer=ring.buffer)
     taken: list[list[tuple[Any, ...]]] = []
     for now in (100.0, 100.0, 100.0 + PATIENCE_S / 2, 101.0 + PATIENCE_S):
         source.scan(alive=True)
         taken.append([(row["name"], row["source"], row["flags"]) for row in named(source, source.take(now))])
     assert source.late == 0
     traced.idle(100)
-    tracer.steps.begin()
+    traced.tracer.steps.begin()
     for _ in range(2):
         source.scan(alive=True)
         source.take(200.0)
