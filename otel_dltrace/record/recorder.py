@@ -216,7 +216,7 @@ class Recorder:
         self.span(descriptor, 3, start, end, size, parent, number=number, step=step)
 
     def block(self, block: Block, end: int) -> None:
-        """Record a phase that knows its own fields and is over: handing them over costs a tenth of it.
+        """Record a phase that knows its own fields and is over: handing them over costs 4 % of a `phase()`.
 
         It asked for the level when it began; where recording has ended since, no thread has a chunk.
         """
