@@ -354,21 +354,24 @@ def run_program(place: Place, site: Path, code: str, *options: str, **env: str) 
 
 @pytest.mark.timeout(2400)
 def test_a_timeline_that_the_program_starts_is_followed(place: Place, horovod_site: Path, tmp_path: Path) -> None:
-    """From `start_timeline` on, into each of its files; the window says which steps' phases go to the collector."""
+    """From `start_timeline` on, into each of its files; the window says which steps' phases go to the collector.
+
+    Steps before the third are never slow, whatever the machine does, so none outside the window goes out as one.
+    """
     with servers.collector(tmp_path) as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "HOROVOD_TIMELINE": "DYNAMIC"}
-        run_program(place, horovod_site, DYNAMIC, "--steps", "3-4", **env)
+        run_program(place, horovod_site, DYNAMIC, "--steps", "3-5", **env)
         batch, _ = by_rank(place, 2)
         ours = told(batch)
         bars = ours.take(ours.lookup(lambda d: d.name == "ALLREDUCE", bool))
         seen = Counter(zip(bars.lookup(lambda d: d.tensor, object).tolist(), bars["step"].tolist(), strict=True))
         assert seen == {(f"allreduce.{name}", step): 1 for name in "xy" for step in (2, 3, 4, 5)}
-        in_window = ours.take((ours["step"] == 3) | (ours["step"] == 4))
-        servers.wait_until(lambda: len(arrived(collector)) >= len(in_window), what="the phases of steps 3 and 4")
-        assert {number for number, step in arrived(collector).items() if step in (3, 4)} == {
-            number.to_bytes(8, "big") for number in in_window["span_id"].tolist()
+        in_window = ours.take((ours["step"] >= 3) & (ours["step"] <= 5))
+        servers.wait_until(lambda: len(arrived(collector)) >= len(in_window), what="the phases of steps 3 to 5")
+        assert arrived(collector) == {
+            number.to_bytes(8, "big"): step
+            for number, step in zip(in_window["span_id"].tolist(), in_window["step"].tolist(), strict=True)
         }
-        assert set(arrived(collector).values()) == {3, 4}
 
 
 def arrived(collector: servers.Collector) -> dict[bytes, int]:
