@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+import otel_dltrace
 from benchmarks.bench_mpi import SIZES
-from otel_dltrace import configure
 from otel_dltrace.instrument import registry
 from otel_dltrace.record.steps import Tracer, live
 
@@ -84,7 +84,7 @@ def switch(tracer: Tracer, on: bool) -> None:
 def main() -> None:
     """Measure each case at each size in *rounds* rounds, and have rank 0 write the seconds of each block."""
     folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
-    configure.start()
+    otel_dltrace.start()
     tracer = live.tracer
     assert tracer is not None
     switch(tracer, on=False)

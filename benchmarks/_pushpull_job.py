@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from otel_dltrace import configure
+import otel_dltrace
 from otel_dltrace.instrument import registry
 from otel_dltrace.pushpull import launch as launching
 from otel_dltrace.pushpull.options import read_env
@@ -27,7 +27,7 @@ def launch(arguments: Sequence[str]) -> int:
 
 def serve() -> None:
     """Serve; traced from the signal `ON` to the signal `OFF`."""
-    configure.start()
+    otel_dltrace.start()
     tracer, live.tracer = live.tracer, None
 
     def switch(number: int, _frame: object) -> None:

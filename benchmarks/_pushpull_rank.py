@@ -14,11 +14,11 @@ import psutil
 import torch
 from torch import nn
 
+import otel_dltrace
 import otel_dltrace.pushpull.torch as bps
 from benchmarks._jobs import Batches
 from benchmarks._processes import RINGS, Drain
 from benchmarks._pushpull_job import OFF, ON
-from otel_dltrace import configure
 from otel_dltrace.instrument import registry
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.pushpull import trace
@@ -155,14 +155,14 @@ def main() -> None:
     torch.manual_seed(0)
     bps.init()
     job = Training()
-    configure.start()
+    otel_dltrace.start()
     tracer = live.tracer
     assert tracer is not None
     is_first = bps.rank() == 0
     servers = Servers(os.environ[RINGS] if is_first else "")
     switch(tracer, servers, int(Level.PARTITION))
     job.run(WARM_UP)
-    configure.flush(60)
+    otel_dltrace.flush(60)
     switch(tracer, servers, 0)
     meet()
     stages, steps = stages_in(job), steps_in(job, options.seconds)

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import profiler
 
+import otel_dltrace
 from benchmarks._jobs import JOBS, Job
 from benchmarks._processes import RINGS, Drain
 from benchmarks._sdk_spans import SdkSpans
-from otel_dltrace import configure
 from otel_dltrace.instrument import registry
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.steps import Tracer, live
@@ -140,12 +140,12 @@ def steps_in(job: Job, seconds: float) -> int:
 
 def begin_to_trace(job: Job) -> Tracer:
     """Have this process bound and its drain started; return the tracer, with tracing off."""
-    configure.start()
+    otel_dltrace.start()
     tracer = live.tracer
     assert tracer is not None
     trace(tracer, Level.PHASE)
     job.run(WARM_UP)
-    configure.flush(60)
+    otel_dltrace.flush(60)
     untrace()
     return tracer
 

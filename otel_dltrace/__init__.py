@@ -5,9 +5,10 @@ from otel_dltrace._version import __version__
 
 TYPE_CHECKING = False  # as `typing` has it, which would be half of what this import costs
 if TYPE_CHECKING:
-    from otel_dltrace.configure import flush, instrument, start, stop, uninstrument
+    from otel_dltrace.configure.recording import flush, start, stop
+    from otel_dltrace.configure.sources import instrument, uninstrument
     from otel_dltrace.record.blocks import operation, phase, step
-    from otel_dltrace.settings import Config
+    from otel_dltrace.settings.config import Config
 
 __all__ = [
     "Config",
@@ -21,7 +22,17 @@ __all__ = [
     "stop",
     "uninstrument",
 ]
-_ROOMS = {"Config": "settings", "operation": "record.blocks", "phase": "record.blocks", "step": "record.blocks"}
+_ROOMS = {
+    "Config": "settings.config",
+    "flush": "configure.recording",
+    "instrument": "configure.sources",
+    "operation": "record.blocks",
+    "phase": "record.blocks",
+    "start": "configure.recording",
+    "step": "record.blocks",
+    "stop": "configure.recording",
+    "uninstrument": "configure.sources",
+}
 
 # The room of that name is imported above, so that no later import puts it in the place of the function.
 del globals()["instrument"]
@@ -33,7 +44,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'otel_dltrace' has no attribute {name!r}")
     from importlib import import_module
 
-    value: object = getattr(import_module(f"otel_dltrace.{_ROOMS.get(name, 'configure')}"), name)
+    value: object = getattr(import_module(f"otel_dltrace.{_ROOMS[name]}"), name)
     globals()[name] = value
     return value
 

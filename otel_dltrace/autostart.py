@@ -11,6 +11,6 @@ def _is_command(words: Sequence[str]) -> bool:
 
 
 if not _is_command(sys.orig_argv):  # `sys.argv` is not there yet
-    from otel_dltrace.configure import autostart
+    from otel_dltrace.configure.sources import autostart
 
     autostart()

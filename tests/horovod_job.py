@@ -11,7 +11,7 @@ from tests.support import Place
 PROGRAM = Path(__file__).parent / "programs" / "horovod_calls.py"
 TRACED = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--"]
 GLOO = [sys.executable, "-c", "from horovod.runner.launch import run_commandline; run_commandline()", "--gloo"]
-ENDS_S = 120
+ENDS_S = 240
 
 
 def launcher(controller: str, ranks: int) -> list[str]:

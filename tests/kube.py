@@ -102,9 +102,9 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     server += ["--service-cluster-ip-range=10.0.0.0/24", "--disable-admission-plugins=ServiceAccount"]
     found = Cluster(f"https://127.0.0.1:{api}", folder)
     with _running(keeper, folder / "etcd.log"), _running(server, folder / "kube-apiserver.log"):
-        wait_until(lambda: found.kubectl("get", "--raw", "/readyz").returncode == 0, 120, "the API server")
+        wait_until(lambda: found.kubectl("get", "--raw", "/readyz").returncode == 0, what="the API server")
         found.do("apply", "--server-side", "-f", str(_CRDS))
-        found.do("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        found.do("wait", "--for=condition=Established", "crd", "--all", "--timeout=240s")
         yield found
 
 

@@ -105,9 +105,9 @@ class Pod:
             process = self._start(container, self._around.sidecars)
             if container.get("restartPolicy") == "Always":
                 self.sidecars.append(process)
-                wait_until(lambda c=container, p=process: self._has_started(c, p), 60, f"{container['name']} starting")
+                wait_until(lambda c=container, p=process: self._has_started(c, p), what=f"{container['name']} starting")
             else:
-                assert process.wait(60) == 0, self.log(container["name"])
+                assert process.wait(240) == 0, self.log(container["name"])
         (container,) = self.containers
         self.main = self._start(container, self._around.env, self._around.args)
 

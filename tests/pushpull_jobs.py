@@ -100,7 +100,7 @@ def run_job(
         input=json.dumps([program, served, counts]),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     files = folder.glob("*.jsonl")

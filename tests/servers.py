@@ -25,6 +25,8 @@ import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
+from tests.support import LONG_S
+
 ROOT = Path(__file__).resolve().parents[1]
 _STORE = ROOT.parent / "shared" / "bin"
 _READY = "Everything is ready"
@@ -57,7 +59,7 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = LONG_S, what: str = "the condition") -> Any:
     """Return the first true value of *condition*, asked every 20 ms."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -131,7 +133,7 @@ class Collector(Server):
         """Return every span that has arrived."""
         return spans_of(self.traces())
 
-    def wait_for(self, count: int, timeout_s: float = 60.0) -> list[Span]:
+    def wait_for(self, count: int, timeout_s: float = LONG_S) -> list[Span]:
         """Return the spans once *count* different ones have arrived."""
         wait_until(lambda: len(self._ids()) >= count, timeout_s, f"{count} spans in {self.spans_file.name}")
         return self.spans()
@@ -167,7 +169,7 @@ class Jaeger(Server):
                 return None
             raise
 
-    def trace(self, trace_id: str, spans: int = 1, timeout_s: float = 60.0) -> TracesData:
+    def trace(self, trace_id: str, spans: int = 1, timeout_s: float = LONG_S) -> TracesData:
         """Return the trace once it has *spans* spans, without the attributes that Jaeger adds."""
 
         def complete() -> TracesData | None:

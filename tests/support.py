@@ -17,6 +17,8 @@ from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.spans import SpanBatch
 
 QUIET = ("OTEL_", "DMLC_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
+LONG_S = 240.0
+"""How long a test waits for what comes in seconds on an idle machine: less than pytest gives the test."""
 
 
 class Place:
@@ -55,16 +57,16 @@ class Place:
         self.children.append(child)
         return child
 
-    def run(self, code: str, *args: str, timeout: float = 90, **env: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, code: str, *args: str, timeout: float = LONG_S, **env: str) -> "subprocess.CompletedProcess[str]":
         """Run a Python program given as text to its end."""
         return self.finish(self.start(code, *args, **env), timeout)
 
-    def command(self, *args: str, timeout: float = 90, **env: str) -> "subprocess.CompletedProcess[str]":
+    def command(self, *args: str, timeout: float = LONG_S, **env: str) -> "subprocess.CompletedProcess[str]":
         """Run ``otel-dltrace`` with *args*."""
         return self.finish(self.popen([sys.executable, "-m", "otel_dltrace", *args], **env), timeout)
 
     def torchrun(
-        self, code: str, *args: str, ranks: int = 2, timeout: float = 120, **env: str
+        self, code: str, *args: str, ranks: int = 2, timeout: float = LONG_S, **env: str
     ) -> "subprocess.CompletedProcess[str]":
         """Run a program on *ranks* ranks."""
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -72,7 +74,7 @@ class Place:
         return self.finish(self.popen(command, OMP_NUM_THREADS="1", **env), timeout)
 
     @staticmethod
-    def finish(process: "subprocess.Popen[str]", timeout: float) -> "subprocess.CompletedProcess[str]":
+    def finish(process: "subprocess.Popen[str]", timeout: float = LONG_S) -> "subprocess.CompletedProcess[str]":
         """Wait for *process* and return what it said."""
         try:
             out, err = process.communicate(timeout=timeout)
@@ -100,12 +102,19 @@ class Place:
                     found.append(process)
         return found
 
-    def wait_for_rings(self, timeout: float = 20) -> None:
+    def wait_for_rings(self, timeout: float = LONG_S) -> None:
         """Wait until every ring has been read and removed."""
         deadline = time.monotonic() + timeout
         while list(self.rings.glob("*.ring")):
             assert time.monotonic() < deadline, [path.read_text() for path in self.rings.glob("*.log")]
             time.sleep(0.02)
+
+    def wait_for_drains(self, timeout: float = LONG_S) -> None:
+        """Wait until the drains have ended by themselves: what they deliver is delivered, or on disk."""
+        deadline = time.monotonic() + timeout
+        while drains := self.drains():
+            assert time.monotonic() < deadline, drains
+            time.sleep(0.05)
 
     def runs(self) -> list[Path]:
         """Return the run directories here, oldest first."""

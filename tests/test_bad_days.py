@@ -24,7 +24,8 @@ from tests import servers
 from tests.support import Place, a_place
 
 EVERYTHING = {"OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_SPAN_BUDGET": "0"}
-SLACK_S = 2.0
+SLACK_S = 8.0
+"""For a busy machine; who waited for a collector's answer would take 60 s and more."""
 
 
 @pytest.fixture
@@ -52,7 +53,12 @@ TRAIN = """
     published[8:] = os.getpid().to_bytes(8, "little")
     ddp = DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    over = torch.zeros(1)
     for step in range(int(sys.argv[2])):
+        over.fill_(os.path.exists(f"{sys.argv[1]}/over"))
+        dist.all_reduce(over)  # the ranks end after the same step
+        if over:
+            break
         optimizer.zero_grad()
         ddp(torch.ones(2, 8)).sum().backward()
         optimizer.step()
@@ -88,11 +94,12 @@ class Training:
 
     def wait_for(self, steps: int) -> None:
         """Wait until both ranks have done as many."""
-        servers.wait_until(lambda: min(map(self.published, range(2))) >= steps, 60, f"{steps} steps")
+        servers.wait_until(lambda: min(map(self.published, range(2))) >= steps, what=f"{steps} steps")
 
     def end(self) -> None:
-        """Wait for torchrun and the ranks; kill those that a dead partner keeps waiting."""
-        self.torchrun.communicate(timeout=90)
+        """Have the training end; wait for torchrun and the ranks, kill those that a dead partner keeps waiting."""
+        (self.place.folder / "over").touch()
+        self.torchrun.communicate(timeout=240)
         ranks = [psutil.Process(pid) for pid in self.pids() if psutil.pid_exists(pid)]
         for rank in psutil.wait_procs(ranks, timeout=20)[1]:
             rank.kill()
@@ -140,7 +147,8 @@ def test_all_ranks_are_killed(place, seed):
     training.wait_for(5)
     time.sleep(random.Random(seed).random() * 0.5)
     for pid in training.pids():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the second may have ended for want of the first
+            os.kill(pid, signal.SIGKILL)
     training.end()
 
     place.wait_for_rings()  # by itself
@@ -149,7 +157,7 @@ def test_all_ranks_are_killed(place, seed):
 
 def test_the_drain_is_killed_again_and_again(place):
     """The ranks start another each time, which goes on where the last one was."""
-    training = Training(place, 600)
+    training = Training(place, 1_000_000)
     training.wait_for(5)
     chance = random.Random(4)
     kills = 0
@@ -260,7 +268,7 @@ def check_arrived(place: Place, collector: servers.Collector, steps: int) -> Non
 
 def seconds_after(process: "subprocess.Popen[str]") -> float:
     """Return how long after its last statement *process* ended."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     ended = time.monotonic()
     assert process.returncode == 0, err
     return ended - float(out)
@@ -273,8 +281,8 @@ def test_a_collector_that_does_not_answer_costs_two_seconds_at_most(place, black
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "60", **EVERYTHING}
     process = place.start(STEPS, "40", "0.01", **env)
     assert seconds_after(process) <= 2.0 + SLACK_S
-    place.wait_for_rings(30)
-    servers.wait_until(lambda: not place.drains(), 30, "the drain's end")
+    place.wait_for_rings()
+    place.wait_for_drains()
     (run,) = place.runs()
     assert len(recorded(place)) == 121
     assert list(run.glob("hosts/*/spill/*.otlp"))
@@ -300,8 +308,8 @@ def test_a_collector_that_restarts_gets_what_it_missed(place, tmp_path):
         time.sleep(1.5)
         collector.start()
         assert seconds_after(process) <= 2.0 + SLACK_S
-        place.wait_for_rings(30)
-        servers.wait_until(lambda: not place.drains(), 30, "the drain's end")
+        place.wait_for_rings()
+        place.wait_for_drains()
         result = place.command("recover", str(place.runs()[0]), OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
         assert result.returncode == 0, result.stderr
         check_arrived(place, collector, 200)
@@ -319,9 +327,8 @@ def test_a_killed_drain_leaves_nothing_undelivered(place, tmp_path, seed):
             for drain in place.drains():
                 drain.kill()
         seconds_after(process)
-        if list(place.rings.glob("*.ring")):
-            assert place.command("recover", **env).returncode == 0
-        place.wait_for_rings()
+        place.wait_for_drains()
+        assert place.command("recover", str(place.runs()[0]), **env).returncode == 0
         check_arrived(place, collector, 200)
 
 
@@ -348,7 +355,7 @@ def test_run_hands_signals_to_the_program_and_its_exit_code_back(place, number, 
         (program,) = (p for p in psutil.Process(run.pid).children() if "drain" not in p.cmdline())
         program.send_signal(number)
     run.send_signal(number)
-    result = place.finish(run, 60)
+    result = place.finish(run)
 
     assert result.returncode == code, result.stderr
     assert place.runs()[0].name in result.stderr
@@ -359,9 +366,10 @@ def test_run_ends_soon_whatever_the_collector_does(place, black_hole):
     """With a black hole for a collector: what waits goes to disk, and the report comes."""
     program = place.write(STEPS)
     command = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--", sys.executable, str(program)]
-    run = place.popen([*command, "20", "0.01"], OTEL_EXPORTER_OTLP_ENDPOINT=black_hole, **EVERYTHING)
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": black_hole, "OTEL_EXPORTER_OTLP_TIMEOUT": "60", **EVERYTHING}
+    run = place.popen([*command, "20", "0.01"], **env)
 
-    assert seconds_after(run) <= 10.0
+    assert seconds_after(run) <= 10.0 + SLACK_S
     assert len(recorded(place)) == 61
     assert list(place.runs()[0].glob("hosts/*/spill/*.otlp"))
     assert list(place.rings.iterdir()) == []
@@ -421,10 +429,10 @@ def test_a_tmpfs_that_fills_up_later_costs_no_span(place, tmpfs):
     """The ring has its pages; names and cursors that find no room are missing, and training goes on."""
     folder = tmpfs(64)
     process = place.start(STEPS, "100", "0.02")
-    servers.wait_until(lambda: list(folder.glob("*.names")), 20, "the ring")
-    time.sleep(0.5)
+    servers.wait_until(lambda: any(b"PUSH" in path.read_bytes() for path in folder.glob("*.names")), what="all names")
+    servers.wait_until(place.drains, what="the drain")
     fill(folder / "full")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=240)
 
     assert process.returncode == 0, err
     place.wait_for_rings()
@@ -484,7 +492,7 @@ def test_a_damaged_ring_stays_and_the_others_are_read(place, damage):
 
     result = place.run(STEPS, "5", "0")
     assert result.returncode == 0, result.stderr
-    servers.wait_until(lambda: len(list(place.rings.glob("*.ring"))) == 3, 20, "the ring of the program")
+    servers.wait_until(lambda: len(list(place.rings.glob("*.ring"))) == 3, what="the ring of the program")
     recover = place.command("recover")
 
     assert recover.returncode == 0

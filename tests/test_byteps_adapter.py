@@ -96,7 +96,7 @@ def two_ranks(place: Place, package: Path) -> list[SpanBatch]:
     env = {"PYTHONPATH": str(package), "MEET": str(meet), "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}
     env |= {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_RUN": "run-7", "OMP_NUM_THREADS": "1"}
     ranks = [place.start(TRAINING, DMLC_WORKER_ID=str(rank), **env) for rank in range(2)]
-    done = [place.finish(rank, 90) for rank in ranks]
+    done = [place.finish(rank) for rank in ranks]
     assert [(rank.returncode, rank.stdout) for rank in done] == [(0, SAID)] * 2, done
     place.wait_for_rings()
     return sorted(place.spans(), key=lambda batch: batch.rank)

@@ -9,7 +9,7 @@ import pytest
 
 from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import COMMANDS, main, make_parser
-from otel_dltrace.settings import VARIABLES
+from otel_dltrace.settings.config import VARIABLES
 from tests.support import a_place
 
 HOME = Path(__file__).parent.parent
@@ -62,7 +62,7 @@ def test_bash_completes_a_command(tmp_path):
     $(complete -p otel-dltrace | sed 's/.*-F \\([^ ]*\\).*/\\1/')
     echo "${{COMPREPLY[@]}}"
     """
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
 
     assert done.stdout.split() == ["report", "recover"]
 
@@ -128,7 +128,7 @@ def test_the_drain_of_run_waits_however_late_the_first_record_comes(tmp_path):
             place.run(STEPS, OTEL_DLTRACE="1", OTEL_DLTRACE_DRAIN="off")
             place.wait_for_rings()
             drain.stdin.close()
-            assert drain.wait(30) == 0
+            assert drain.wait(240) == 0
         finally:
             drain.kill()
         assert sum(map(len, place.spans())) == 3

@@ -123,7 +123,7 @@ def test_a_router_without_gateway_loses_nothing(running, sinks, tmp_path):
     router.kill()
     sinks[0].start()
     router.start()
-    servers.wait_until(lambda: sum(len(ids(sink.traces())) for sink in sinks) == 2000, 40, "all spans")
+    servers.wait_until(lambda: sum(len(ids(sink.traces())) for sink in sinks) == 2000, what="all spans")
 
     assert traces(sinks[0].traces()) & traces(sinks[1].traces()) == set()
 
@@ -137,7 +137,7 @@ def test_a_gateway_that_restarts_gets_its_part_once(running, sinks, tmp_path):
     send(sidecar.grpc, bodies, tmp_path)
     servers.wait_until(lambda: "Exporting failed" in router.log.read_text(), what="the router's notice")
     sinks[0].start()
-    servers.wait_until(lambda: sum(len(ids(sink.traces())) for sink in sinks) == 1000, 40, "all spans")
+    servers.wait_until(lambda: sum(len(ids(sink.traces())) for sink in sinks) == 1000, what="all spans")
 
     assert ids(sinks[0].traces()) + ids(sinks[1].traces()) == ids(data_of(bodies))
 

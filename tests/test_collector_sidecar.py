@@ -71,7 +71,7 @@ def test_who_sends_while_the_sidecar_is_dead_sends_again(sink, tmp_path):
             way.submit(body, 50, number)
         servers.wait_until(lambda: way.delivery().trouble, what="the sender's notice")
         sidecar.start()
-        servers.wait_until(lambda: way.delivery() == Delivery(3000, trouble=way.delivery().trouble), 30, "delivery")
+        servers.wait_until(lambda: way.delivery() == Delivery(3000, trouble=way.delivery().trouble), what="delivery")
         way.close(5.0)
         sink.wait_for(3000)
 
@@ -91,7 +91,7 @@ def test_nothing_is_lost_when_the_gateway_restarts(sink, tmp_path):
         gateway.stop()
         send(sidecar.grpc, bodies[10:], tmp_path)
         gateway.start()
-        servers.wait_until(lambda: set(ids(sink.traces())) == set(ids(data_of(bodies))), 30, "all spans")
+        servers.wait_until(lambda: set(ids(sink.traces())) == set(ids(data_of(bodies))), what="all spans")
         servers.wait_until(lambda: set(ids(sink.traces()).values()) == {2}, what="Tempo's and Jaeger's copy")
 
 
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_and_not_dropped(sink, tmp_path):
             way.submit(body, 20, number)
         servers.wait_until(lambda: "sending queue is full" in way.delivery().trouble, what="a full queue")
         sink.start()
-        servers.wait_until(lambda: way.delivery().accepted == 800, 60, "delivery")
+        servers.wait_until(lambda: way.delivery().accepted == 800, what="delivery")
         way.close(5.0)
         sink.wait_for(800)
 

@@ -7,7 +7,7 @@ import pytest
 
 from otel_dltrace import Config
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.settings import VARIABLES
+from otel_dltrace.settings.config import VARIABLES
 from tests.support import Place, a_place
 
 

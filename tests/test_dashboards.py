@@ -309,8 +309,8 @@ def test_every_panel_finds_data(tmp_path):
         # A rate needs a series that grows while it is looked at.
         traces = send_spans(sidecar.http)
         metrics.send()
-        servers.wait_until(lambda: found.values("traces_span_metrics_calls_total"), 30, "the first counts")
-        servers.wait_until(lambda: found.values("dl_step_duration_seconds_count"), 30, "the first steps")
+        servers.wait_until(lambda: found.values("traces_span_metrics_calls_total"), what="the first counts")
+        servers.wait_until(lambda: found.values("dl_step_duration_seconds_count"), what="the first steps")
         send_spans(sidecar.http)
         metrics.send()
         metrics.provider.shutdown()
@@ -345,7 +345,7 @@ def test_a_slow_rank_stands_out_while_it_trains(tmp_path):
         see_data(found, NEEDED, while_=lambda: training.poll() is None)
         behind = found.values(query_of("Behind the median rank"))
         training.terminate()
-        training.communicate(timeout=60)
+        training.communicate(timeout=240)
 
     assert [("'dl_rank': '1'" in rank, seconds > 0.005) for rank, seconds in behind.items() if seconds > 0] == [
         (True, True)

@@ -18,7 +18,7 @@ from otel_dltrace.doctor.checks import examine
 from otel_dltrace.doctor.child import Child
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding, worst
-from otel_dltrace.settings import Config
+from otel_dltrace.settings.config import Config
 from tests import servers
 from tests.support import a_place
 from tests.told import Told, grpc_server, http_server, response
@@ -310,7 +310,7 @@ def doctor(*args: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run the command under *env* alone."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "BYTEPS_", "PYTHONPATH"))}
     command = [sys.executable, "-m", "otel_dltrace", "doctor", *args]
-    return subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_command_says_all_of_it_and_its_code_tells(tmp_path, monkeypatch):

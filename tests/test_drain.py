@@ -135,7 +135,7 @@ def test_a_killed_drain_is_followed_by_one_that_goes_on(place, seed):
         time.sleep(chance.uniform(0.3, 0.9))
         for drain in place.drains():
             drain.send_signal(signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
 
     if list(place.rings.glob("*.ring")):
@@ -169,7 +169,7 @@ def test_recover_leaves_living_writers_alone(place):
     result = place.command("recover")
 
     assert "no ring" in result.stdout
-    assert process.wait(20) == 0
+    assert process.wait(240) == 0
     process.communicate()
 
 
@@ -178,7 +178,7 @@ def test_a_thread_drains_where_no_process_may_be_started(place):
     process, published = a_writer(place, 1.0, OTEL_DLTRACE_DRAIN="thread")
     wait_until(lambda: published() > 100)
     drains = place.drains()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=240)
 
     assert drains == []
     assert process.returncode == 0, err

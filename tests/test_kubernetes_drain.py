@@ -40,7 +40,7 @@ def test_a_sidecar_delivers_to_a_collector_that_comes_back_while_it_ends(place, 
         time.sleep(2)  # longer than the drain of a training process would wait
         gone.start()
 
-        assert place.finish(sidecar, 60).returncode == 0
+        assert place.finish(sidecar).returncode == 0
         (run,) = place.runs()
         (told,) = [json.loads(path.read_text())["summary"]["otlp"] for path in run.glob("hosts/*/drain.json")]
         assert (told["accepted"], told["spilled"], told["dropped"]) == (15, 0, {})

@@ -69,7 +69,7 @@ def test_a_folder_on_the_python_path_traces_a_program_without_any_package(place,
     # The operator names a folder first that its own image has.
     path = f"{injected}/opentelemetry/instrumentation/auto_instrumentation:{injected}:{other}"
     env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_DRAIN": "off", "PYTHONPATH": path}
-    done = place.finish(place.popen([str(bare), str(place.write(TRAIN))], **env), 60)
+    done = place.finish(place.popen([str(bare), str(place.write(TRAIN))], **env))
 
     assert (done.returncode, done.stderr) == (0, "chained as sitecustomize, known: True\n")
     assert done.stdout == f"{injected / 'otel_dltrace' / '__init__.py'}\n"
@@ -86,7 +86,7 @@ def test_unless_it_is_switched_on_the_folder_only_lets_the_next_one_run(place, b
     if chained:
         place.write(CHAINED, "other/sitecustomize.py")
     command = [str(bare), "-c", "import sys; print(sorted(name for name in sys.modules if 'dltrace' in name))"]
-    done = place.finish(place.popen(command, PYTHONPATH=f"{injected}:{other}"), 60)
+    done = place.finish(place.popen(command, PYTHONPATH=f"{injected}:{other}"))
 
     said = "chained as sitecustomize, known: True\n" if chained else ""
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", said)
@@ -99,7 +99,7 @@ def test_the_sdks_own_injector_and_ours_both_run(place, injected):
     program = "import sys; print('otel_dltrace.instrument' in sys.modules, sys.modules['sitecustomize'].__file__)"
     env = {"OTEL_DLTRACE": "1", "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
     env |= {"OTEL_LOGS_EXPORTER": "none", "PYTHONPATH": f"{injected}:{theirs}"}
-    done = place.finish(place.popen([sys.executable, "-c", program], **env), 60)
+    done = place.finish(place.popen([sys.executable, "-c", program], **env))
 
     assert done.stdout == f"True {theirs / 'sitecustomize.py'}\n", done.stderr
 

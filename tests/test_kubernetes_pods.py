@@ -65,7 +65,7 @@ class Namespace:
                 kept, read = self.in_tempo(job), size
             return len(kept) >= count
 
-        wait_until(is_complete, 60, f"{count} spans of {job}")
+        wait_until(is_complete, what=f"{count} spans of {job}")
         traces = Counter(span.trace_id.hex() for _, span in kept)
         shown = [span for trace, spans in traces.items() for span in spans_of(self.jaeger.trace(trace, spans))]
         once = Counter(span.span_id.hex() for _, span in kept)
@@ -180,7 +180,7 @@ def test_a_trainer_killed_in_the_middle_of_a_step_leaves_all_it_recorded(namespa
     around = namespace.around(objects, {}, env=operator, metadata=metadata)
     pod = namespace.stage.pod("killed-master-0", template_of(objects, "PyTorchJob", "train"), around)
     stuck = [pod.volumes["tmp"] / f"stuck-{rank}" for rank in range(2)]
-    wait_until(lambda: all(path.exists() for path in stuck) or pod.main.poll() is not None, 60, "the sixth step")
+    wait_until(lambda: all(path.exists() for path in stuck) or pod.main.poll() is not None, what="the sixth step")
     assert pod.main.poll() is None, pod.logs()
     rings = [read_ring(path) for path in pod.volumes["otel-dltrace-rings"].glob("*.ring")]
 

@@ -97,16 +97,16 @@ def seed_points(collector: MetricsCollector) -> dict[str, list[Seen]]:
 def enough(place: Place, process) -> None:
     """Have the program end, and check that it did so well."""
     (place.folder / "enough").touch()
-    result = place.finish(process, 90)
+    result = place.finish(process)
     assert result.returncode == 0, result.stderr
 
 
 def drained(place: Place) -> None:
     """Have the drain end, once every ring has been read, and wait until it has: all has been exported then."""
-    place.wait_for_rings(60)
+    place.wait_for_rings()
     for drain in place.drains():
         drain.terminate()
-    wait_until(lambda: not place.drains(), what="the drain's end")
+    place.wait_for_drains()
 
 
 def test_all_nine_metrics_of_the_seed_come_to_the_collector_as_psutil_sees_them(place, collector):
@@ -286,7 +286,7 @@ def test_a_killed_run_loses_no_step(place, collector):
             os.kill(os.getpid(), signal.SIGKILL)
     """
     result = place.run(program, **to(collector, place))
-    wait_until(lambda: not place.drains(), what="the drain's own end")
+    place.wait_for_drains()
 
     (samples,) = collector.latest(m.DL_TRAIN_SAMPLES).values()
     (steps,) = collector.latest(m.DL_STEP_DURATION).values()
@@ -320,7 +320,7 @@ def test_a_restart_goes_on_in_the_same_job_with_its_own_attempt(place, collector
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     restart = ["--max-restarts", "1", "--monitor-interval", "0.1", str(place.write(RESTARTED))]
     process = place.popen([*launcher, *restart], **to(collector, place, OMP_NUM_THREADS="1"))
-    result = place.finish(process, 120)
+    result = place.finish(process)
     drained(place)
 
     totals = {

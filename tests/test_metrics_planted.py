@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         assert result.returncode == 0, result.stderr
         it.wait_for_rings()
         for drain in it.drains():
-            drain.wait(30)
+            drain.wait(240)
         yield it
 
 

@@ -103,7 +103,7 @@ def test_each_run_gets_the_points_of_its_processes(tmp_path):
     sampler.watch({**watched, 3: Watched("run-b", ProcessSource(9, 2, 1, proc=tmp_path))})
     sampler.set_period(0.001)
     sampler.start()
-    done.wait(30)
+    done.wait(240)
     wait_until(lambda: said)
     samples = sampler.stop(30)
 

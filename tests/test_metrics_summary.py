@@ -71,10 +71,24 @@ def test_what_was_over_before_the_step_began_is_no_part_of_its_time():
 
 
 def test_a_step_that_was_cut_off_has_no_summary():
-    """A killed rank's last step has no length; what had ended before counts."""
-    rank = one_step().step(1, 120, 121, flags=Flag.TRUNCATED)
+    """A killed rank's last step has no length, and its stages are not all; what had ended before counts."""
+    rank = one_step().stage(1, "forward", 120, 121).step(1, 120, 121, flags=Flag.TRUNCATED)
+    points = summed_up(rank)
 
-    assert Counter(p.metric for p in summed_up(rank))[m.DL_STEP_DURATION] == 1
+    assert of(points, m.DL_STEP_DURATION) == [("", 0.02)]
+    assert dict(of(points, m.DL_STEP_STAGE_DURATION))["forward"] == 0.006
+
+
+def test_what_comes_after_the_last_step_counts():
+    """The last evaluation, and the checkpoint behind it, are of a step that never begins, and in no step's time."""
+    rank = one_step().stage(1, "evaluate", 130, 140).stage(1, "checkpoint", 140, 145)
+    found = dict(of(summed_up(rank), m.DL_STEP_STAGE_DURATION))
+
+    assert {name: found[name] for name in ("evaluate", "checkpoint", "residual")} == {
+        "evaluate": 0.01,
+        "checkpoint": 0.005,
+        "residual": 0.007,
+    }
 
 
 def test_the_last_partial_batch_counts_as_what_it_is():

@@ -37,7 +37,7 @@ NOT_RUN |= {"create_from_group", "create_from_groups"}
 def mpiexec(place: Place, ranks: int, command: list[str], *, traced: bool) -> str:
     """Run a Python program on *ranks* ranks; return what it printed."""
     launched = [str(MPIEXEC), "-n", str(ranks), sys.executable, *command]
-    done = place.finish(place.popen([*RUN, *launched] if traced else launched, **ALLOWED), 120)
+    done = place.finish(place.popen([*RUN, *launched] if traced else launched, **ALLOWED))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is not traced" not in done.stderr, done.stderr
     return done.stdout

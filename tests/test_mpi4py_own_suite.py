@@ -42,7 +42,7 @@ def outcomes(folder: Path, source: Path, **env: str) -> dict[str, str]:
     """Run the tests; return the outcome of each by its name."""
     with a_place(folder) as place:
         command = [sys.executable, str(source / "test" / "main.py"), "-v", "-i", MODULES]
-        done = place.finish(place.popen(command, **ALLOWED, **env), 120)
+        done = place.finish(place.popen(command, **ALLOWED, **env))
     assert "is not traced" not in done.stderr, done.stderr
     found = re.findall(
         r"^(test\w+ \([\w.]+\)).*? \.\.\. (ok|FAIL|ERROR|skipped)", done.stderr, re.DOTALL | re.MULTILINE

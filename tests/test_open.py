@@ -20,7 +20,7 @@ from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, rank_step_id, trace_id
 from otel_dltrace.model.plan import share_of
 from otel_dltrace.model.spans import SpanBatch
-from otel_dltrace.settings import VIEWERS
+from otel_dltrace.settings.viewers import VIEWERS
 from tests import servers
 from tests.runs import Rank, ddp
 from tests.support import a_place
@@ -150,7 +150,7 @@ def test_a_file_is_handed_out_once(tmp_path):
 
     servers.wait_until(is_there, what="the server")
     assert get("a%20trace.json") == (b"[]", "https://ui.perfetto.dev")
-    thread.join(10)
+    thread.join(240)
     assert not thread.is_alive()
 
 
@@ -173,7 +173,7 @@ def test_a_connection_that_asks_nothing_holds_nobody_up(tmp_path, monkeypatch):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/trace.json", timeout=30) as answer:
             assert answer.read() == b"[]"
         assert idle.recv(1) == b""
-    thread.join(30)
+    thread.join(240)
     assert not thread.is_alive()
 
 

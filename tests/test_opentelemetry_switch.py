@@ -18,7 +18,8 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import number_columns, resource_attributes, span_attributes
 from otel_dltrace.record.carrier import Remote, read_traceparent
 from otel_dltrace.record.launch import drain_environment
-from otel_dltrace.settings import INSTRUMENTOR_PREFIX, VARIABLES
+from otel_dltrace.settings.config import VARIABLES
+from otel_dltrace.settings.switch import INSTRUMENTOR_PREFIX
 from tests import servers
 from tests.support import Place, a_place
 
@@ -40,7 +41,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def instrumented(place: Place, program: str, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run *program* under ``opentelemetry-instrument``."""
     command = [INSTRUMENT, *options, sys.executable, str(place.write(program))]
-    return place.finish(place.popen(command, **{**NO_EXPORTERS, "OTEL_DLTRACE_DRAIN": "off", **env}), 60)
+    return place.finish(place.popen(command, **{**NO_EXPORTERS, "OTEL_DLTRACE_DRAIN": "off", **env}))
 
 
 # -- the switch -------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ def trained(folder: Path, *launcher: str, **env: str) -> Counter[Any]:
     with a_place(folder) as place:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command = [*launcher, *torchrun, str(place.write(TRAIN))]
-        done = place.finish(place.popen(command, OMP_NUM_THREADS="1", **env), 120)
+        done = place.finish(place.popen(command, OMP_NUM_THREADS="1", **env))
         assert done.returncode == 0, done.stderr
         place.wait_for_rings()
         assert len(place.runs()) == 1, "each rank thinks it is a job of its own"

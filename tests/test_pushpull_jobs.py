@@ -337,7 +337,7 @@ def beside_a_server(server: dict[str, str], worker: dict[str, str]) -> str:
                 env=env | worker,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=240,
                 check=True,
             )
         finally:

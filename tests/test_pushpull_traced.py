@@ -21,7 +21,8 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, trace_id
 from otel_dltrace.model.topology import World
 from otel_dltrace.report.words import ms
-from otel_dltrace.settings import Config, environment_bind, job_name_of
+from otel_dltrace.settings.config import Config
+from otel_dltrace.settings.process import environment_bind, job_name_of
 from tests import servers
 from tests.support import Place, a_place
 
@@ -393,7 +394,7 @@ def test_the_command_lines_of_a_user_do_what_they_say(place, tmp_path):
     pytest.importorskip("torch", reason="the example trains a model of torch")
     (tmp_path / "examples").symlink_to(EXAMPLES)
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = place.finish(place.popen(["bash", "-c", f"exec 2> >(tee said >&2)\n{textwrap.dedent(LINES)}"], **path), 300)
+    done = place.finish(place.popen(["bash", "-c", f"exec 2> >(tee said >&2)\n{textwrap.dedent(LINES)}"], **path))
     assert done.returncode == 0, done.stderr
 
     def totals(folder):

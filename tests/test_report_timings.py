@@ -101,6 +101,19 @@ def test_a_stage_that_comes_now_and_then_is_told_of_its_own_steps():
     assert (part.slowest, part.excess, part.stands_out) == (0, 6 * MS, True)
 
 
+def test_what_comes_after_the_last_step_counts():
+    """The last evaluation, and the only checkpoint, are of a step that never begins, and in no step's time."""
+    rank = Rank().step(0, 0, 100).step(1, 150, 250).stage(1, "evaluate", 100, 150).stage(1, "forward", 150, 250)
+    rank.stage(2, "evaluate", 250, 270, total=15, pieces=3).stage(2, "checkpoint", 270, 300)
+
+    found = timings(step_tables([rank.batch()]))
+
+    assert {part.name: part.ranks for part in found.stages if part.name in ("evaluate", "checkpoint")} == {
+        "evaluate": (Timing(0, 2, 4, 65 * MS, round(32.5 * MS), round(32.5 * MS), round(49.65 * MS), 0.25),),
+        "checkpoint": (Timing(0, 1, 1, 30 * MS, 30 * MS, 30 * MS, 30 * MS, 0.0),),
+    }
+
+
 def test_communication_of_the_program_is_no_residual():
     """Gradients that the program itself averages are exposed communication, and the residual is what is left."""
     rank = Rank().step(0, 0, 100).stage(0, "forward", 0, 30).stage(0, "backward", 30, 60)

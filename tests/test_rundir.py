@@ -407,7 +407,7 @@ def test_unbound_rows_wait_in_a_partial_directory_and_come_back_once(place, monk
     if killed:
         drain = Drain(serving)
     (place.folder / "again").touch()
-    process.communicate(timeout=20)
+    process.communicate(timeout=240)
     drain.run()
 
     first, second = sorted(place.runs(), key=lambda run: read_run(run)[0].process.bind.generation)
@@ -447,4 +447,4 @@ def test_the_drain_counts_steps_that_its_ranks_number_differently(place, apart, 
     (summary,) = read_summaries(run)
     assert summary["summary"].get("drifted_steps", 0) == drifted
     assert [len(batch) for batch in read_run(run)] == [10, 10]
-    servers.wait_until(lambda: not list(place.rings.glob("*.ring")), 5, "the rings' end")
+    servers.wait_until(lambda: not list(place.rings.glob("*.ring")), what="the rings' end")

@@ -8,7 +8,7 @@ import pytest
 
 from otel_dltrace import Config
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.settings import is_switched_off, is_switched_on
+from otel_dltrace.settings.switch import is_switched_off, is_switched_on
 from tests.support import Place, a_place
 
 ON = {"BYTEPS_TRACE_ON": "1"}

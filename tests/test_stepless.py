@@ -22,7 +22,7 @@ SOLVER = """
 import os, sys, time
 from pathlib import Path
 import otel_dltrace as d
-from otel_dltrace.configure import bind_by_environment
+from otel_dltrace.configure.recording import bind_by_environment
 from otel_dltrace.record.steps import live
 
 with d.phase("start"):
@@ -102,7 +102,7 @@ def test_a_file_has_a_trace_for_each_phase_and_for_each_thousand_operations(plac
     """By its name and how often that came, so that a phase of one rank alone shifts nobody's traces."""
     (tmp_path / "go").touch()
     for rank in solve(place, tmp_path / "go"):
-        assert place.finish(rank, 60).returncode == 0
+        assert place.finish(rank).returncode == 0
     place.wait_for_rings()
     written = place.command("export", *map(str, place.runs()), "--to", "otlp", "-o", "spans.jsonl")
 
@@ -118,7 +118,7 @@ def test_what_is_below_a_phase_is_sent_into_its_trace_before_it_is_over(place, t
         early = traces_of_early(collector)
         (tmp_path / "go").touch()
         for rank in ranks:
-            assert place.finish(rank, 60).returncode == 0
+            assert place.finish(rank).returncode == 0
         collector.wait_for(sum(len(names) for parts in EXPECTED.values() for names in parts.values()))
 
         assert early == {rank: ["all_reduce", "all_reduce", "copy"] for rank in range(2)}

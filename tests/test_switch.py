@@ -19,7 +19,7 @@ def python(*args: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Run Python with *args*, without anybody's tracing but what *env* says."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     return subprocess.run(
-        [sys.executable, *args], env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *args], env={**clean, **env}, capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -94,8 +94,8 @@ if __name__ == "__main__":
     queue = context.Queue()
     child = context.Process(target=work, args=(queue,))
     child.start()
-    print(queue.get(timeout=30))
-    child.join(30)
+    print(queue.get(timeout=240))
+    child.join(240)
     print(child.exitcode)
 """
 

@@ -586,7 +586,7 @@ def test_a_process_that_loads_batches_has_no_ring(tmp_path: Path) -> None:
     """Models and phases in a DataLoader's workers are no part of a rank's steps."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OTEL_DLTRACE_DRAIN": "off", "OTEL_DLTRACE_RING_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", WORKERS], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", WORKERS], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list(tmp_path.glob("*.ring"))) == 1

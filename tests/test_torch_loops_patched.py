@@ -88,5 +88,5 @@ train(1)
 def test_who_else_patches_torch_keeps_their_patch(program: str, tmp_path: Path) -> None:
     """Their patch is called, ours records, and taking ours away leaves theirs in place and working."""
     text = PROGRAM.format(root=str(ROOT), folder=str(tmp_path), program=program)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -161,10 +161,10 @@ def _finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         try:
-            _, error = process.communicate(timeout=120)
+            _, error = process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks, which have sessions of their own
-            _, error = process.communicate(timeout=60)
+            _, error = process.communicate(timeout=240)
         return process.returncode, error
 
 
@@ -222,7 +222,7 @@ def run_each(folder: Path, setup: str, programs: dict[str, str], first: str = ""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", FORKED, str(folder)]
     given = json.dumps([setup, texts, first])
-    done = subprocess.run(command, env=env, input=given, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=env, input=given, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[-6000:]
     results = {}
     for number, name in enumerate(programs):

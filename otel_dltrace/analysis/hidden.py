@@ -1,11 +1,15 @@
-"""How much of the communication computation hides (spec: analyses C): |union(comm) and union(comp)| / |union(comm)|."""
+"""How much of the communication computation hides (spec: analyses C): |union(comm) and union(comp)| / |union(comm)|.
+
+A rank that is blocked in a call or a wait computes nothing, also within a stage: `DistributedOptimizer` waits for its
+gradients in the optimizer's step.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.shares import TIMES, covered
+from otel_dltrace.analysis.shares import TIMES, covered, in_steps
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
@@ -18,8 +22,8 @@ STAGES, UNBLOCKED = "stages", "unblocked"
 class Overlap:
     """ns, summed over the ranks: in *communication* an operation ran, in *overlapped* of it computation did as well.
 
-    Computation is by *of* forward, backward and optimizer (``stages``), or, where none of them is recorded, all that
-    a rank does from its first operation to its last while none blocks it (``unblocked``).
+    Computation is what a rank does while no operation blocks it: by *of* in forward, backward and optimizer
+    (``stages``), or, where none of them is recorded, from its first operation to its last (``unblocked``).
     """
 
     communication: int
@@ -29,31 +33,38 @@ class Overlap:
 
 
 def overlap_with_stages(operated: Column, workers: Sequence[SpanBatch]) -> Overlap | None:
-    """Return how much of *operated* (`TIMES`) the stages of its ranks cover; None where no stage is recorded."""
-    ranks = set(operated["rank"].tolist())
-    parts = [
-        _times(batch, batch.lookup(lambda d: d.kind == s.STAGE and d.name in COMPUTATION, bool))
-        for batch in workers
-        if batch.rank in ranks
-    ]
-    computing = np.concatenate([np.zeros(0, TIMES), *parts])
+    """Return how much of *operated* (`TIMES`) the stages of its ranks hide; None where no stage is recorded.
+
+    Nor where waits are not, at level ``collective``: then nobody knows when the rank computed.
+    """
+    computing, blocked = np.zeros(0, TIMES), np.zeros(0, TIMES)
+    for batch in workers:
+        if (operated["rank"] == batch.rank).any():
+            if not _tells_waits(batch):
+                return None
+            stages = batch.lookup(lambda d: d.kind == s.STAGE and d.name in COMPUTATION, bool)
+            computing = np.concatenate((computing, _times(batch, stages)))
+            blocked = np.concatenate((blocked, _times(batch, _blocks(batch, _communicates))))
     if not len(computing):
         return None
-    communication, computation = covered(operated), covered(computing)
-    return Overlap(communication, computation, communication + computation - covered(operated, computing))
+    operated = in_steps(operated)
+    idle = covered(blocked)
+    computation = covered(computing, blocked) - idle
+    beside = computation + covered(operated, blocked) - covered(operated, computing, blocked)
+    return Overlap(covered(operated), computation, beside)
 
 
 def overlap_unblocked(workers: Sequence[SpanBatch], which: Callable[[Descriptor], bool]) -> Overlap | None:
     """Return how much of the operations that *which* picks goes on while their rank is not blocked; None without."""
     operated, blocked = np.zeros(0, TIMES), np.zeros(0, TIMES)
     for batch in workers:
-        operations = batch.lookup(which, bool) & (batch["source"] != s.Source.HOST_ISSUE)  # whose end is unknown
-        waits = batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
-        operated = np.concatenate((operated, _times(batch, operations)))
-        is_blocking = operations & (batch["flags"] & s.Flag.ASYNC == 0)
-        blocked = np.concatenate((blocked, _times(batch, is_blocking | waits)))
+        if not _tells_waits(batch):
+            return None
+        operated = np.concatenate((operated, _times(batch, batch.lookup(which, bool) & _ends(batch))))
+        blocked = np.concatenate((blocked, _times(batch, _blocks(batch, which))))
     if not len(operated):
         return None
+    operated = in_steps(operated)
     extent = sum(
         int(mine["end"].max() - mine["start"].min())
         for rank in np.unique(operated["rank"])
@@ -61,6 +72,32 @@ def overlap_unblocked(workers: Sequence[SpanBatch], which: Callable[[Descriptor]
     )
     during = covered(blocked) + covered(operated) - covered(blocked, operated)
     return Overlap(covered(operated), max(0, extent - during), covered(operated) - during, UNBLOCKED)
+
+
+def _communicates(d: Descriptor) -> bool:
+    return d.kind in (s.COLLECTIVE, s.P2P)
+
+
+def _ends(batch: SpanBatch) -> Column:
+    """Return which rows have an end that is known."""
+    is_known: Column = batch["source"] != s.Source.HOST_ISSUE
+    return is_known
+
+
+def _waits(batch: SpanBatch) -> Column:
+    return batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
+
+
+def _tells_waits(batch: SpanBatch) -> bool:
+    """Return whether it is known when the rank waited for what it was waiting for."""
+    waited_for = (batch["flags"] & s.Flag.ASYNC != 0) & (batch["source"] == s.Source.HOST_DONE)
+    return bool(_waits(batch).any() or not (waited_for & batch.is_kind(s.COLLECTIVE, s.P2P)).any())
+
+
+def _blocks(batch: SpanBatch, which: Callable[[Descriptor], bool]) -> Column:
+    """Return which rows block their rank: waits, and the operations that *which* picks, unless they are asynchronous."""
+    blocks: Column = _waits(batch) | (batch.lookup(which, bool) & _ends(batch) & (batch["flags"] & s.Flag.ASYNC == 0))
+    return blocks
 
 
 def _times(batch: SpanBatch, which: Column) -> Column:

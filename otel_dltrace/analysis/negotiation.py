@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_dltrace.analysis.hidden import Overlap, overlap_unblocked, overlap_with_stages
 from otel_dltrace.analysis.phases import Activity, activities, library_of
-from otel_dltrace.analysis.readiness import READY, Called, called, is_mpi
+from otel_dltrace.analysis.readiness import READY, Called, called, is_horovod, is_mpi
 from otel_dltrace.analysis.shares import FIRST_STEP, Numbered, Share, Shares, shares, waited
 from otel_dltrace.analysis.spread import Spread, median, spread
 from otel_dltrace.analysis.table import worker_batches
@@ -57,9 +57,10 @@ class Negotiations:
     *per_step* is the time of negotiation in a rank's step. *overlap* is None where it cannot be told what computation
     hides. Where ranks are *called* on several hosts, their clocks agree to *uncertainty* ns.
     *ticked* negotiations say who was ready when; *silent* ones do not, as Horovod's cache answered them.
-    Where they are *called*, the ranks themselves say it, all of them, and *ticked* are operations. Without a timeline
-    of Horovod's there are no bars, and a tensor's negotiation is from the first rank that was ready to the last;
-    there are no shares and activities either, but in *backend* ``mpi``, where operations and waits tell them.
+    Where they are *called*, the ranks themselves say it, all of them, and *ticked* are operations. *coordinated* shares
+    are of Horovod's timeline. Without one, and in *backend* ``mpi``, the ranks tell them by their waits; a tensor's
+    negotiation is from the first rank that was ready to the last, its bar is each rank's operation. What ranks do
+    inside the operations of Horovod they do not know: then there are no activities.
     """
 
     whole: Share | None
@@ -73,6 +74,7 @@ class Negotiations:
     tensors: tuple[TensorNegotiation, ...]
     activities: tuple[Activity, ...]
     called: bool = False
+    coordinated: bool = True
     backend: str = h.BACKEND
     apart: str = FIRST_STEP
     steps: tuple[Numbered, ...] = ()
@@ -84,13 +86,14 @@ class Negotiations:
 def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
     """Return what *batches*, one per process, say of Horovod's operations, or else of MPI's.
 
-    Times are of the host that coordinates, or where nobody does, of the ranks, summed over them.
+    Times are of the host that coordinates, or where nobody tells of that, of the ranks, summed over them.
     """
     workers = worker_batches(batches)
     told = [batch for batch in workers if any(map(_is_told, batch.descriptors))]
     calls = called(workers)
-    if not told and calls.backend != h.BACKEND and any(is_mpi(d) for batch in workers for d in batch.descriptors):
-        return _of_mpi(workers, calls)
+    for backend, is_one in () if told else ((h.BACKEND, is_horovod), (s.MPI, is_mpi)):
+        if calls.backend in ("", backend) and any(is_one(d) for batch in workers for d in batch.descriptors):
+            return _of_ranks(workers, calls, backend, is_one)
     rows, table = _rows(told, _is_told)
     kinds = np.array([_kind(d) for d in table], np.int8)[rows["descriptor"]]
     negotiated, bars = rows[kinds == _NEGOTIATION], rows[kinds == _BAR]
@@ -105,7 +108,7 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
         ticked=ticked,
         silent=0 if is_called else len(negotiated) - ticked,
         ranks=_ranks(ready),
-        tensors=_tensors(negotiated, bars, table, ready, whose) if told else _tensors_called(calls),
+        tensors=_tensors(negotiated, bars, table, ready, whose),
         activities=activities([d.activity for d in table], libraries, activity),
         libraries=activities(libraries, libraries, activity),
         called=is_called,
@@ -113,20 +116,23 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
     )
 
 
-def _of_mpi(workers: Sequence[SpanBatch], calls: Called) -> Negotiations:
-    rows, table = _rows(workers, is_mpi)
-    libraries = ["MPI"] * len(table)
+def _of_ranks(
+    workers: Sequence[SpanBatch], calls: Called, backend: str, is_one: Callable[[Descriptor], bool]
+) -> Negotiations:
+    rows, table = _rows(workers, is_one)
+    names, libraries = ([d.name for d in table], ["MPI"] * len(table)) if backend == s.MPI else ([], [])
     return Negotiations(
         **_fields(shares(*waited(calls.joined), workers)),
-        overlap=overlap_with_stages(rows[_FIELDS], workers) or overlap_unblocked(workers, is_mpi),
+        overlap=overlap_with_stages(rows[_FIELDS], workers) or overlap_unblocked(workers, is_one),
         ticked=len(calls.tensors),
         silent=0,
         ranks=_ranks(calls.ready),
         tensors=_tensors_called(calls),
-        activities=activities([d.name for d in table], libraries, rows),
-        libraries=activities(libraries, libraries, rows),
+        activities=activities(names, libraries, rows if names else rows[:0]),
+        libraries=activities(libraries, libraries, rows if names else rows[:0]),
         called=True,
-        backend=s.MPI,
+        coordinated=False,
+        backend=backend,
         uncertainty=int(calls.joined.uncertainty.max(initial=0)),
     )
 
@@ -252,7 +258,7 @@ def _tensors_called(calls: Called) -> tuple[TensorNegotiation, ...]:
     for tensor, i in numbers.items():
         last = max(_ranks(of_ready[i]), key=lambda one: (one.times, -one.rank))
         mine = of_ready[i]["late"][(of_ready[i]["rank"] == last.rank) & (of_ready[i]["late"] > 0)]
-        waited, bar = calls.waited[number == i], spread(lasted[of_rows == i]) if calls.backend == s.MPI else Spread()
+        waited, bar = calls.waited[number == i], spread(lasted[of_rows == i])
         late = median(mine)
         out.append(
             TensorNegotiation(tensor, names[tensor], spread(waited), bar, len(waited), last.rank, last.times, late)

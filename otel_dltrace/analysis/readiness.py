@@ -40,10 +40,15 @@ def is_mpi(d: Descriptor) -> bool:
     return d.backend == s.MPI and d.kind in (s.COLLECTIVE, s.P2P) and d.name not in s.MPI_SETUP
 
 
+def is_horovod(d: Descriptor) -> bool:
+    """Return whether *d* is an operation of Horovod on a tensor, as a rank itself tells it."""
+    return d.backend == h.BACKEND and d.kind == s.COLLECTIVE and d.name not in _UNTOLD
+
+
 def called(workers: Sequence[SpanBatch]) -> Called:
     """Return who was ready when for each operation that is known on all ranks of its process set."""
     everything = join(workers)
-    is_horovods = [d.backend == h.BACKEND and d.name not in _UNTOLD for d in everything.descriptors]
+    is_horovods = [is_horovod(d) for d in everything.descriptors]
     is_ours = is_horovods if any(is_horovods) else [is_mpi(d) for d in everything.descriptors]
     joined = everything.take(np.array(is_ours, bool))
     ready = np.zeros(len(joined.rows), READY)

@@ -64,8 +64,7 @@ def shares(negotiated: Column, operated: Column, workers: Sequence[SpanBatch]) -
     both = np.concatenate((negotiated, operated))
     if not len(both):
         return Shares()
-    with_step = both["step"] != NO_STEP
-    if not with_step.any():
+    if not (both["step"] != NO_STEP).any():
         return Shares(_total(_by_rank_step(negotiated, operated, {})[1], steps=0))
     negotiated, operated = (times[times["step"] != NO_STEP] for times in (negotiated, operated))
     steps, figures = _by_rank_step(negotiated, operated, _extents(workers))
@@ -92,6 +91,12 @@ def waited(joined: Joined) -> tuple[Column, Column]:
     for times, start, end in ((negotiated, joined["start"], reached), (operated, reached, joined["end"])):
         times["rank"], times["step"], times["start"], times["end"] = joined["rank"], joined["step"], start, end
     return negotiated, operated
+
+
+def in_steps(times: Column) -> Column:
+    """Return those of *times* that are in steps, or all where none is: what comes before the first is not training."""
+    with_step = times["step"] != NO_STEP
+    return times[with_step] if with_step.any() else times
 
 
 def epochs_of(workers: Iterable[SpanBatch]) -> dict[int, int]:

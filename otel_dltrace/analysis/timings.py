@@ -4,10 +4,11 @@
 of the further batches of an accumulation; ``grad_sync`` is the exposed communication, for which a rank is
 blocked in the backward, in the optimizer or outside any stage; ``residual`` is what neither a stage nor such
 communication covers. The first two lie over other rows, so they add nothing to the sum of a step; all else
-adds up to it, unless stages nest.
+adds up to it, unless stages nest. What comes after the last step, an evaluation and the checkpoint behind it,
+is the beginning of a step that never begins: it counts, and is in no step's time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from otel_dltrace.analysis.breakdown import outside_stages, stands_out
 from otel_dltrace.analysis.own import blocked, steps_with_operations
 from otel_dltrace.analysis.table import RESIDUAL, StepTable
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import Column
 
 TRAIN_BATCH = "train_batch"
@@ -25,14 +27,14 @@ _BATCH_STAGES = (s.TO_DEVICE, s.PREPARE_BATCH, s.FORWARD, s.BACKWARD, s.OPTIMIZE
 _SYNC_STAGES = (s.BACKWARD, s.OPTIMIZER)
 _NEVER = np.iinfo(np.int64).max
 Times = tuple[Column, Column]
-"""Of each step, shape (n,): the ns, and the pieces."""
+"""Of each step: the ns, and the pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One part on one rank, in ns over the *steps* steps in which it happened, in *pieces* pieces.
 
-    *share* is its part of all the rank's steps, the ones without it too.
+    *share* is its part of all the rank's steps, the ones without it too; what came after the last is not in it.
     """
 
     rank: int
@@ -71,8 +73,9 @@ class Timings:
 
 def timings(tables: Sequence[StepTable], warm_up: int = 0) -> Timings:
     """Return the timings of each rank of *tables* in the steps from *warm_up* on."""
-    names = tables[0].stages if tables else ()
-    recorded = [(name, [_recorded(t, column) for t in tables]) for column, name in enumerate(names)]
+    after = [_after_the_last(t) for t in tables]
+    names = _names(tables, after)
+    recorded = [(name, [_recorded(name, *both) for both in zip(tables, after, strict=True)]) for name in names]
     waits = [(t, blocked(t)) for t in tables]
     made = [
         (TRAIN_BATCH, [_where(train_batch(t) > 0, train_batch(t)) for t in tables]),
@@ -105,8 +108,29 @@ def grad_sync(t: StepTable, waits: Column) -> Column:
     return time
 
 
-def _recorded(t: StepTable, column: int) -> Times:
-    return t.total[:, column], t.pieces[:, column]
+def _after_the_last(t: StepTable) -> dict[str, Times]:
+    """Return by name the stages of the step that would have followed the last one, shape (k,)."""
+    batch = t.batch
+    begun = batch["step"][batch.is_kind(s.STEP)]
+    later = (batch["step"] > t.steps.max(initial=-1)) & (batch["step"] != NO_STEP)
+    left = batch.take(batch.is_kind(s.STAGE) & later & ~np.isin(batch["step"], begun))
+    names = left.lookup(lambda d: d.name, object)
+    parts = {name: left.take(names == name) for name in dict.fromkeys(names.tolist())}
+    return {name: (part["size"].astype(np.int64), np.maximum(part["a"], 1)) for name, part in parts.items()}
+
+
+def _names(tables: Sequence[StepTable], after: Sequence[Mapping[str, Times]]) -> list[str]:
+    """Return the stages in their order, those that only came after the last step behind the others."""
+    return [*dict.fromkeys([*(tables[0].stages if tables else ()), *(name for left in after for name in left)])]
+
+
+def _recorded(name: str, t: StepTable, left: Mapping[str, Times]) -> Times:
+    """Return the times of a stage, shape (n + k,): those of its steps, and what is *left* after the last."""
+    column = t.stages.index(name) if name in t.stages else None
+    nothing = np.zeros(len(t.steps), np.int64)
+    time, pieces = (nothing, nothing) if column is None else (t.total[:, column], t.pieces[:, column])
+    late, more = left.get(name, (nothing[:0], nothing[:0]))
+    return np.append(time, late), np.append(pieces, more)
 
 
 def _where(there: Column, time: Column) -> Times:
@@ -115,10 +139,7 @@ def _where(there: Column, time: Column) -> Times:
 
 def _part(name: str, tables: Sequence[StepTable], times: Sequence[Times], warm_up: int) -> StageTimings:
     steady = [t.steps >= warm_up for t in tables]
-    found = [
-        _timing(t.rank, time[rows], pieces[rows], int(t.duration[rows].sum()))
-        for t, rows, (time, pieces) in zip(tables, steady, times, strict=True)
-    ]
+    found = [_timing(t, rows, *both) for t, rows, both in zip(tables, steady, times, strict=True)]
     ranks = tuple(timing for timing in found if timing is not None)
     if len(tables) < 2:
         return StageTimings(name, name in OVERLAPPING, ranks, None, 0, False)
@@ -131,12 +152,17 @@ def _part(name: str, tables: Sequence[StepTable], times: Sequence[Times], warm_u
     return StageTimings(name, name in OVERLAPPING, ranks, tables[worst].rank, round(means[worst] - others), marked)
 
 
-def _timing(rank: int, time: Column, pieces: Column, whole: int) -> Timing | None:
-    times = time[pieces > 0]
+def _timing(t: StepTable, steady: Column, time: Column, pieces: Column) -> Timing | None:
+    """Return one part on one rank in its *steady* steps and, where *time* (n + k,) goes on, after the last."""
+    after = np.ones(len(time) - len(steady), bool)
+    there = np.append(steady, after) & (pieces > 0)
+    times = time[there]
     if not len(times):
         return None
-    total = int(times.sum())
+    total, whole = int(times.sum()), int(t.duration[steady].sum())
     p50, p99 = np.percentile(times, (50, 99))
     mean = round(total / len(times))
-    share = total / whole if whole else 0.0
-    return Timing(rank, len(times), int(pieces.sum()), total, mean, round(float(p50)), round(float(p99)), share)
+    share = int(time[: len(steady)][steady].sum()) / whole if whole else 0.0
+    return Timing(
+        t.rank, len(times), int(pieces[there].sum()), total, mean, round(float(p50)), round(float(p99)), share
+    )

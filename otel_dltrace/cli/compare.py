@@ -16,7 +16,7 @@ from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.report import WIDTH
 from otel_dltrace.cli.selection import read_spans, steps_of
-from otel_dltrace.configure import short_path
+from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.scaling import write_scaling

@@ -2,13 +2,14 @@
 
 otel-dltrace completion bash > ~/.local/share/bash-completion/completions/otel-dltrace
 otel-dltrace completion zsh > "${fpath[1]}/_otel-dltrace"
+otel-dltrace completion fish > ~/.config/fish/completions/otel-dltrace.fish
 otel-dltrace completion tcsh >> ~/.cshrc
 """
 
 import argparse
 from importlib.resources import files
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from otel_dltrace.configure import drain_for
+from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.export.drain import CLOSE_S, LINGER_S, Drain
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record.launch import ALL_RINGS, take_lock
 from otel_dltrace.record.ring import make_ring_folder
-from otel_dltrace.settings import Config
+from otel_dltrace.settings.config import Config
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,13 @@
 """Write a run as a file that other programs read.
 
     otel-dltrace export RUN --to chrome -o trace.json.gz
+    otel-dltrace export RUN --to chrome --max-bytes 256M -o trace.json.gz
     otel-dltrace export RUN --to otlp -o spans.jsonl.gz --steps 100-120 --rank 0
     otel-dltrace export RUN --to byteps -o traces/
     otel-dltrace export RUN --to byteps-server
 
-A file whose name ends in .gz is gzipped. The file appears when it is complete, or not at all.
+A file whose name ends in .gz is gzipped. A file appears when it is complete, or not at all. With --max-bytes a Chrome
+trace goes to trace.json, trace.1.json, trace.2.json ..., each of which can be opened by itself.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
-from otel_dltrace.configure import short_path
+from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.byteps_out import (
     completions_of,
@@ -30,17 +32,23 @@ from otel_dltrace.export.byteps_out import (
     write_byteps_server,
 )
 from otel_dltrace.export.chrome.notes import Note
+from otel_dltrace.export.chrome.rotation import part_path
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.horovod_out import write_horovod
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
-from otel_dltrace.export.run_stream import read_outline, stream_spans
+from otel_dltrace.export.run_stream import read_outline, stream_in_turns, stream_spans
 from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.errors import ConfigError, DltraceError, RunNotFoundError
 from otel_dltrace.model.metric_batch import MetricBatch
+from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.model.plan import FINEST, Window, parse_completions
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.machine import meanwhile, sentence
+
+_BYTES_A_TURN = 1200
+"""Of a file, for each span that all ranks have in turn: some four turns of each are in a file."""
+_MOST_NAMED = 4
 
 
 def _as_told(_batches: Iterable[SpanBatch], path: Path) -> Sequence[Path]:
@@ -127,6 +135,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="for byteps: only these completions of each tensor, counted from 1, or `all`; unless told (by --steps, "
         "too) those that BYTEPS_TRACE_START_STEP and _END_STEP asked for in the traced run",
     )
+    parser.add_argument(
+        "--max-bytes",
+        metavar="N",
+        default="0",
+        help="for chrome: bytes of JSON (before gzip) after which the next file begins, with K, M or G if you like: "
+        "trace.1.json after trace.json; each has all that a viewer needs; 0, as unless told: never",
+    )
     about = {name: f"{form.about}\nunless told: -o {form.output}" for name, form in FORMATS.items()}
     parser.epilog = formats_help(about)
 
@@ -135,10 +150,14 @@ def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
     form = FORMATS[args.to]
     output = args.output or Path(form.output)
+    max_bytes = _max_bytes(args)
     beside = _machine(args) if form.shows_metrics else {}
     if args.to == "byteps":
         beside["window"] = _completions(args)
-    batches = form.read(args.runs, steps_of(args), args.rank)
+    batches, parts = form.read(args.runs, steps_of(args), args.rank), list[Path]()
+    if max_bytes:
+        beside |= {"max_bytes": max_bytes, "wrote": parts.append}
+        batches = stream_in_turns(args.runs, steps_of(args), args.rank, max(1, max_bytes // _BYTES_A_TURN))
     done = 0
     with progress(f"writing {output}") as count:
 
@@ -150,13 +169,42 @@ def run(args: argparse.Namespace) -> int:
         try:
             written = form.write(batches, output, add, **beside)
         except OSError as error:
-            raise DltraceError(f"{output} cannot be written: {error.strerror or error}") from None
-    places = form.places(batches, output)
+            raise DltraceError(_cannot(output, parts, error)) from None
+    places = parts or form.places(batches, output)
     size = sum(path.stat().st_size for place in places for path in _files(place))
-    print(f"{', '.join(map(short_path, places))}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
+    print(f"{_named(places)}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
+    older = part_path(output, len(places))
+    if form.shows_metrics and older.exists():
+        print(f"otel-dltrace: {short_path(older)} is of an earlier export, and no part of this one", file=sys.stderr)
     if args.to == "byteps" and not any(map(has_stages, batches)):
         print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
     return 0
+
+
+def _max_bytes(args: argparse.Namespace) -> int:
+    """Return how large a file may become, 0 for any size.
+
+    Raises:
+        ConfigError: It is no number, or the format has no further files.
+    """
+    number = whole_number(args.max_bytes)
+    if number is None:
+        raise ConfigError(f"--max-bytes {args.max_bytes!r} is no whole number; write 268435456, or 256M")
+    if number and args.to != "chrome":
+        raise ConfigError(f"--max-bytes is for --to chrome; {args.to} is written to one place, whatever its size")
+    return number
+
+
+def _cannot(output: Path, parts: Sequence[Path], error: OSError) -> str:
+    """Return in a sentence that *output* could not be written, and which *parts* of it there are."""
+    there = f"; {_named(parts)} had been written, and can be opened" if parts else ""
+    return f"{output} cannot be written: {error.strerror or error}{there}"
+
+
+def _named(paths: Sequence[Path]) -> str:
+    """Return *paths* in words; of many the first and the last."""
+    names = [short_path(path) for path in paths]
+    return ", ".join(names) if len(names) <= _MOST_NAMED else f"{names[0]} to {names[-1]} ({len(names)} files)"
 
 
 def _completions(args: argparse.Namespace) -> Window:

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.configure import drain_for
+from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.ring import make_ring_folder
-from otel_dltrace.settings import Config
+from otel_dltrace.settings.config import Config
 
 DRAIN_ENDS_S = 60.0
 """How long the drain may take to finish once the program has ended."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.configure import short_path
+from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.byteps_in import Options, import_byteps
 from otel_dltrace.export.bytescheduler_in import import_bytescheduler
 from otel_dltrace.export.horovod_in import import_horovod

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from otel_dltrace.analysis.select import select
-from otel_dltrace.configure import short_path
+from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.export.serve import serve_once
@@ -22,7 +22,8 @@ from otel_dltrace.export.step_trace import StepTrace, find_run, find_step, is_se
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.report import links
-from otel_dltrace.settings import VIEWERS, Config, viewer_url
+from otel_dltrace.settings.config import Config
+from otel_dltrace.settings.viewers import VIEWERS, viewer_url
 
 _DATASOURCE = "tempo"
 _ONLY = {"--serve": "perfetto", "--output": "perfetto", "--datasource": "grafana"}

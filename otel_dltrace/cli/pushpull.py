@@ -16,11 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
-from otel_dltrace.configure import autostart
+from otel_dltrace.configure.sources import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.pushpull.options import read_env
-from otel_dltrace.settings import JOB_NAME, VARIABLES, Config, is_switched_on
+from otel_dltrace.settings.config import VARIABLES, Config
+from otel_dltrace.settings.process import JOB_NAME
+from otel_dltrace.settings.switch import is_switched_on
 
 _ONE_OR_MORE = {"workers": 1, "local_ranks": 1, "servers": 0}
 

@@ -8,13 +8,14 @@ import os
 from pathlib import Path
 
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.configure import drain_for, short_path
+from otel_dltrace.configure.drains import drain_for
+from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.sender import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.run_reader import host_folders
-from otel_dltrace.settings import Config
+from otel_dltrace.settings.config import Config
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from otel_dltrace.analysis.keys import Keys, keys
 from otel_dltrace.analysis.negotiation import Negotiations, negotiations
 from otel_dltrace.analysis.select import select, select_metrics
 from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
-from otel_dltrace.configure import short_path
+from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.run_reader import read_summaries

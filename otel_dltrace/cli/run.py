@@ -15,9 +15,9 @@ from dataclasses import fields
 
 from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.report import print_reports
-from otel_dltrace.configure import UNDER_RUN, read_summary, short_path
+from otel_dltrace.configure.outcome import UNDER_RUN, read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
-from otel_dltrace.settings import VARIABLES, Config
+from otel_dltrace.settings.config import VARIABLES, Config
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

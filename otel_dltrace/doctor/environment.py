@@ -11,7 +11,8 @@ from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, PROBLEM, Finding
-from otel_dltrace.settings import VARIABLES, Config, is_switched_on
+from otel_dltrace.settings.config import VARIABLES, Config
+from otel_dltrace.settings.switch import is_switched_on
 
 AREA = "environment"
 _PREFIXES = ("OTEL_", "DLTRACE")

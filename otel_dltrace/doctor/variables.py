@@ -2,7 +2,8 @@
 
 from importlib.metadata import entry_points
 
-from otel_dltrace.settings import VARIABLES, VIEWERS
+from otel_dltrace.settings.config import VARIABLES
+from otel_dltrace.settings.viewers import VIEWERS
 
 SWITCH = "OTEL_DLTRACE"
 OWN = frozenset({SWITCH, *VARIABLES.values(), *(viewer.variable for viewer in VIEWERS.values())})

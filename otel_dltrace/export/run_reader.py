@@ -1,11 +1,12 @@
 """Read a run directory back: one batch per process, whatever state its writers left it in."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
@@ -64,14 +65,20 @@ def last_step(path: Path) -> int:
     return int(digits) if path.suffix == ".parquet" and digits.isdigit() else NO_STEP
 
 
-def read_table(path: Path) -> pa.Table | None:
-    """Return a file's spans as Arrow columns of the span schema, None if it holds none."""
+def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Table | None:
+    """Return a file's spans as Arrow columns, at least these *names* of the span schema; None if it holds none."""
     if path.suffix == ".parquet":
         try:
-            return pq.read_table(path, columns=columns.SPANS.names)
+            return pq.read_table(path, columns=list(names))
         except (pa.ArrowInvalid, OSError):
             return None
     return read_stream(path)
+
+
+def first_start(path: Path) -> int:
+    """Return when the first span of a file begins, in ns of its host's monotonic clock; 0 if it holds none."""
+    table = read_table(path, ["start"])
+    return pc.min(table.column("start")).as_py() or 0 if table is not None else 0
 
 
 def read_batches(run: Path) -> Iterator[SpanBatch]:
@@ -82,17 +89,27 @@ def read_batches(run: Path) -> Iterator[SpanBatch]:
 
 def read_host(folder: Path) -> Iterator[SpanBatch]:
     """Yield the spans in a host's *folder* file by file, one batch per process and file."""
+    read = file_reader(folder)
+    for path in span_files(folder):
+        yield from read(path)
+
+
+def file_reader(folder: Path) -> Callable[[Path], Iterator[SpanBatch]]:
+    """Return what yields the spans in a file of the host's *folder*, one batch per process."""
     processes = read_processes(folder)
     names = read_descriptors(folder)
-    for path in span_files(folder):
+
+    def read(path: Path) -> Iterator[SpanBatch]:
         table = read_table(path)
         if table is None:
-            continue
+            return
         for nonce in table.column("process").unique().to_pylist():
             part = table.filter(columns.of_process(table, nonce))
             rows, errors = columns.from_arrow(part)
             process = processes.get(nonce) or Process(nonce, None)
             yield SpanBatch(rows, names.get(nonce, [OTHER]), process, tuple(errors))
+
+    return read
 
 
 def read_run(run: Path) -> list[SpanBatch]:

@@ -1,12 +1,20 @@
 """Read runs file by file, for what is written as it is read: what is held does not grow with a run's length."""
 
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from otel_dltrace.export.damage import nothing_in
-from otel_dltrace.export.run_reader import read_batches
+from otel_dltrace.export.run_reader import (
+    file_reader,
+    first_start,
+    host_folders,
+    read_batches,
+    read_processes,
+    span_files,
+)
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
@@ -48,9 +56,64 @@ def stream_spans(
 ) -> Iterator[SpanBatch]:
     """Yield the spans of *runs* that are in *steps* and of *ranks* (None: all), a batch per process and file."""
     for run in runs:
-        for batch in read_batches(run):
-            if ranks is None or batch.rank in ranks:
-                yield batch if steps is None else _in_steps(batch, steps)
+        yield from _chosen(read_batches(run), steps, ranks)
+
+
+def stream_in_turns(
+    runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None, spans: int
+) -> Iterator[SpanBatch]:
+    """Yield the same by time: what all processes of a file did comes in pieces of about so many *spans* of all of them.
+
+    A step of a process is never cut, and a process's spans outside any step come with what was done meanwhile.
+    """
+    for file in _files_by_time(runs):
+        yield from in_turns(list(_chosen(file, steps, ranks)), spans)
+
+
+def in_turns(batches: Sequence[SpanBatch], spans: int) -> Iterator[SpanBatch]:
+    """Yield *batches* in pieces of about *spans* of all of them together, by when their steps began."""
+    begins = [_begins(batch) for batch in batches]
+    every = np.sort(np.concatenate([np.zeros(0, np.int64), *begins]))
+    borders = every[spans::spans]
+    pieces = [np.searchsorted(borders, begin, side="right") for begin in begins]
+    for number in range(len(borders) + 1):
+        for batch, piece in zip(batches, pieces, strict=True):
+            part = batch.take(piece == number)
+            if len(part):
+                yield part
+
+
+def _begins(batch: SpanBatch) -> Column:
+    """Return for each span when its step began, as far as it is in *batch*, in Unix ns; outside any, when it did."""
+    begins: Column = batch["start"] + np.int64(batch.wall)
+    if len(batch):
+        order = np.argsort(batch["step"], kind="stable")
+        steps, firsts, of_row = np.unique(batch["step"][order], return_index=True, return_inverse=True)
+        inside = steps[of_row] != NO_STEP
+        begins[order[inside]] = np.minimum.reduceat(begins[order], firsts)[of_row[inside]]
+    return begins
+
+
+def _files_by_time(runs: Sequence[Path]) -> Iterator[Iterator[SpanBatch]]:
+    """Yield the files of *runs*, those of one host in their order, those of several by when their spans begin."""
+    files: list[tuple[int, int, Callable[[], Iterator[SpanBatch]]]] = []
+    for run in runs:
+        for folder in host_folders(run):
+            read, begin = file_reader(folder), 0
+            wall = next((process.anchor.offset for process in read_processes(folder).values()), 0)
+            for path in span_files(folder):
+                begin = max(begin, first_start(path) + wall)
+                files.append((begin, len(files), partial(read, path)))
+    for _, _, open_file in sorted(files):
+        yield open_file()
+
+
+def _chosen(
+    batches: Iterator[SpanBatch], steps: Container[int] | None, ranks: Collection[int] | None
+) -> Iterator[SpanBatch]:
+    for batch in batches:
+        if ranks is None or batch.rank in ranks:
+            yield batch if steps is None else _in_steps(batch, steps)
 
 
 def _in_steps(batch: SpanBatch, steps: Container[int]) -> SpanBatch:

@@ -2,16 +2,23 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_dltrace.model.identity import NO_STEP, Bind, span_id, trace_id
+from otel_dltrace.model.identity import NO_STEP, Bind, mix64, trace_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import share_of
-from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, Flag, Level
-from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, tracestate_entry
+from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, WAIT, Flag, Level
+from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent_head, tracestate_entry
 from otel_dltrace.record.steps import Tracer, open_span
 
 if TYPE_CHECKING:
     from otel_dltrace.model.queue_types import QueueType
-    from otel_dltrace.pushpull.trace import RequestSending, StageFinished, TensorCompleted, TensorEnqueued
+    from otel_dltrace.pushpull.trace import (
+        RequestSending,
+        StageFinished,
+        TensorCompleted,
+        TensorEnqueued,
+        WaitFinished,
+        WaitStarted,
+    )
 
 BACKEND = "pushpull"
 # Plain ints: reading a member of an enum costs a tenth of a record.
@@ -22,7 +29,7 @@ _ERRORS = "otel_dltrace.pushpull.errors"
 
 
 class _Open(NamedTuple):
-    """A push_pull that is under way: what its records have in common."""
+    """A push_pull that is under way: what its records have in common; *stages* are its tensor's descriptors."""
 
     number: int
     step: int
@@ -31,15 +38,20 @@ class _Open(NamedTuple):
     size: int
     parent: int
     seq: int
+    stages: "dict[QueueType, int]"
 
 
 class _Context(NamedTuple):
-    """What all requests of a step tell the servers; *part* is the step, or what stands for it where there is none."""
+    """What all requests of a step tell the servers; *part* is the step, or what stands for it where there is none.
+
+    *seed* is what the ids of the step's spans are made of, but for the span's number.
+    """
 
     bind: Bind
     part: int | str
-    trace: int
+    head: str
     state: str
+    seed: int
 
 
 class Pushed:
@@ -55,6 +67,8 @@ class Pushed:
         self._operations: dict[str, int] = {}
         self._stages: dict[str, dict[QueueType, int]] = {}
         self._sending: dict[tuple[int, int], int] = {}
+        self._waits: dict[int, tuple[_Open, int]] = {}
+        self._wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
         self._context: _Context | None = None
 
     def enqueued(self, event: "TensorEnqueued") -> None:
@@ -68,34 +82,42 @@ class Pushed:
             descriptor, _COLLECTIVE, event.time_ns, event.nbytes, parent, seq, b=-1, flags=_ASYNC, step=step
         )
         if number:
-            self._open[event.operation] = _Open(number, step, descriptor, event.time_ns, event.nbytes, parent, seq)
+            stages = self._stages.setdefault(event.name, {})
+            self._open[event.operation] = _Open(
+                number, step, descriptor, event.time_ns, event.nbytes, parent, seq, stages
+            )
 
     def finished(self, event: "StageFinished") -> None:
         """Write a stage of a partition."""
         recorder = self._recorder
         if recorder.level < _PARTITION:
             return
-        operation = self._open.get(event.operation)
+        which, _, _, partition, queue, size, _, server, enqueued, start, end = event
+        operation = self._open.get(which)
         if operation is None:
             return  # it was enqueued before anybody observed
-        try:
-            descriptor = self._stages[event.name][event.queue]
-        except KeyError:
-            descriptor = self._stage(event)
-        start = event.started_ns
+        number = 0
+        if server is None:
+            server = -1
+        else:
+            number = self._sending.pop((which, partition), 0)
+        wait = (start - enqueued) // 1000
+        # By position, and as few calls as can be: this is done for each stage of each partition.
         recorder.span(
-            descriptor,
+            operation.stages.get(queue) or self._stage(operation, event),
             _PARTITION,
             start,
-            event.finished_ns,
-            event.nbytes,
+            end,
+            size,
             operation.number,
             operation.seq,
-            event.partition,
-            min((start - event.enqueued_ns) // 1000, _MOST_WAIT),
-            -1 if event.server is None else event.server,
-            number=self._sending.pop((event.operation, event.partition), 0) if event.server is not None else 0,
-            step=operation.step,
+            partition,
+            wait if wait < _MOST_WAIT else _MOST_WAIT,
+            server,
+            0,
+            0,
+            number,
+            operation.step,
         )
 
     def completed(self, event: "TensorCompleted") -> None:
@@ -122,6 +144,20 @@ class Pushed:
             step=operation.step,
         )
 
+    def wait_started(self, event: "WaitStarted") -> None:
+        """Remember that the program waits for a push_pull."""
+        operation = self._open.get(event.operation)
+        if operation is not None:
+            self._waits[event.operation] = (operation, event.time_ns)
+
+    def wait_finished(self, event: "WaitFinished") -> None:
+        """Write how long the program was blocked: a child of what it waited for."""
+        operation, start = self._waits.pop(event.operation, (None, 0))
+        if operation is not None:
+            self._recorder.phase(
+                self._wait, start, event.time_ns, parent=operation.number, step=operation.step
+            )
+
     def sending(self, event: "RequestSending") -> None:
         """Tell the server which span its own is caused by: the stage, or the operation where stages are not recorded.
 
@@ -134,19 +170,20 @@ class Pushed:
         number = operation.number
         if recorder.level >= _PARTITION:
             number = self._sending[event.operation, event.partition] = recorder.number()
-        nonce = int.from_bytes(ring.nonce, "little")
-        context = self._context_of(bind, operation)
-        event.metadata[TRACEPARENT] = traceparent(context.trace, span_id(nonce, operation.step, number))
-        event.metadata[TRACESTATE] = context.state
+        context = self._context
+        if context is None or context.part != operation.step or context.bind is not bind:
+            context = self._context_of(bind, operation, ring.nonce)
+        metadata = event.metadata
+        metadata[TRACEPARENT] = f"{context.head}{mix64(context.seed ^ number) or 1:016x}-01"
+        metadata[TRACESTATE] = context.state
 
-    def _context_of(self, bind: Bind, operation: _Open) -> _Context:
+    def _context_of(self, bind: Bind, operation: _Open, nonce: bytes) -> _Context:
         step = operation.step
         part = step if step != NO_STEP else f"ops.{operation.seq // OPERATIONS_PER_TRACE}"
-        context = self._context
-        if context is None or context.part != part or context.bind is not bind:
-            shard = shard_of(self._tracer, bind, bind.rank, step)
-            state = tracestate_entry(step, bind.world, bind.rank)
-            context = self._context = _Context(bind, part, trace_id(bind, part, shard), state)
+        head = traceparent_head(trace_id(bind, part, shard_of(self._tracer, bind, bind.rank, step)))
+        state = tracestate_entry(step, bind.world, bind.rank)
+        seed = int.from_bytes(nonce, "little") ^ step << 32
+        self._context = context = _Context(bind, part, head, state, seed)
         return context
 
     def _operation(self, event: "TensorEnqueued") -> int:
@@ -156,11 +193,10 @@ class Pushed:
         number = self._operations[event.name] = self._recorder.intern(descriptor)
         return number
 
-    def _stage(self, event: "StageFinished") -> int:
+    def _stage(self, operation: _Open, event: "StageFinished") -> int:
         name = event.queue.name
         descriptor = Descriptor(PHASE, name, backend=BACKEND, tensor=event.name, key=event.key >> 16, queue_type=name)
-        stages = self._stages.setdefault(event.name, {})
-        number = stages[event.queue] = self._recorder.intern(descriptor)
+        number = operation.stages[event.queue] = self._recorder.intern(descriptor)
         return number
 
 

@@ -28,7 +28,7 @@ class Observer:
         self._tracer: Tracer | None = None
         self._handlers: dict[type, Handler] = {}
 
-    def __call__(self, event: object) -> None:
+    def take(self, event: object) -> None:
         """Record *event*."""
         tracer = live.tracer
         if tracer is None:
@@ -36,7 +36,9 @@ class Observer:
         try:
             if tracer is not self._tracer:
                 self._follow(tracer)
-            self._handlers[type(event)](event)
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
 
@@ -48,7 +50,8 @@ class Observer:
             trace.RequestSending: worker.sending,
             trace.StageFinished: worker.finished,
             trace.TensorCompleted: worker.completed,
-            trace.ServerRequestStarted: server.started,
+            trace.WaitStarted: worker.wait_started,
+            trace.WaitFinished: worker.wait_finished,
             trace.ServerRequestFinished: server.finished,
         }
         self._tracer = tracer
@@ -62,7 +65,7 @@ def bind_by_launcher(tracer: Tracer) -> None:
 
 
 def _attach(module: ModuleType) -> Undo:
-    before = module.observe(Observer(module))
+    before = module.observe(Observer(module).take)
     return lambda: module.observe(before)
 
 

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
-from otel_dltrace.configure import instrument_source, uninstrument_source
-from otel_dltrace.settings import VARIABLES, Config
+from otel_dltrace.configure.sources import instrument_source, uninstrument_source
+from otel_dltrace.settings.config import VARIABLES, Config
 
 
 class SourceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its module is not typed

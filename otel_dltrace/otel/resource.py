@@ -11,7 +11,8 @@ from otel_dltrace.model.resource import instance_id, job_attributes
 from otel_dltrace.model.topology import world_from_env
 from otel_dltrace.record.ring import boot_id, process_nonce
 from otel_dltrace.record.steps import live
-from otel_dltrace.settings import Config, environment_bind, job_name_of, resource_of
+from otel_dltrace.settings.config import Config
+from otel_dltrace.settings.process import environment_bind, job_name_of, resource_of
 
 _PLACE = (s.DL_RANK, s.DL_LOCAL_RANK, s.DL_NODE_RANK, s.DL_WORLD_SIZE, s.DL_ROLE)
 

@@ -17,7 +17,7 @@ from opentelemetry.util.types import Attributes
 
 from otel_dltrace.instrument.opentelemetry import open_step, step_of
 from otel_dltrace.model.plan import Window
-from otel_dltrace.settings import Config
+from otel_dltrace.settings.config import Config
 
 
 class StepSampler(Sampler):

@@ -119,6 +119,17 @@ class Engine:
         Raises:
             PushPullError: It cannot be done, or nobody answered within the timeout.
         """
+        observer = trace.observer
+        if observer is None or operation.done.is_set():
+            self._wait(operation)
+            return
+        observer(trace.WaitStarted(operation.number, time.monotonic_ns()))
+        try:
+            self._wait(operation)
+        finally:
+            observer(trace.WaitFinished(operation.number, time.monotonic_ns()))
+
+    def _wait(self, operation: Operation) -> None:
         limit = self.options.timeout_s
         if not operation.done.wait(limit) and not (
             self._is_served(operation) and operation.done.wait(limit + _SERVER_S)
@@ -319,17 +330,22 @@ def _slowest(operation: Operation) -> Task | None:
 
 def _stage(task: Task) -> trace.StageFinished:
     """Return what is told of the stage that *task* is through with."""
-    operation, queue = task.operation, task.queue
-    return trace.StageFinished(
-        operation.number,
-        operation.tensor.name,
-        task.key,
-        task.partition,
-        queue,
-        task.nbytes,
-        operation.round,
-        task.server if queue is Q.PUSH or queue is Q.PULL else None,
-        task.enqueued_ns or task.started_ns,  # nobody observed when it was put into the queue
-        task.started_ns,
-        time.monotonic_ns(),
+    operation, started = task.operation, task.started_ns
+    tensor = operation.tensor
+    queue = tensor.stages[task.at]
+    return tuple.__new__(
+        trace.StageFinished,
+        (
+            operation.number,
+            tensor.name,
+            task.key,
+            task.partition,
+            queue,
+            task.nbytes,
+            operation.round,
+            task.server if queue is Q.PUSH or queue is Q.PULL else None,
+            task.enqueued_ns or started,  # nobody observed when it was put into the queue
+            started,
+            time.monotonic_ns(),
+        ),
     )

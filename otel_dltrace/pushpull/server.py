@@ -1,10 +1,9 @@
 """The gRPC server around a `Store`: one event loop, so that the store needs no lock and a waiting pull no thread."""
 
 import asyncio
-import itertools
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -34,6 +33,8 @@ from otel_dltrace.pushpull.wire import Request, decode
 T = TypeVar("T")
 Context = Any
 """``grpc.aio.ServicerContext``, which is generic over messages; ours are bytes."""
+Metadata = Sequence[tuple[str, str]]
+Call = Callable[[bytes, Metadata], Awaitable[bytes]]
 
 
 class Server:
@@ -48,7 +49,6 @@ class Server:
         self.addresses: dict[int, str] = {}
         self.changed = asyncio.Condition()
         self._sums: dict[tuple[int, int], asyncio.Event] = {}
-        self._numbers = itertools.count(1)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the methods, each behind the check of the token."""
@@ -69,13 +69,11 @@ class Server:
         async with self.changed:
             await self.changed.wait_for(lambda: self.store.deserted)
 
-    def _guarded(
-        self, call: Callable[[bytes, Context], Awaitable[bytes]]
-    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    def _guarded(self, call: Call) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def answer(body: bytes, context: Context) -> bytes:
-            await self._check_caller(context)
+            metadata = await self._check_caller(context)
             try:
-                return await call(body, context)
+                return await call(body, metadata)
             except PeerLostError as error:
                 await context.abort(grpc.StatusCode.ABORTED, str(error))
             except (MismatchError, ValueError, KeyError, TypeError) as error:
@@ -84,23 +82,26 @@ class Server:
 
         return answer
 
-    async def _check_caller(self, context: Context) -> None:
-        if not is_ours(context.invocation_metadata(), self.options):
+    async def _check_caller(self, context: Context) -> Metadata:
+        """Return what came along with a request of our job; gRPC makes it anew each time it is asked."""
+        metadata: Metadata = context.invocation_metadata()
+        if not is_ours(metadata, self.options):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this job's")
+        return metadata
 
-    async def _register(self, body: bytes, _context: Context) -> bytes:
+    async def _register(self, body: bytes, _metadata: Metadata) -> bytes:
         fields = unpack_json(body)
         async with self.changed:
             self.addresses[int(fields["server"])] = str(fields["address"])
             self.changed.notify_all()
         return b""
 
-    async def _servers(self, _body: bytes, _context: Context) -> bytes:
+    async def _servers(self, _body: bytes, _metadata: Metadata) -> bytes:
         async with self.changed:
             await self.changed.wait_for(lambda: len(self.addresses) >= self.num_servers)
         return pack_json(addresses=[self.addresses[number] for number in sorted(self.addresses)])
 
-    async def _leave(self, body: bytes, _context: Context) -> bytes:
+    async def _leave(self, body: bytes, _metadata: Metadata) -> bytes:
         fields = unpack_json(body)
         await self._let_go(int(fields["worker"]), str(fields["reason"]))
         return b""
@@ -138,14 +139,14 @@ class Server:
         for event in self._sums.values():
             event.set()
 
-    async def _initialize(self, body: bytes, _context: Context) -> bytes:
+    async def _initialize(self, body: bytes, _metadata: Metadata) -> bytes:
         request, payload = decode(body)
         self.store.initialize(request, unpack(request, payload))
         return b""
 
-    async def _push(self, body: bytes, context: Context) -> bytes:
+    async def _push(self, body: bytes, metadata: Metadata) -> bytes:
         request, payload = decode(body)
-        number = self._begin("push", request, context, time.monotonic_ns())
+        begun = _begin("push", request, metadata, time.monotonic_ns())
         error = None
         try:
             if self.store.push(request, unpack(request, payload)):
@@ -154,13 +155,13 @@ class Server:
             error = type(failure).__name__
             raise
         finally:
-            self._end(number, "push", request, 0, 0, error)
+            _end(begun, 0, 0, error)
         return b""
 
-    async def _pull(self, body: bytes, context: Context) -> bytes:
+    async def _pull(self, body: bytes, metadata: Metadata) -> bytes:
         request, _ = decode(body)
         arrived, waited, answer, error = time.monotonic_ns(), 0, b"", None
-        number = self._begin("pull", request, context, arrived)
+        begun = _begin("pull", request, metadata, arrived)
         try:
             packing, total = await self._sum(request)
             waited = time.monotonic_ns() - arrived
@@ -169,7 +170,7 @@ class Server:
             error = type(failure).__name__
             raise
         finally:
-            self._end(number, "pull", request, len(answer), waited, error)
+            _end(begun, len(answer), waited, error)
         return answer
 
     async def _sum(self, request: Request) -> tuple[int, Any]:
@@ -194,39 +195,37 @@ class Server:
         if event := self._sums.pop((request.key, request.round), None):
             event.set()
 
-    def _begin(self, kind: str, request: Request, context: Context, arrived: int) -> int:
-        observer = trace.observer
-        if observer is None:
-            return 0
-        number = next(self._numbers)
-        metadata = {key: value for key, value in context.invocation_metadata() if key != AUTHORIZATION}
-        observer(
-            trace.ServerRequestStarted(
-                number,
-                kind,
-                request.name,
-                request.key,
-                request.round,
-                request.worker,
-                request.rank,
-                request.nbytes,
-                metadata,
-                arrived,
-            )
-        )
-        return number
 
-    @staticmethod
-    def _end(number: int, kind: str, request: Request, sent: int, waited: int, error: str | None) -> None:
-        observer = trace.observer
-        if observer is None or not number:
-            return
+def _begin(kind: str, request: Request, metadata: Metadata, arrived: int) -> trace.ServerRequestStarted | None:
+    """Tell the observer of a *request*, with all of its *metadata* but the token; return what it was told."""
+    observer = trace.observer
+    if observer is None:
+        return None
+    told = dict(metadata)
+    told.pop(AUTHORIZATION, None)
+    event = tuple.__new__(
+        trace.ServerRequestStarted,
+        (
+            kind,
+            request.name,
+            request.key,
+            request.round,
+            request.worker,
+            request.rank,
+            request.nbytes,
+            told,
+            arrived,
+        ),
+    )
+    observer(event)
+    return event
+
+
+def _end(begun: trace.ServerRequestStarted | None, sent: int, waited: int, error: str | None) -> None:
+    observer = trace.observer
+    if observer is not None and begun is not None:
         now = time.monotonic_ns()
-        observer(
-            trace.ServerRequestFinished(
-                number, kind, request.key, request.round, request.rank, sent, waited, now, error
-            )
-        )
+        observer(tuple.__new__(trace.ServerRequestFinished, (begun, sent, waited, now, error)))
 
 
 def serve(layout: Layout, options: Options) -> None:

@@ -192,7 +192,8 @@ def _metadata(task: Task, server: int) -> dict[str, str]:
     metadata: dict[str, str] = {}
     observer = trace.observer
     if observer is not None:
-        observer(trace.RequestSending(task.operation.number, task.key, task.partition, task.queue, server, metadata))
+        event = (task.operation.number, task.key, task.partition, task.queue, server, metadata)
+        observer(tuple.__new__(trace.RequestSending, event))
     return metadata
 
 

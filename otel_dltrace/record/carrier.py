@@ -40,9 +40,14 @@ def tracestate_value(step: int, world: str, rank: int) -> str:
     return f"{step}.{quote(world, safe='')}.{rank}"
 
 
+def traceparent_head(trace_id: int) -> str:
+    """Return what each ``traceparent`` of a trace begins with: all but the span's id and the flags."""
+    return f"00-{trace_id:032x}-"
+
+
 def traceparent(trace_id: int, span_id: int) -> str:
     """Return the ``traceparent`` of a span of ours; all of them are sampled."""
-    return f"00-{trace_id:032x}-{span_id:016x}-01"
+    return f"{traceparent_head(trace_id)}{span_id:016x}-01"
 
 
 def tracestate_entry(step: int, world: str, rank: int) -> str:

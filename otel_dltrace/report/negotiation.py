@@ -21,15 +21,18 @@ _TICKS = (
 )
 _CALLS = "ready is when the rank called, as it saw it itself; ranks are those of the job"
 _NO_TIMELINE = (
-    "What share of the time negotiation takes, and how much of it computation hides, is in Horovod's own timeline, "
-    "which this run has not: HOROVOD_TIMELINE=timeline.json."
+    "What Horovod does inside the operations, and by which library, is in its own timeline, which this run has not: "
+    "HOROVOD_TIMELINE=timeline.json."
 )
-_NO_OVERLAP = "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it."
+_NO_OVERLAP = (
+    "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it, "
+    "or no waits (OTEL_DLTRACE_LEVEL=phase records them)."
+)
 _OVERLAP = (
     "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
 )
 _COMPUTES = {
-    STAGES: "to compute is to be in forward, backward or optimizer",
+    STAGES: "to compute is to be in forward, backward or optimizer, blocked in no operation and no wait",
     UNBLOCKED: "to compute is to be blocked in no operation and no wait, as no forward or backward is recorded",
 }
 _SHARES = "for each step, the time in which anything was negotiated, or an operation ran; communication is either"
@@ -52,7 +55,7 @@ def write_negotiations(found: Negotiations, console: Console) -> None:
 
 def parts(found: Negotiations) -> list[RenderableType]:
     """Return what the report by negotiation shows, in order."""
-    if not (found.tensors or found.activities):
+    if not (found.tensors or found.activities or found.overlap):
         return [Text(_NOTHING)]
     out: list[RenderableType] = [Text(sentence) for sentence in sentences(found)]
     if found.whole or found.overlap:
@@ -73,21 +76,21 @@ def sentences(found: Negotiations) -> list[str]:
     """Return the share of negotiation, who was ready last, and what computation hides, a sentence each."""
     out = []
     if found.whole is not None:
-        who = "the ranks communicate" if found.backend == MPI else "Horovod communicates"
+        who = "Horovod communicates" if found.coordinated else "the ranks communicate"
         out.append(
             f"Negotiation takes {_percent(found.whole.negotiation, found.whole.communication)} of the time in which "
             f"{who}: {ms(found.whole.negotiation)} of {ms(found.whole.communication)} ms."
         )
-    out += _last(found)
-    if found.called and found.whole is None and found.backend != MPI:
-        return [*out, _NO_TIMELINE]
-    return [*out, _hidden(found.overlap)]
+    out += [*_last(found), _hidden(found.overlap)]
+    if found.backend == BACKEND and not found.coordinated:
+        out.append(_NO_TIMELINE)
+    return out
 
 
 def _hidden(overlap: Overlap | None) -> str:
     if overlap is None:
         return _NO_OVERLAP
-    what = "forward, backward or optimizer ran" if overlap.of == STAGES else "the rank was not blocked"
+    what = "forward, backward or optimizer went on" if overlap.of == STAGES else "the rank was not blocked"
     return (
         f"Computation hides {_percent(overlap.overlapped, overlap.communication)} of the operations' time: "
         f"{what} in {ms(overlap.overlapped)} of {ms(overlap.communication)} ms."
@@ -110,7 +113,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _shares(found: Negotiations) -> list[RenderableType]:
-    note = _WAITS if found.backend == MPI else _SHARES
+    note = _SHARES if found.coordinated else _WAITS
     first, others = ("the first epoch", "later epochs") if found.apart == FIRST_EPOCH else ("the first", "the others")
     out: list[RenderableType] = []
     if found.first is not None:
@@ -167,10 +170,11 @@ def _tensors(found: Negotiations) -> list[RenderableType]:
             *(ms(figure) for time in (tensor.negotiation, tensor.bar) for figure in (time.p50, time.p95)),
             last if tensor.ticked else "",
         )
+    notes = ["" if found.coordinated else _FIRST_TO_LAST]
     if found.backend == MPI:
-        return section("Collectives, by their negotiation", table, _FIRST_TO_LAST, _more(tensors, "collectives"))
-    note = "tensors that Horovod fused share one operation: do not add them up"
-    return section("Tensors, by their negotiation", table, note, _more(tensors, "tensors"))
+        return section("Collectives, by their negotiation", table, *notes, _more(tensors, "collectives"))
+    notes.append("tensors that Horovod fused share one operation: do not add them up")
+    return section("Tensors, by their negotiation", table, *notes, _more(tensors, "tensors"))
 
 
 def _libraries(libraries: Sequence[Activity], backend: str) -> list[RenderableType]:

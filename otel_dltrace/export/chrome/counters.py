@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.export.chrome.events import CHUNK, Chunk
-from otel_dltrace.export.chrome.flows import FLOW_DTYPE
 from otel_dltrace.export.chrome.marks import microseconds, quote
 from otel_dltrace.export.chrome.text import Piece, digits, join, literal, zero_padded
 from otel_dltrace.model import metrics as m
@@ -54,12 +53,13 @@ def tracks(batch: MetricBatch) -> Iterator[Track]:
             yield Track(usage.rank, f"{usage.of} {quantity.name}".strip(), unit, times[drawn], values[drawn])
 
 
-def track_chunks(track: Track, shift: int, pid: int) -> Iterator[Chunk]:
-    """Yield the events of a track, *shift* added to its times; what is before the trace's zero is left out."""
+def track_chunks(track: Track, shift: int, pid: int, between: tuple[int, int]) -> Iterator[Chunk]:
+    """Yield the events of a track, *shift* added to its times, that are *between* these, the second not included."""
     head = f',\n{{"ph":"C","tid":0,"pid":{pid},"name":{quote(track.name)},"cat":"metric","ts":'.encode()
     args = f',"args":{{{quote(track.unit)}:'.encode()
     ns = track.times + np.int64(shift)
-    ns, values = ns[ns >= 0], track.values[ns >= 0]
+    shown = (ns >= between[0]) & (ns < between[1])
+    ns, values = ns[shown], track.values[shown]
     for first in range(0, len(ns), CHUNK):
         whole, part = microseconds(ns[first : first + CHUNK])
         pieces: list[Piece] = [
@@ -71,4 +71,4 @@ def track_chunks(track: Track, shift: int, pid: int) -> Iterator[Chunk]:
             (digits(values[first : first + CHUNK]), None),
             (literal(b"}}"), None),
         ]
-        yield Chunk(join(len(whole), pieces), len(whole), np.zeros(0, FLOW_DTYPE))
+        yield Chunk(join(len(whole), pieces), len(whole))

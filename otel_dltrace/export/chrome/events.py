@@ -19,39 +19,55 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
 
 CHUNK = 1 << 12
-_WIDEST = 1 << 25
+WIDEST = 1 << 25
 """Bytes that a matrix of text may take: rows with very long names come a few at a time."""
+_NUMBERS = 300
+"""Bytes of an event that its descriptor does not say, about."""
 _STEP_MARK = ',\n{"ph":"i","s":"p","tid":%d,"ts":%d.%04d,"pid":%d,"name":"step %d","cat":"step","args":{"%s":%d}}'
 _COUNTER = b',\n{"ph":"C","tid":0,'
 
 
+_NO_FLOWS = np.zeros(0, FLOW_DTYPE)
+
+
 class Chunk(NamedTuple):
-    """The text of some rows, how many they are, and where their collectives are drawn (``FLOW_DTYPE``)."""
+    """The text of some rows, and what must be known of it.
+
+    Attributes:
+        text: The events; each begins with a comma.
+        events: How many they are.
+        flows: Where their collectives are drawn (``FLOW_DTYPE``).
+        tids: The lanes that they are on, each once.
+        first: Where the first begins, in ns after the trace's zero.
+        last: Where the last ends.
+    """
 
     text: bytes
     events: int
-    flows: Column
+    flows: Column = _NO_FLOWS
+    tids: Column = _NO_FLOWS["tid"]
+    first: int = 0
+    last: int = 0
 
 
-def span_chunks(batch: SpanBatch, layout: Layout, pid: int) -> Iterator[Chunk]:
-    """Yield the events of *batch*, in the layout's order, some thousand at a time."""
+def span_chunks(batch: SpanBatch, layout: Layout, pid: int, widest: int = WIDEST) -> Iterator[Chunk]:
+    """Yield the events of *batch*, in the layout's order, some thousand at a time, of about *widest* bytes at most."""
     texts, which = _constants(batch, pid)
-    lengths = np.array([len(text) for text in texts])
+    lengths = np.array([len(text) + _NUMBERS for text in texts])[which] if texts else which
     for first in range(0, len(layout.order), CHUNK):
-        yield from _split(batch, layout, layout.order[first : first + CHUNK], pid, (texts, which, lengths))
+        for rows in _split(layout.order[first : first + CHUNK], lengths, widest):
+            used, of_row = np.unique(which[rows], return_inverse=True)
+            constant = choice([texts[i] for i in used.tolist()], of_row)
+            yield _chunk(batch.take(rows), layout, rows, pid, constant)
 
 
-def _split(
-    batch: SpanBatch, layout: Layout, rows: Column, pid: int, constants: tuple[list[bytes], Column, Column]
-) -> Iterator[Chunk]:
-    texts, which, lengths = constants
-    if len(rows) > 1 and len(rows) * int(lengths[which[rows]].max()) > _WIDEST:
+def _split(rows: Column, lengths: Column, widest: int) -> Iterator[Column]:
+    if len(rows) > 1 and len(rows) * int(lengths[rows].max()) > widest:
         half = len(rows) // 2
-        yield from _split(batch, layout, rows[:half], pid, constants)
-        yield from _split(batch, layout, rows[half:], pid, constants)
+        yield from _split(rows[:half], lengths, widest)
+        yield from _split(rows[half:], lengths, widest)
     else:
-        used, of_row = np.unique(which[rows], return_inverse=True)
-        yield _chunk(batch.take(rows), layout, rows, pid, choice([texts[i] for i in used.tolist()], of_row))
+        yield rows
 
 
 def _chunk(part: SpanBatch, layout: Layout, rows: Column, pid: int, constant: Column) -> Chunk:
@@ -83,7 +99,8 @@ def _chunk(part: SpanBatch, layout: Layout, rows: Column, pid: int, constant: Co
     joined = (ids != 0) & (length > 0)
     flows = np.zeros(int(joined.sum()), FLOW_DTYPE)
     flows["id"], flows["ns"], flows["pid"], flows["tid"] = ids[joined], start[joined], pid, tid[joined]
-    return Chunk(join(len(rows), pieces), len(rows), flows)
+    ends = int(layout.start[rows].min()), int(layout.end[rows].max())
+    return Chunk(join(len(rows), pieces), len(rows), flows, np.unique(tid), *ends)
 
 
 def _ready_name(part: SpanBatch) -> list[Piece]:
@@ -134,7 +151,7 @@ def counter_chunks(batch: SpanBatch, base: int, pid: int) -> Iterator[Chunk]:
             (digits(part["size"].astype(np.int64)), None),
             (literal(b"}}"), None),
         ]
-        yield Chunk(join(len(part), pieces), len(part), np.zeros(0, FLOW_DTYPE))
+        yield Chunk(join(len(part), pieces), len(part))
 
 
 def step_marks(batch: SpanBatch, layout: Layout, pid: int) -> Chunk:
@@ -143,7 +160,7 @@ def step_marks(batch: SpanBatch, layout: Layout, pid: int) -> Chunk:
     columns = (layout.tid[rows], *microseconds(layout.start[rows]), batch["step"][rows])
     every = zip(*(column.tolist() for column in columns), strict=True)
     lines = [_STEP_MARK % (tid, whole, part, pid, step, s.DL_STEP, step) for tid, whole, part, step in every]
-    return Chunk("".join(lines).encode(), len(lines), np.zeros(0, FLOW_DTYPE))
+    return Chunk("".join(lines).encode(), len(lines), tids=np.unique(columns[0]))
 
 
 def _counter_text(d: Descriptor, pid: int) -> str:

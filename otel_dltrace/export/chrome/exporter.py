@@ -32,11 +32,11 @@ from otel_dltrace.export.chrome.arrows import Arrows, Line
 from otel_dltrace.export.chrome.rotation import DEFAULT_FILE, DEFAULT_MAX_BYTES, Rotation, base_of
 from otel_dltrace.export.chrome.spans import Drawing, Drawn, arrows_of
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.record.guard import guarded
 
 _logger = logging.getLogger(__name__)
 _FILE, _MAX_BYTES, _MAX_FILES = (f"OTEL_EXPORTER_CHROME_TRACE_{name}" for name in ("FILE", "MAX_BYTES", "MAX_FILES"))
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class ChromeTraceExporter(SpanExporter):
@@ -142,9 +142,9 @@ class ChromeTraceExporterFromEnvironment(ChromeTraceExporter):
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
     """Return a whole number, with K, M or G after it if you like; what is none is told and ignored."""
     text = env.get(name, "").strip()
-    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    if digits.isascii() and digits.isdigit() and unit in _UNITS:
-        return int(digits) * _UNITS[unit]
+    number = whole_number(text)
+    if number is not None:
+        return number
     if text:
         _logger.warning(
             "%s=%r is not a whole number (with K, M or G after it, if you like); %d is used", name, text, default

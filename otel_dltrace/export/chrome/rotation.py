@@ -115,7 +115,7 @@ class Rotation:
         path = Path(self._file.replace("{service}", service).replace("{pid}", str(os.getpid())))
         # A link, for one of standard output's names, is not replaced itself.
         path = Path(os.path.realpath(path))
-        return _inserted(path, str(self._number)) if self._number else path
+        return part_path(path, self._number)
 
     def _head(self) -> bytes:
         about = {
@@ -146,6 +146,11 @@ def _others(path: Path, forked: bool) -> Iterator[Path]:
         yield path_with_pid
     for number in count(2):
         yield _inserted(path_with_pid, f"{number}", "-")
+
+
+def part_path(path: Path, number: int) -> Path:
+    """Return the name of file *number*, from 0, of the trace that begins in *path*: after t.json comes t.1.json."""
+    return _inserted(path, str(number)) if number else path
 
 
 def _inserted(path: Path, text: str, before: str = ".") -> Path:

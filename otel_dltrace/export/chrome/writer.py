@@ -1,16 +1,16 @@
 """Write spans as a Chrome trace, which Perfetto and chrome://tracing show: a process per rank, lanes below."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.chrome.counters import track_chunks, tracks
-from otel_dltrace.export.chrome.events import Chunk, counter_chunks, span_chunks, step_marks
-from otel_dltrace.export.chrome.flows import Flows
+import numpy as np
+
+from otel_dltrace.export.chrome.counters import Track, track_chunks, tracks
+from otel_dltrace.export.chrome.events import WIDEST, Chunk, counter_chunks, span_chunks, step_marks
 from otel_dltrace.export.chrome.lanes import Lanes
 from otel_dltrace.export.chrome.layout import lay_out
 from otel_dltrace.export.chrome.marks import (
@@ -24,14 +24,20 @@ from otel_dltrace.export.chrome.marks import (
     rank_pid,
 )
 from otel_dltrace.export.chrome.notes import Note, note_lines
-from otel_dltrace.export.files import open_whole
+from otel_dltrace.export.chrome.rotation import part_path
+from otel_dltrace.export.chrome.trace_file import TraceFile
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value, resource_attributes
 from otel_dltrace.model.metric_batch import HOST, MetricBatch
-from otel_dltrace.model.spans import Process, SpanBatch
+from otel_dltrace.model.spans import Column, Process, SpanBatch
 
 MARGIN = 86_400_000_000_000
 """The first batch begins a day after the trace's zero: another rank may be earlier, and Perfetto drops what is < 0."""
+_FOREVER = np.iinfo(np.int64).max
+_CHUNKS_A_FILE = 8
+"""Into how many pieces at least the text of a file comes: it is not cut more finely."""
+_SAMPLE_BYTES = 160
+"""The text of a counter's event, about; counters are written after the spans, so room is kept for them."""
 
 
 def write_chrome(
@@ -40,11 +46,13 @@ def write_chrome(
     progress: Callable[[int], None] | None = None,
     metrics: Iterable[MetricBatch] = (),
     notes: Sequence[Note] = (),
+    max_bytes: int = 0,
+    wrote: Callable[[Path], None] | None = None,
 ) -> int:
     """Write *batches* to *path* as Chrome trace JSON, gzipped if it ends in ``.gz``; return the number of events.
 
     Batches are drawn as they come, each forgotten before the next is asked for; those of one process
-    come in the order of their steps. The file appears when it is complete, or not at all.
+    come in the order of their steps. A file appears when it is complete, or not at all.
 
     Times are us, exact to the ns, after a base that ``otherData.base_unix_ns`` names: Unix time in us
     would leave a double, which is what viewers compute in, only a quarter of a us.
@@ -53,21 +61,23 @@ def write_chrome(
         batches: The spans, each batch of one process.
         path: The file; its folder exists.
         progress: Called with the number of rows done since its last call.
-        metrics: What to draw as counters, each batch of one host; asked for after the spans.
+        metrics: What to draw as counters, each batch of one host; asked for after the spans, unless there is
+            more than one file.
         notes: Remarks on some of these spans' processes.
+        max_bytes: Bytes of JSON (before gzip) after which the next file begins, ``trace.1.json`` after
+            ``trace.json``; 0 for never. Each has every span that it has whole, with all that it needs; an arrow
+            joins slices of one file. Counters are in each file that has spans of their time.
+        wrote: Called with each file once it has its name.
     """
-    with open_whole(path) as out, ExitStack() as files:
-        trace = _Trace(out, Flows(files))
+    with ExitStack() as files:
+        trace = _Trace(path, files, max_bytes, metrics, notes, wrote or _ignore)
         for batch in batches:
             trace.add(batch, progress or _ignore)
-        for metric_batch in metrics:
-            trace.add_metrics(metric_batch, progress or _ignore)
-        trace.add_notes(notes)
-        trace.close()
+        trace.close(progress or _ignore)
     return trace.events
 
 
-def _ignore(_: int) -> None:
+def _ignore(_: object) -> None:
     """Show no progress."""
 
 
@@ -77,41 +87,62 @@ class _Drawn:
 
     pid: int
     name: str = ""
+    metadata: Sequence[str] = ()
     lanes: Lanes = field(default_factory=Lanes)
+    lane_names: dict[int, tuple[str, int]] = field(default_factory=dict)
     uncertainty: int = 0
     os_pid: int = 0
-    spans: int = 0
     base: int | None = None
     rank: int = HOST
     wall: int = 0
     machine: tuple[str, str] = ("", "")
     """Boot and host: who has these in common shares a monotonic clock."""
 
-    def summary(self, base: int | None) -> dict[str, Any]:
+    def summary(self, base: int | None, spans: int) -> dict[str, Any]:
         """Return what is told of it; its own zero too, if that is not the *base* of the trace."""
         return {
             "pid": self.pid,
             "name": self.name,
             "process.pid": self.os_pid,
             "clock_uncertainty_ns": self.uncertainty,
-            "spans": self.spans,
+            "spans": spans,
             **({"base_unix_ns": str(self.base)} if self.base != base else {}),
         }
 
 
-class _Trace:
-    """The file being written, and the little that must be remembered of what was drawn."""
+@dataclass
+class _Host:
+    """The metrics of one host, and the process that stands for it; *times* are those of its samples, ascending."""
 
-    def __init__(self, out: BufferedIOBase, flows: Flows) -> None:
-        self.out = out
+    batch: MetricBatch
+    tracks: Sequence[Track]
+    times: Column
+    pid: int = 0
+
+
+class _Trace:
+    """The files being written, and the little that must be remembered of what was drawn."""
+
+    def __init__(
+        self,
+        path: Path,
+        files: ExitStack,
+        max_bytes: int,
+        metrics: Iterable[MetricBatch],
+        notes: Sequence[Note],
+        wrote: Callable[[Path], None],
+    ) -> None:
         self.events = 0
-        self._flows = flows
+        self._path, self._files, self._max_bytes, self._wrote = path, files, max_bytes, wrote
+        self._metrics, self._notes = metrics, list(notes)
+        self._widest = min(WIDEST, max_bytes // _CHUNKS_A_FILE) if max_bytes else WIDEST
+        self._number = 0
+        self._file = TraceFile(path, files)
         self._base: int | None = None
         self._processes: dict[int, _Drawn] = {}
-        self._hosts: set[int] = set()
+        self._hosts: list[_Host] | None = None
+        self._shown_until = 0
         self._job: dict[str, Any] = {}
-        # "ns", since chrome://tracing nests slices to the us under "ms": what is shorter lands in its neighbour.
-        self.out.write(b'{"displayTimeUnit":"ns","traceEvents":[')
 
     def add(self, batch: SpanBatch, progress: Callable[[int], None]) -> None:
         """Write the events of one batch."""
@@ -126,87 +157,145 @@ class _Trace:
             drawn.base = self._base if first >= self._base else first - MARGIN
         before = drawn.lanes.counts()
         layout = lay_out(batch, drawn.lanes, drawn.base)
-        for lane in drawn.lanes.names(before):
-            self._write_lines(lane_metadata(drawn.pid, *lane))
-        for chunk in span_chunks(batch, layout, drawn.pid):
-            self._write_chunk(chunk, progress)
-            drawn.spans += chunk.events
+        drawn.lane_names.update({tid: (name, place) for tid, name, place in drawn.lanes.names(before)})
+        for chunk in span_chunks(batch, layout, drawn.pid, self._widest):
+            self._make_room(chunk, progress)
+            self._name_lanes(drawn, chunk)
+            self._file.write_spans(chunk, drawn.pid)
+            progress(chunk.events)
+        others = list(counter_chunks(batch, drawn.base, drawn.pid))
         if drawn.lanes.further:
-            marks = step_marks(batch, layout, drawn.pid)
-            self._write(marks.text, marks.events)
-        for chunk in counter_chunks(batch, drawn.base, drawn.pid):
-            self._write_chunk(chunk, progress)
+            others.insert(0, step_marks(batch, layout, drawn.pid))
+        for chunk in others:
+            self._make_room(chunk, progress)
+            self._name_lanes(drawn, chunk)
+            self._file.write(chunk)
+        progress(sum(chunk.events for chunk in others))
 
-    def add_metrics(self, batch: MetricBatch, progress: Callable[[int], None]) -> None:
-        """Write one host's metrics as counters, on the clocks of the spans of that host."""
-        if not len(batch):
+    def close(self, progress: Callable[[int], None]) -> None:
+        """Finish the last file."""
+        self._finish(_FOREVER, progress)
+
+    def _make_room(self, chunk: Chunk, progress: Callable[[int], None]) -> None:
+        """Begin the next file if this one has something and *chunk* would make it too large."""
+        if not (self._max_bytes and self._file.events):
             return
-        here = [one for one in self._processes.values() if one.machine == (batch.boot_id, batch.host)]
-        wall = here[0].wall if here else batch.wall
-        if self._base is None:
-            self._base = int(batch.time.min()) + wall - MARGIN
-        base = here[0].base if here and here[0].base is not None else self._base
-        ranks = {one.rank: (one.pid, one.wall - (one.base or 0)) for one in here if one.rank != HOST}
-        host: tuple[int, int] | None = None
-        for track in tracks(batch):
-            place = ranks.get(track.rank)
-            if place is None:
-                place = host = host or (self._host(batch.host), wall - base)
-            pid, shift = place
-            for chunk in track_chunks(track, shift, pid):
-                self._write_chunk(chunk, progress)
+        size = self._file.size + len(chunk.text) + self._samples() * _SAMPLE_BYTES
+        if size > self._max_bytes:
+            self._finish(max(self._shown_until, self._file.last + 1), progress)
+            self._number += 1
+            self._file = TraceFile(part_path(self._path, self._number), self._files)
 
-    def add_notes(self, notes: Sequence[Note]) -> None:
-        """Write remarks below the lanes of the processes that they are about."""
-        for nonce, drawn in self._processes.items():
-            mine = [note for note in notes if note.nonce == nonce]
-            if mine:
-                self._write_lines(note_lines(mine, drawn.wall - (drawn.base or 0), drawn.pid))
-
-    def _host(self, name: str) -> int:
-        """Return the process that stands for a host; name it."""
-        pid = free_pid(FIRST_FREE_PID, {drawn.pid for drawn in self._processes.values()} | self._hosts)
-        self._hosts.add(pid)
-        self._write_lines(process_metadata(pid, f"host {name}", "metrics", HOST_ORDER))
-        return pid
-
-    def close(self) -> None:
-        """Write what needs all ranks, and what describes the whole."""
-        for text, events in self._flows.lines():
-            self._write(text, events)
+    def _finish(self, until: int, progress: Callable[[int], None]) -> None:
+        """Write what belongs beside the spans of the file, *until* then (ns after zero), and what describes it."""
+        since = self._since()
+        for host in self._sampled():
+            self._add_metrics(host, (since, until), progress)
+        self._add_notes(until)
+        self._shown_until = until
         about = {
             "writer": "otel_dltrace",
             **self._job,
             "base_unix_ns": str(self._base or 0),
-            "processes": [drawn.summary(self._base) for drawn in self._processes.values()],
+            **({"part": self._number} if self._max_bytes else {}),
+            "processes": [
+                drawn.summary(self._base, self._file.spans[drawn.pid])
+                for drawn in self._processes.values()
+                if (drawn.pid, 0) in self._file.named
+            ],
         }
-        self.out.write(b'\n],"otherData":' + json.dumps(about).encode() + b"}\n")
+        self._file.close(about)
+        self.events += self._file.events
+        self._wrote(self._file.path)
 
-    def _write_chunk(self, chunk: Chunk, progress: Callable[[int], None]) -> None:
-        self._write(chunk.text, chunk.events)
-        self._flows.add(chunk.flows)
-        progress(chunk.events)
+    def _since(self) -> int:
+        """Return from when on the counters of this file are, ns after zero: none is between two files."""
+        first = self._file.first
+        return self._shown_until if first is None else min(self._shown_until, first)
 
-    def _write_lines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._write(b",\n" + line.encode(), 1)
+    def _sampled(self) -> list[_Host]:
+        if self._hosts is None:
+            whole = [(batch, list(tracks(batch))) for batch in self._metrics if len(batch)]
+            none = np.zeros(0, np.int64)
+            self._hosts = [
+                _Host(batch, of_host, np.sort(np.concatenate([none, *(track.times for track in of_host)])))
+                for batch, of_host in whole
+            ]
+        return self._hosts
 
-    def _write(self, text: bytes, events: int) -> None:
-        """Write *text*, events that begin with a comma each; the first of all has none."""
-        self.out.write(text if self.events else text[1:])
-        self.events += events
+    def _samples(self) -> int:
+        """Return how many samples of metrics there are beside the spans of this file."""
+        between = self._since(), max(self._shown_until, self._file.last + 1)
+        return sum(
+            int(np.diff(np.searchsorted(host.times, np.array(between) - (wall - base)))[0])
+            for host in self._sampled()
+            for wall, base in [self._clock(host)]
+        )
+
+    def _clock(self, host: _Host) -> tuple[int, int]:
+        """Return what to add to *host*'s times for Unix time, and the zero of the trace there."""
+        machine = (host.batch.boot_id, host.batch.host)
+        here = next((one for one in self._processes.values() if one.machine == machine), None)
+        wall = here.wall if here else host.batch.wall
+        if self._base is None:
+            self._base = int(host.batch.time.min()) + wall - MARGIN
+        return wall, here.base if here and here.base is not None else self._base
+
+    def _add_metrics(self, host: _Host, between: tuple[int, int], progress: Callable[[int], None]) -> None:
+        """Write one host's metrics as counters, on the clocks of the spans of that host."""
+        wall, base = self._clock(host)
+        machine = (host.batch.boot_id, host.batch.host)
+        ranks = {one.rank: one for one in self._processes.values() if one.machine == machine and one.rank != HOST}
+        for track in host.tracks:
+            mine = ranks.get(track.rank)
+            pid, shift = (mine.pid, mine.wall - (mine.base or 0)) if mine else (self._host_pid(host), wall - base)
+            for chunk in track_chunks(track, shift, pid, between):
+                self._name(pid, mine.metadata if mine else _host_metadata(host))
+                self._file.write(chunk)
+                progress(chunk.events)
+
+    def _host_pid(self, host: _Host) -> int:
+        """Return the process that stands for a host."""
+        if not host.pid:
+            used = {one.pid for one in (*self._processes.values(), *self._sampled())}
+            host.pid = free_pid(FIRST_FREE_PID, used)
+        return host.pid
+
+    def _add_notes(self, until: int) -> None:
+        """Write remarks that begin before *until*, below the lanes of the processes that they are about."""
+        for nonce, drawn in self._processes.items():
+            shift = drawn.wall - (drawn.base or 0)
+            mine = [note for note in self._notes if note.nonce == nonce and note.start + shift < until]
+            if mine:
+                self._name(drawn.pid, drawn.metadata)
+                self._file.write_lines(note_lines(mine, shift, drawn.pid))
+                self._notes = [note for note in self._notes if note not in mine]
+
+    def _name_lanes(self, drawn: _Drawn, chunk: Chunk) -> None:
+        """Name the lanes that *chunk* is on, where the file does not yet."""
+        self._name(drawn.pid, drawn.metadata)
+        for tid in chunk.tids.tolist():
+            if (drawn.pid, tid) not in self._file.named:
+                self._file.named.add((drawn.pid, tid))
+                self._file.write_lines(lane_metadata(drawn.pid, tid, *drawn.lane_names[tid]))
+
+    def _name(self, pid: int, metadata: Iterable[str]) -> None:
+        if (pid, 0) not in self._file.named:
+            self._file.named.add((pid, 0))
+            self._file.write_lines(metadata)
 
     def _process(self, process: Process) -> _Drawn:
-        """Return *process* as it is drawn; name it when it is new, and again when its rank became known."""
+        """Return *process* as it is drawn; it is named when it is new, and again when its rank became known."""
         drawn = self._processes.get(process.nonce)
         rank = resource_attributes(process) if process.bind is not None else {}
         if drawn is None:
-            used = {drawn.pid for drawn in self._processes.values()}
+            used = {one.pid for one in (*self._processes.values(), *(self._hosts or ()))}
             drawn = self._processes[process.nonce] = _Drawn(rank_pid(rank, used))
         name, label, order = _names(process)
         if name != drawn.name:
             drawn.name, drawn.os_pid = name, process.pid
-            self._write_lines(process_metadata(drawn.pid, name, label, order))
+            drawn.metadata = list(process_metadata(drawn.pid, name, label, order))
+            self._file.named.discard((drawn.pid, 0))
         drawn.rank = process.bind.rank if process.bind and process.bind.role == "worker" else HOST
         drawn.wall = process.anchor.offset
         drawn.machine = (process.boot_id, process.host)
@@ -215,6 +304,10 @@ class _Trace:
             bind = process.bind
             self._job = {"job": bind.job, "job_name": bind.job_name, "generation": bind.generation}
         return drawn
+
+
+def _host_metadata(host: _Host) -> Iterator[str]:
+    return process_metadata(host.pid, f"host {host.batch.host}", "metrics", HOST_ORDER)
 
 
 def _names(process: Process) -> tuple[str, str, int]:

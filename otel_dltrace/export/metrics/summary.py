@@ -43,37 +43,49 @@ class StepSummary:
         self._texts = {"": ""}
 
     def add(self, rows: Column, descriptors: Descriptors) -> tuple[list[Observed], list[Point]]:
-        """Return what the steps that end in *rows* took, and what has been done; a step comes with its stages."""
-        is_closed = (rows["flags"] & np.uint16(s.Flag.TRUNCATED) == 0) & (rows["step"] != NO_STEP)
-        steps = rows.compress(descriptors.is_kind(rows, s.STEP) & is_closed)
+        """Return what the steps that end in *rows* took, and what has been done.
+
+        A step comes with its stages. Those of a step that never begins, the evaluation after the last one and what
+        follows it, come at the end, and count too; those of a step that was cut off do not.
+        """
+        begun = rows.compress(descriptors.is_kind(rows, s.STEP) & (rows["step"] != NO_STEP))
+        steps = begun.compress(begun["flags"] & np.uint16(s.Flag.TRUNCATED) == 0)
         steps = steps.take(np.argsort(steps["start"], kind="stable"))
         exposed = self._exposed.add(rows, descriptors, steps)
+        stages = rows.compress(descriptors.is_kind(rows, s.STAGE))
+        stages = stages.compress(np.isin(stages["step"], steps["step"]) | ~np.isin(stages["step"], begun["step"]))
+        observed = self._stages(stages, descriptors)
         if not len(steps):
-            return [], []
-        observed = self._stages(steps, rows.compress(descriptors.is_kind(rows, s.STAGE)), descriptors)
+            return observed, []
+        observed += self._steps(steps, stages)
         if exposed:
             observed.append(self._observed(m.DL_STEP_GRAD_SYNC_EXPOSED, np.array([*exposed.values()])))
         return observed, self._throughput(steps)
 
-    def _stages(self, steps: Column, stages: Column, descriptors: Descriptors) -> list[Observed]:
-        """Return the steps' lengths, their stages', and what these leave of them."""
+    def _steps(self, steps: Column, stages: Column) -> list[Observed]:
+        """Return the *steps*' lengths, and what *stages* leave of them."""
         length = steps["end"] - steps["start"]
-        out = [self._observed(m.DL_STEP_DURATION, length)]
         numbers, place = distinct(np.concatenate([steps["step"], stages["step"]]))
         of_step, of_stage = place[: len(steps)], place[len(steps) :]
         begin = np.full(len(numbers), _NEVER)
         begin[of_step] = steps["start"]
-        here = begin[of_stage] != _NEVER
-        stages, of_stage = stages.compress(here), of_stage[here]
-        total = stages["size"].astype(np.int64)
         covered = np.zeros(len(numbers), np.int64)
         # An evaluation before it is in no step's time.
-        np.add.at(covered, of_stage, np.where(stages["end"] > begin[of_stage], total, 0))
-        kinds, which = distinct(descriptors.numbers(stages))
-        for i, number in enumerate(kinds.tolist()):
-            out.append(self._observed(m.DL_STEP_STAGE_DURATION, total[which == i], descriptors[number].name))
+        np.add.at(covered, of_stage, np.where(stages["end"] > begin[of_stage], stages["size"].astype(np.int64), 0))
         rest = np.maximum(length - covered[of_step], 0)
-        return [*out, self._observed(m.DL_STEP_STAGE_DURATION, rest, m.RESIDUAL)]
+        return [
+            self._observed(m.DL_STEP_DURATION, length),
+            self._observed(m.DL_STEP_STAGE_DURATION, rest, m.RESIDUAL),
+        ]
+
+    def _stages(self, stages: Column, descriptors: Descriptors) -> list[Observed]:
+        """Return how long each kind of *stages* took."""
+        kinds, which = distinct(descriptors.numbers(stages))
+        total = stages["size"].astype(np.int64)
+        return [
+            self._observed(m.DL_STEP_STAGE_DURATION, total[which == i], descriptors[number].name)
+            for i, number in enumerate(kinds.tolist())
+        ]
 
     def _observed(self, metric: str, ns: Column, stage: str = "") -> Observed:
         text = self._texts.get(stage)

@@ -1,0 +1,1 @@
+"""What wires the rooms: the live side of a process, and the drain."""

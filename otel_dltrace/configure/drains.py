@@ -1,0 +1,63 @@
+"""The drain that a configuration asks for, wired to its outlets and its metrics."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_dltrace.export.choice import exporters
+from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.plan import Window
+from otel_dltrace.record import guard
+from otel_dltrace.settings.config import Config
+
+if TYPE_CHECKING:
+    from otel_dltrace.export.drain import Drain
+
+METRICS_PART = 10
+"""Metrics may fill the tenth part of a host's quota."""
+
+
+def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_thread: bool = False) -> "Drain":
+    """Return the drain that *config*, ``OTEL_*_EXPORTER`` and the ``OTEL_EXPORTER_OTLP_*`` variables describe.
+
+    Args:
+        config: What goes out, and where run directories are made.
+        home: Its name; None to serve every ring.
+        orphans_only: Serve only rings whose writer is gone, each where its own writer wanted it.
+        in_thread: It is a thread of the training process: no metrics are sampled or sent there.
+
+    Raises:
+        ConfigError: One of these variables cannot be used.
+    """
+    from otel_dltrace.export.drain import Drain, Serving
+    from otel_dltrace.export.metrics.metering import Metering
+    from otel_dltrace.export.otlp.settings import OtlpSettings
+
+    others, settings = exporters(os.environ), OtlpSettings.from_env(os.environ)
+    serving = Serving(
+        config.rings,
+        None if home is None else Path(config.directory),
+        home,
+        orphans_only,
+        Window.parse(config.steps),
+        config.span_budget,
+        quota=config.quota,
+    )
+    sampled = config.metrics and not (orphans_only or in_thread)
+    quota = config.quota // METRICS_PART
+    metering = Metering(None if in_thread else metric_settings(), sampled, serving.window, quota)
+    if settings is None and not others:
+        return Drain(serving, metering=metering)
+    from otel_dltrace.export.outlets import outlets_of
+
+    return Drain(serving, outlets_of(others, settings), metering)
+
+
+def metric_settings() -> MetricSettings | None:
+    """Return where metrics go; None, after one sentence, where the environment says it wrong: spans go on."""
+    try:
+        return MetricSettings.from_env(os.environ)
+    except ConfigError as error:
+        guard.say(f"{error}; no metrics are sent")
+        return None

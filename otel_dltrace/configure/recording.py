@@ -1,0 +1,218 @@
+"""The live side of a process: its recording begins, hands over what there is, and ends."""
+
+import atexit
+import importlib.util
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from otel_dltrace.configure.drains import drain_for, metric_settings
+from otel_dltrace.configure.outcome import UNDER_RUN, host_is_drained, say_where
+from otel_dltrace.export.choice import exporters
+from otel_dltrace.model.identity import Bind, h64, run_directory_name
+from otel_dltrace.model.plan import parse_level
+from otel_dltrace.model.topology import World, world_from_env
+from otel_dltrace.record import guard
+from otel_dltrace.record.launch import DrainStarter, ring_bell
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.ring import RingWriter
+from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.settings.config import Config
+from otel_dltrace.settings.process import environment_bind, horovod_timeline, job_name_of, resource_of
+
+EXIT_S = 2.0
+"""How long a process waits at its end for the drain."""
+
+
+def start(config: Config | None = None, **fields: Any) -> None:
+    """Begin to record in this process; the ring is made at the first record.
+
+    Where recording is on already it goes on as it is; if something else is asked for, one sentence tells so.
+
+    Args:
+        config: What to record; by default what the environment says.
+        fields: Those of `Config` that are to differ from it, as in ``start(world="rollout")``.
+
+    Raises:
+        ConfigError: A value cannot be used.
+    """
+    if fields:
+        config = replace(config or Config.from_env(), **fields)
+    if live.tracer is not None:
+        if config is not None and not _is_as(config, live.tracer):
+            guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
+        return
+    live.tracer = _tracer(config or Config.from_env())
+    _register_once()
+
+
+def _is_as(config: Config, tracer: Tracer) -> bool:
+    """Return whether *tracer* records as *config* asks for."""
+    level = parse_level(config.of_role(tracer.environment.role).level)
+    return (config.home, level) == (tracer.recorder.home["drain"], tracer.recorder.level)
+
+
+def _tracer(config: Config) -> Tracer:
+    """Return what records as *config* and the environment say, and starts the drain at its first record."""
+    prints = _check_outlets()
+    if config.metrics and importlib.util.find_spec("psutil") is None:
+        guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
+    world, job_name = world_from_env(os.environ), job_name_of(os.environ)
+    starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), _drain_in_thread(config), prints)
+    recorder = Recorder(
+        config.rings,
+        config.ring_size,
+        parse_level(config.of_role(world.role).level),
+        _home(config, world, job_name),
+        lambda: starter.start(recorder.ring),
+    )
+    key = int(config.server_key or -1)
+    tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget, key)
+    tracer.horovod_timeline = partial(horovod_timeline, os.environ)
+    _follow_steps(tracer)
+    if config.metrics:
+        _follow_process(tracer)
+    return tracer
+
+
+def _check_outlets() -> bool:
+    """Return whether an exporter is asked for that may print; raise where the drain would stumble unseen."""
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+        from otel_dltrace.export.otlp.settings import OtlpSettings
+
+        OtlpSettings.from_env(os.environ)
+    metrics = metric_settings()
+    return bool(exporters(os.environ) or (metrics and metrics.exporters))
+
+
+def _home(config: Config, world: World, job_name: str) -> dict[str, Any]:
+    """Return what the ring's header tells the drain of this process: where its spans belong, and who it is."""
+    return {
+        "drain": config.home,
+        "directory": config.directory,
+        "at_end": {
+            "worker": config.comm_directory,
+            "server": config.server_profile,
+            "comm_steps": config.comm_steps,
+        },
+        "host": os.uname().nodename,
+        "resource": resource_of(os.environ),
+        "bind": asdict(environment_bind(config, world, job_name)),
+    }
+
+
+def _drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float], None]]:
+    def begin(ring: RingWriter) -> Callable[[float], None]:
+        from otel_dltrace.export.drain_thread import start_drain_thread
+
+        if config.metrics:
+            guard.say("the drain is a thread of this process, so no host is sampled and no metrics are sent")
+        drain = drain_for(config, None, in_thread=True)
+        if drain.outlet is not None:
+            drain.outlet.patience = 0.0  # the program's end waits for us
+        return start_drain_thread(drain, ring)
+
+    return begin
+
+
+def _follow_steps(tracer: Tracer) -> None:
+    """Have each step of *tracer* bind a single process, and join the user's own spans once it is bound."""
+    from otel_dltrace.instrument.opentelemetry import step_begins, step_left
+
+    def begun() -> None:
+        _bind_single(tracer)
+        step_begins(tracer)
+
+    tracer.steps.on_begin, tracer.steps.on_left = begun, step_left
+
+
+def _follow_process(tracer: Tracer) -> None:
+    """Have *tracer* record what only this process knows of itself."""
+    from otel_dltrace.instrument.process import follow_memory
+
+    tracer.metrics = True
+    follow_memory(tracer)
+
+
+def _bind_single(tracer: Tracer) -> None:
+    """Bind a process that nobody launched once its second step begins: no process group has come by then."""
+    recorder = tracer.recorder
+    if recorder.bound is None and tracer.environment.world_size == 1 and recorder.step >= 1:
+        bind_by_environment(tracer)
+
+
+@guard.guarded
+def bind_by_environment(tracer: Tracer) -> None:
+    """Bind this process as its environment says, alone where it says nothing."""
+    recorder = tracer.recorder
+    if recorder.bound is not None or recorder.ring is None:
+        return
+    known = dict(recorder.home["bind"])
+    nonce = recorder.ring.nonce.hex()
+    known["generation"] = known["generation"] or f"1.{h64(nonce):016x}"
+    known["job"] = known["job"] or nonce
+    recorder.bind(Bind.read(known))
+
+
+@guard.guarded
+def stop() -> None:
+    """End the current step, hand everything to the drain and wait for it, at most two seconds."""
+    tracer, live.tracer = live.tracer, None
+    if tracer is None:
+        return
+    tracer.steps.end()
+    bind_by_environment(tracer)
+    recorder = tracer.recorder
+    ring, bind, directory = recorder.ring, recorder.bound, recorder.home["directory"]
+    recorder.close()
+    if ring is None or tracer.starter is None:
+        return
+    deadline = time.monotonic() + EXIT_S
+    drained = tracer.starter.finish(ring.path, EXIT_S)
+    if bind is not None and (bind.role, bind.local_rank) == ("worker", 0) and not os.environ.get(UNDER_RUN):
+        run = Path(directory) / run_directory_name(bind)
+        whole = drained and host_is_drained(run, bind.local_world_size, deadline)
+        say_where(run, drained, tracer.starter, is_over=whole)
+
+
+def flush(timeout: float = EXIT_S) -> bool:
+    """Have the drain read everything recorded so far; return whether it said so within *timeout* seconds."""
+    tracer = live.tracer
+    if tracer is None or tracer.recorder.ring is None or tracer.starter is None:
+        return True
+    cursor = tracer.recorder.ring.path.with_suffix(".cursor")
+    before = _changed_at(cursor)
+    deadline = time.monotonic() + timeout
+    ring_bell(tracer.starter.bell)
+    while time.monotonic() < deadline:
+        if _changed_at(cursor) != before:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def _changed_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _after_fork() -> None:
+    if live.tracer is not None:
+        live.tracer.recorder.after_fork()
+
+
+_registered = False
+
+
+def _register_once() -> None:
+    global _registered  # noqa: PLW0603  -- hooks of the interpreter cannot be taken back
+    if not _registered:
+        _registered = True
+        os.register_at_fork(after_in_child=_after_fork)
+        atexit.register(stop)

@@ -1,0 +1,70 @@
+"""Who this process is, as the environment says: its job, its place among the ranks, and what describes both."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from otel_dltrace.model.identity import Bind, h64
+from otel_dltrace.model.semconv import DL_LAUNCHER_SPAN_ID, DL_LAUNCHER_TRACE_ID
+from otel_dltrace.model.topology import World
+from otel_dltrace.record.carrier import read_traceparent
+from otel_dltrace.settings.config import VARIABLES, Config
+
+JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
+"""Set by a launcher of ours for processes that run other programs than the job's own."""
+
+
+def environment_bind(config: Config, world: World, job_name: str) -> Bind:
+    """Return who the environment says this process is; what it does not say is "" (contract 1)."""
+    run = config.run or world.run
+    generation = ""
+    if run:
+        start = f"{run}.{config.launch}" if config.launch else run
+        is_id = len(start) == 16 and all(c in "0123456789abcdef" for c in start)
+        generation = f"1.{start if is_id else format(h64(start), '016x')}"
+    return Bind(
+        job=config.job or world.job or run,
+        generation=generation,
+        job_name=job_name,
+        world=config.world,
+        role=world.role,
+        rank=world.rank,
+        local_rank=world.local_rank,
+        node_rank=world.node_rank,
+        world_size=world.world_size,
+        local_world_size=world.local_world_size,
+        servers=world.servers,
+        attempt=world.attempt,
+    )
+
+
+def horovod_timeline(env: Mapping[str, str]) -> str:
+    """Return where Horovod, initialised now, writes its own timeline, "" for nowhere."""
+    return env.get("HOROVOD_TIMELINE", "")
+
+
+def job_name_of(env: Mapping[str, str]) -> str:
+    """Return the job's name for people: the service's, or the program's."""
+    name = env.get("OTEL_SERVICE_NAME") or env.get(VARIABLES["job"]) or env.get(JOB_NAME)
+    if name:
+        return name
+    main = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return Path(main).stem or (spec.name if spec else "") or "job"
+
+
+def resource_of(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``OTEL_RESOURCE_ATTRIBUTES``, and the launcher's span that ``TRACEPARENT`` names.
+
+    A pair that is none is left out, as the specification says. A step is a trace of its own, so
+    the launcher's span is nobody's parent: it is named.
+    """
+    pairs = (pair.partition("=") for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    out = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
+    if env.get("OTEL_SERVICE_NAME"):
+        out["service.name"] = env["OTEL_SERVICE_NAME"]
+    launcher = read_traceparent(env.get("TRACEPARENT", ""))
+    if launcher is not None:
+        out |= {DL_LAUNCHER_TRACE_ID: launcher.trace_id, DL_LAUNCHER_SPAN_ID: launcher.span_id}
+    return out
