@@ -29,7 +29,7 @@ from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
 from otel_dltrace.export.chrome.exporter import ChromeTraceExporter
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import number_columns, resource_attributes, span_attributes
+from otel_dltrace.model.attributes import constant_attributes, number_columns, resource_attributes
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids
@@ -82,20 +82,21 @@ def batch_of(rank: int) -> SpanBatch:
 
 def sdk_spans(batch: SpanBatch) -> list[ReadableSpan]:
     """Return *batch* as the SDK's spans, in the order in which they end."""
-    columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
+    columns = number_columns(batch)
     resource = Resource(dict(resource_attributes(batch.process)))
     out = []
     for row in np.argsort(batch["end"], kind="stable").tolist():
         r = batch.rows[row]
         trace = int(r["step"]) + 1
         parent = int(r["parent_id"])
+        numbers = {name: int(values[row]) for name, values, mask in columns if mask[row]}
         out.append(
             ReadableSpan(
                 batch.descriptor_of(row).name,
                 SpanContext(trace, int(r["span_id"]), False, TraceFlags(1)),
                 SpanContext(trace, parent, False, TraceFlags(1)) if parent else None,
                 resource,
-                span_attributes(batch, row, columns),
+                constant_attributes(batch.descriptor_of(row), int(r["source"]), int(r["flags"]), "") | numbers,
                 start_time=int(r["start"]) + batch.wall,
                 end_time=int(r["end"]) + batch.wall,
             )

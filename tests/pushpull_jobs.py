@@ -52,9 +52,9 @@ serve(layout, options)
 LAUNCHER = """
 import json, os, sys
 from otel_dltrace.pushpull import launch
-program, server, counts = json.loads(sys.stdin.read())
+program, server, counts, grace_s = json.loads(sys.stdin.read())
 launch.SERVE = (sys.executable, "-c", server)
-sys.exit(launch.launch(launch.Plan((sys.executable, "-c", program), *counts, grace_s=2), os.environ))
+sys.exit(launch.launch(launch.Plan((sys.executable, "-c", program), *counts, grace_s=grace_s), os.environ))
 """
 
 
@@ -78,6 +78,7 @@ def run_job(
     env: Mapping[str, str] | None = None,
     server: str = "",
     torch: bool = False,
+    grace_s: float = 60.0,
 ) -> Done:
     """Run *main* in each of workers x local ranks beside servers, as *counts* has it.
 
@@ -89,6 +90,7 @@ def run_job(
         env: More variables.
         server: What each server does before it serves.
         torch: Whether *main* uses torch, and makes its own start.
+        grace_s: How long the others may take to end by themselves once one has failed.
     """
     text = textwrap.dedent(main)
     program = SAY + (text if torch else _function("main", text) + WORKER)
@@ -97,7 +99,7 @@ def run_job(
     done = subprocess.run(
         [sys.executable, "-c", LAUNCHER],
         env=variables,
-        input=json.dumps([program, served, counts]),
+        input=json.dumps([program, served, counts, grace_s]),
         capture_output=True,
         text=True,
         timeout=240,

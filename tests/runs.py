@@ -1,14 +1,19 @@
 """Runs written by hand: spans under exact times, and a small simulation of data-parallel training."""
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
+
+from otel_dltrace.analysis.compose import RunReport
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor
+from otel_dltrace.report.text import write
 
 MS = 1_000_000
 USUAL: Mapping[str, float] = {
@@ -135,3 +140,10 @@ def _one_step(rank: Rank, step: int, begun: float, took: Mapping[str, float], re
         rank.collective(step, half, reduced, 2 * step + 2, tensor="bucket 0", **bound)
         rank.collective(step, ready, reduced, 2 * step + 3, tensor="bucket 1", **bound)
     return end
+
+
+def rendered(report: RunReport, width: int = 100) -> str:
+    """Return *report* as plain text of at most *width* columns."""
+    out = io.StringIO()
+    write(report, Console(file=out, width=width, color_system=None, force_terminal=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

@@ -11,9 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 
+from otel_dltrace.export.plain_spans import plain_spans
 from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.spans import SpanBatch
 
 QUIET = ("OTEL_", "DMLC_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
@@ -140,3 +143,9 @@ def a_place(folder: Path) -> Iterator[Place]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(rings, ignore_errors=True)
+
+
+def attributes_of(batch: SpanBatch) -> list[dict[str, Value]]:
+    """Return the attributes of each row of *batch*, as they are sent."""
+    spans = plain_spans(batch, np.zeros((len(batch), 16), np.uint8))
+    return [{**span.constant.attributes, **span.own} for span in spans]

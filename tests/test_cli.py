@@ -1,6 +1,7 @@
 """The commands as a shell sees them: help that needs no page, completion, errors that name the cure."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,15 @@ def test_bash_completes_a_command(tmp_path):
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
 
     assert done.stdout.split() == ["report", "recover"]
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="no fish here")
+def test_fish_completes_a_command(tmp_path):
+    """A real fish offers the commands that begin with what was typed, and the formats."""
+    script = f"{sys.executable} -m otel_dltrace completion fish | source; complete -C 'otel-dltrace re'"
+    done = subprocess.run(["fish", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["recover", "report"]
 
 
 @pytest.mark.parametrize(

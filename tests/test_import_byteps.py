@@ -11,8 +11,8 @@ from otel_dltrace.cli.main import main
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import number_columns, span_attributes
 from tests.byteps_files import FILES, REAL, SMALL, real, unpack
+from tests.support import attributes_of
 
 
 def imported(tmp_path, *paths, options=()):
@@ -45,14 +45,14 @@ def test_a_run_of_two_workers_is_whole(two_workers, capsys):
 def test_spans_carry_what_byteps_says(two_workers):
     """An operation names its tensor and key, a stage its queue type, key, partition and the wait in its queue."""
     batch = read_run(two_workers)[0]
-    columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
+    attributes = attributes_of(batch)
     pushes = np.flatnonzero(batch.lookup(lambda d: d.name == "PUSH", bool))
     push = int(pushes[0])
     operation = int(batch.rows["parent_no"][push]) - 1
     tensor = {s.DL_TENSOR_NAME: "byteps.Gradient.0.weight", s.DL_COMM_BACKEND: "byteps", s.DL_TIME_SOURCE: "host_done"}
 
     assert batch["parent_id"][push] == batch["span_id"][operation]
-    assert span_attributes(batch, operation, columns) == {
+    assert attributes[operation] == {
         s.DL_COMM_OPERATION: "push_pull",
         s.DL_COMM_ASYNC: False,
         **tensor,
@@ -60,8 +60,9 @@ def test_spans_carry_what_byteps_says(two_workers):
         s.DL_COMM_SEQ: 5,
         s.DL_COMM_SIZE: 0,
         s.DL_KEY: 65536,
+        s.DL_COMM_COLLECTIVE_ID: "83b956b76582162e",
     }
-    found = span_attributes(batch, push, columns)
+    found = attributes[push]
     assert found.pop(s.DL_QUEUE_WAIT) > 0
     assert found == {**tensor, s.DL_QUEUE_TYPE: "PUSH", s.DL_STEP: 4, s.DL_KEY: 65536, s.DL_PARTITION: 0}
 

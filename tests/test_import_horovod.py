@@ -10,8 +10,8 @@ from otel_dltrace.export import horovod_in
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import number_columns, span_attributes
 from tests.horovod_files import FILES, ODD, REAL, SMALL, WHOLE, timeline, unpack
+from tests.support import attributes_of
 
 
 def imported(tmp_path, *paths):
@@ -69,11 +69,10 @@ def test_a_run_says_who_wrote_it(tmp_path):
 def test_spans_carry_what_horovod_says(tmp_path):
     """An operation its tensor, bytes, type and occurrence; an activity its name; a ready tick whose it is."""
     (batch,) = read_run(imported(tmp_path, unpack("horovod_mpi_np4_psets", tmp_path)))
-    columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
+    attributes = attributes_of(batch)
 
-    def of(name, nth=0):
-        row = int(np.flatnonzero(batch.lookup(lambda d: d.name == name, bool))[nth])
-        return span_attributes(batch, row, columns)
+    def of(name):
+        return attributes[int(np.flatnonzero(batch.lookup(lambda d: d.name == name, bool))[0])]
 
     tensor = {s.DL_TENSOR_NAME: "allreduce.global", s.DL_COMM_BACKEND: "horovod", s.DL_TIME_SOURCE: "host_done"}
     assert of("allreduce") == {
@@ -83,6 +82,7 @@ def test_spans_carry_what_horovod_says(tmp_path):
         s.DL_COMM_DTYPE: "float32",
         s.DL_COMM_SIZE: 400,
         s.DL_COMM_SEQ: 1,
+        s.DL_COMM_COLLECTIVE_ID: "bf9dac8e1f03c4a5",
         s.DL_STEP: 0,
     }
     assert of("MPI_ALLREDUCE") == {**tensor, s.DL_ACTIVITY: "MPI_ALLREDUCE", s.DL_STEP: 0}

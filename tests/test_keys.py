@@ -88,6 +88,20 @@ def test_a_key_is_told_by_stage_and_partition():
     assert key.last is None
 
 
+def test_a_key_is_longest_where_the_servers_are_asked():
+    """A rank that waits for another of its worker waits in its next stage, and for what that one does."""
+    roots = pushed(late=0)[:2]
+    other = Rank(2, 3)
+    for step in range(STEPS):
+        begin = step * 200.0
+        _stage(other, "conv.weight", 0, 0, step, "COPYH2D", begin + 40, begin + 41, wait=39)
+    both = next(key for key in keys([*roots, other.batch()]).workers if key.key == 0)
+    alone = next(key for key in keys(roots).workers if key.key == 0)
+
+    assert (both.longest, both.longest.name) == (alone.longest, "PULL")
+    assert {stage.name for stage in both.stages} == {"PUSH", "PULL", "COPYH2D"}
+
+
 def test_a_server_tells_waiting_from_transfer():
     """The first worker's pull waits until the last one's push is in; the rest is transfer."""
     key = next(key for key in keys(pushed()).servers if key.key == (1 << 16 | 1))
@@ -117,7 +131,7 @@ def test_the_report_by_key_names_the_rank_the_key_and_the_partition():
 
     assert "Seen from the workers, rank 1 comes last most often: 20 of 20 times, by 30.0 ms (p50)." in text
     assert "Seen from the servers, rank 1 comes last most often: 40 of 40 times, by 30.0 ms (p50)." in text
-    assert "The key that takes longest is 0 conv.weight: 29.0 ms (p50), most of it in PULL" in text
+    assert "The key that takes longest is 0 conv.weight: 29.0 ms (p50), longest in PULL" in text
     assert "rank 1: 10 of 10, 30.0 ms" in text
     assert "fc.weight [1]" in text
 

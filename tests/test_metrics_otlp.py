@@ -111,13 +111,14 @@ def drained(place: Place) -> None:
 
 def test_all_nine_metrics_of_the_seed_come_to_the_collector_as_psutil_sees_them(place, collector):
     """Counters lie between this test's own readings before and after; ratios and states add up; units are right."""
-    before = (psutil.disk_io_counters(), psutil.net_io_counters(pernic=True), psutil.cpu_times())
+    before = (psutil.disk_io_counters(perdisk=True), psutil.net_io_counters(pernic=True), psutil.cpu_times())
     process = place.start(UNTIL_TOLD, **to(collector, place))
     wait_until(lambda: all(seed_points(collector).values()), what="all nine metrics")
-    found = seed_points(collector)
-    after = (psutil.disk_io_counters(), psutil.net_io_counters(pernic=True), psutil.cpu_times())
-    memory = psutil.virtual_memory()
     enough(place, process)
+    drained(place)
+    found = seed_points(collector)
+    after = (psutil.disk_io_counters(perdisk=True), psutil.net_io_counters(pernic=True), psutil.cpu_times())
+    memory = psutil.virtual_memory()
 
     assert {name: {(p.unit, p.kind) for p in points} for name, points in found.items()} == {
         seed.name: {(METRICS[seed.metric].unit, METRICS[seed.metric].instrument)} for seed in SEED
@@ -128,10 +129,11 @@ def test_all_nine_metrics_of_the_seed_come_to_the_collector_as_psutil_sees_them(
         for p in found[f"Network throughput ({name})"]:
             low, high = (getattr(x[1][p.attributes[m.INTERFACE]], field) for x in (before, after))
             assert low <= p.value <= high
-    for name, field in (("read", "read_bytes"), ("write", "write_bytes")):
-        total = sum(p.value for p in found[f"Disk throughput ({name})"])
-        assert 0 <= total <= getattr(after[0], field)
-    assert sum(p.value for p in found["Disk IOPS"]) <= after[0].read_count + after[0].write_count
+    disks = [(p, "bytes") for way in ("read", "write") for p in found[f"Disk throughput ({way})"]]
+    for p, what in [*disks, *((p, "count") for p in found["Disk IOPS"])]:
+        field = f"{p.attributes[m.DISK_DIRECTION]}_{what}"
+        low, high = (getattr(x[0][p.attributes[m.DEVICE]], field) for x in (before, after))
+        assert low <= p.value <= high
     states = {p.attributes[m.MEMORY_STATE]: p.value for p in collector.latest(m.SYSTEM_MEMORY_USAGE).values()}
     limit = [p.value for p in collector.latest(m.SYSTEM_MEMORY_LIMIT).values()]
     assert [sum(states.values())] == limit

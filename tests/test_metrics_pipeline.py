@@ -17,7 +17,7 @@ from opentelemetry.sdk.metrics.export import (
     MetricsData,
 )
 
-from otel_dltrace.export.metrics import pipeline
+from otel_dltrace.export.metrics import histograms, pipeline
 from otel_dltrace.export.metrics.histograms import BOUNDS
 from otel_dltrace.export.metrics.pipeline import Pipeline
 from otel_dltrace.export.metrics.settings import MetricSettings
@@ -208,12 +208,30 @@ def test_an_exporter_that_cannot_be_made_leaves_the_others(kept, capsys, monkeyp
     assert "the metrics exporter broken cannot be made (ImportError: no module called lost)" in capsys.readouterr().err
 
 
-def test_a_reader_gets_all_but_histograms(monkeypatch):
-    """Prometheus' exporter, for one, is a reader of its own."""
+def test_no_point_ends_before_it_begins(kept, monkeypatch):
+    """The wall clock was set back an hour between two exports."""
+    now = [7_200 * 10**9]
+    monkeypatch.setattr(histograms, "time_ns", lambda: now[0])
+    made = Pipeline(NEVER, {"service.name": "bert"})
+    made.observe([Point(m.DL_TRAIN_BATCHES, 3.0), Point(m.DL_GC_PAUSE, 0.1)])
+    now[0] -= 3_600 * 10**9
+    collected(made)
+    (point,) = kept.last()[m.DL_GC_PAUSE].values()
+
+    assert (point.count, point.time_unix_nano - point.start_time_unix_nano) == (1, 0)
+
+
+def test_a_reader_gets_histograms_too(monkeypatch):
+    """Prometheus' exporter, for one, is a reader of its own, which is asked again and again."""
     reader = InMemoryMetricReader()
     monkeypatch.setattr(pipeline, "_otlp", lambda _: reader)
     made = Pipeline(NEVER, {"service.name": "bert"})
-    made.observe([Point(m.SYSTEM_CPU_TIME, 1.0, USER), Point(m.DL_GC_PAUSE, 0.1)])
-    data = reader.get_metrics_data()
+    seen = []
+    for _ in range(2):
+        made.observe([Point(m.SYSTEM_CPU_TIME, 1.0, USER), Point(m.DL_GC_PAUSE, 0.1)])
+        (resource,) = reader.get_metrics_data().resource_metrics
+        (scope,) = resource.scope_metrics
+        points = {metric.name: metric.data.data_points for metric in scope.metrics}
+        seen.append([points[m.SYSTEM_CPU_TIME][0].value, points[m.DL_GC_PAUSE][0].count])
 
-    assert [metric.name for metric in data.resource_metrics[0].scope_metrics[0].metrics] == [m.SYSTEM_CPU_TIME]
+    assert seen == [[1.0, 1], [1.0, 2]]

@@ -61,6 +61,16 @@ OLD = {
     "sys/fs/cgroup/cpuacct/cpuacct.usage_user": "2000000000\n",
     "sys/fs/cgroup/cpuacct/cpuacct.usage_sys": "1000000000\n",
 }
+OLD_POD = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/pod/box\n",
+    "sys/fs/cgroup/cpu/pod/box/cpu.cfs_quota_us": "-1\n",
+    "sys/fs/cgroup/cpu/pod/box/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us": "50000\n",
+    "sys/fs/cgroup/cpu/pod/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpuacct/pod/box/cpuacct.usage_user": "1\n",
+    "sys/fs/cgroup/cpuacct/pod/cpuacct.usage_user": "2000000000\n",
+    "sys/fs/cgroup/cpuacct/pod/cpuacct.usage_sys": "1000000000\n",
+}
 UNLIMITED = {
     "proc/self/cgroup": "0::/\n4:memory:/\n",
     "sys/fs/cgroup/memory.max": "max\n",
@@ -75,6 +85,7 @@ UNLIMITED = {
     [
         pytest.param(UNIFIED, Memory(8 * GB, 6 * GB, 2 * GB), Cpu(2.5, 3.0, 0.5), id="v2, the pod's memory binds"),
         pytest.param(OLD, Memory(4 * GB, GB, 4096), Cpu(3, 2.0, 1.0), id="v1, a cpuset binds"),
+        pytest.param(OLD_POD, None, Cpu(0.5, 2.0, 1.0), id="v1, the pod's quota binds"),
         pytest.param(UNLIMITED, None, None, id="no limit"),
         pytest.param({}, None, None, id="no cgroup to be seen"),
     ],

@@ -11,13 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_dltrace.export.records import RECORD_DTYPE
+from otel_dltrace.model import identity
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import collective_ids, constant_attributes, number_columns, span_attributes
+from otel_dltrace.model.attributes import collective_ids, constant_attributes
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import (
     NO_STEP,
     Bind,
-    collective_id,
     digest,
     h64,
     h64_each,
@@ -35,6 +35,7 @@ from otel_dltrace.model.plan import STEP_SHARE, SlowSteps, Window, for_servers, 
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.model.spans import SPAN_DTYPE, Process, SpanBatch, concatenate, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor, HostClock, tightest_anchor
+from tests.support import attributes_of
 
 BIND = Bind("job", "3.00ff", "my job/1", world="w", role="worker", rank=5, world_size=8)
 PINNED = (
@@ -74,7 +75,7 @@ def test_every_id_hashes_its_fields():
     assert root_id(BIND, 17) == int.from_bytes(by_hand(b"root", *run, b"0", b"17")[:8], "big")
     assert rank_step_id(BIND, 17) == int.from_bytes(by_hand(b"rank", *run, b"worker", b"5", b"17")[:8], "big")
     wanted = by_hand(b"coll", *run, b"collective", b"0", b"", b"9")
-    assert collective_id(BIND, "collective", "0", "", 9) == int.from_bytes(wanted[:8], "big")
+    assert identity.collective_ids(BIND, "collective", "0", "", [9]) == [int.from_bytes(wanted[:8], "big")]
     wanted = by_hand(b"p2p", *run, b"0", b"1", b"2", b"77", b"4")
     assert p2p_id(BIND, "0", 1, 2, 77, 4) == int.from_bytes(wanted[:8], "big")
 
@@ -82,7 +83,8 @@ def test_every_id_hashes_its_fields():
 def test_ids_never_change():
     """Released ids are for ever: a replay with a later version must double nothing."""
     assert (f"{trace_id(BIND, 17):032x}", f"{root_id(BIND, 17):016x}", f"{rank_step_id(BIND, 17):016x}") == PINNED[:3]
-    assert (f"{collective_id(BIND, 'collective', '0', '', 9):016x}", f"{span_id(1, 2, 3):016x}") == PINNED[3:]
+    (collective,) = identity.collective_ids(BIND, "collective", "0", "", [9])
+    assert (f"{collective:016x}", f"{span_id(1, 2, 3):016x}") == PINNED[3:]
 
 
 def test_fields_cannot_run_into_each_other():
@@ -355,8 +357,7 @@ def test_every_kind_of_span_carries_its_attributes():
         (REDUCE, {"step": 4, "size": 64, "seq": 9, "a": 7, "b": -1, "flags": Flag.ASYNC, "source": Source.BOUND}),
         (PUSH, {"step": NO_STEP, "size": 64, "partition": 2, "level": Level.PARTITION, "flags": Flag.TRUNCATED}),
     )
-    columns = {name: (values, mask) for name, values, mask in number_columns(made)}
-    assert [span_attributes(made, row, columns) for row in range(len(made))] == [
+    assert attributes_of(made) == [
         {"dl.step": 4, "dl.step.user": 90, "dl.batch_size": 32, "dl.epoch": 2},
         {"dl.step": 5},
         {"dl.phase": "forward", "dl.step": 4, "dl.stage.count": 3, "dl.stage.total": 1000},
@@ -372,6 +373,7 @@ def test_every_kind_of_span_carries_its_attributes():
             "dl.comm.seq": 9,
             "dl.comm.size": 64,
             "dl.queue.wait": 7,
+            "dl.comm.collective_id": PINNED[3],
         },
         {
             "dl.queue.type": "PUSH",
@@ -397,9 +399,9 @@ def test_a_collective_is_named_alike_on_all_ranks():
         (FORWARD, {}),
     )
     assert collective_ids(made).tolist() == [
-        collective_id(BIND, "collective", "0", "", 9),
+        *identity.collective_ids(BIND, "collective", "0", "", [9]),
         0,
-        collective_id(BIND, "collective", "", "grad", 2),
+        *identity.collective_ids(BIND, "collective", "", "grad", [2]),
         p2p_id(BIND, "0", 5, 6, 7, 1),
         0,
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import a_place
-from tests.test_mpi4py import ALLOWED
+from tests.test_mpi4py import ALLOWED, MPIEXEC
 
 pytest.importorskip("mpi4py")
 
@@ -19,6 +19,12 @@ MODULES = (
     r"|p2p_obj_matched|pickle|request|subclass|win)\.py$"
 )
 """What bears on the calls and takes a few seconds."""
+MODULES_OF_SEVERAL = (
+    r"test_(attributes|cco_ngh_obj|cco_obj|comm|comm_topo|p2p_buf|p2p_obj|p2p_obj_matched|request|subclass)\.py$"
+)
+"""Of these, what takes no more than that where three ranks share two cores."""
+APART = 'exec "$@" 2> "said.${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}"'
+"""Has each rank say what it says in a file of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +44,27 @@ def source(request: pytest.FixtureRequest) -> Path:
     return unpacked
 
 
-def outcomes(folder: Path, source: Path, **env: str) -> dict[str, str]:
-    """Run the tests; return the outcome of each by its name."""
+def outcomes(folder: Path, source: Path, ranks: int, **env: str) -> list[dict[str, str]]:
+    """Run the tests; return the outcome of each by its name, on each rank."""
+    launched = [str(MPIEXEC), "-n", str(ranks)] if ranks > 1 else []
+    modules = MODULES_OF_SEVERAL if ranks > 1 else MODULES
+    tests = [sys.executable, str(source / "test" / "main.py"), "-v", "-i", modules]
     with a_place(folder) as place:
-        command = [sys.executable, str(source / "test" / "main.py"), "-v", "-i", MODULES]
-        done = place.finish(place.popen(command, **ALLOWED, **env))
-    assert "is not traced" not in done.stderr, done.stderr
-    found = re.findall(
-        r"^(test\w+ \([\w.]+\)).*? \.\.\. (ok|FAIL|ERROR|skipped)", done.stderr, re.DOTALL | re.MULTILINE
-    )
-    assert re.search(r"^Ran \d+ tests", done.stderr, re.MULTILINE), done.stderr[-3000:]
-    return dict(found)
+        done = place.finish(place.popen([*launched, "sh", "-c", APART, "sh", *tests], **ALLOWED, **env))
+        said = [(place.folder / f"said.{rank}").read_text() for rank in range(ranks)]
+    assert done.returncode == 0, said[0][-3000:] + done.stderr
+    assert "is not traced" not in "".join(said)
+    assert all(re.search(r"^Ran \d+ tests", text, re.MULTILINE) for text in said), said[0][-3000:]
+    outcome = re.compile(r"^(test\w+ \([\w.]+\)).*? \.\.\. .*?(ok|FAIL|ERROR|skipped)", re.DOTALL | re.MULTILINE)
+    return [dict(outcome.findall(text)) for text in said]
 
 
-def test_the_own_tests_of_mpi4py_pass_as_without_us(source: Path, tmp_path: Path) -> None:
-    """Every test of these modules has the same outcome traced and untraced."""
-    without = outcomes(tmp_path, source)
-    assert len(without) > 200
-    assert outcomes(tmp_path, source, OTEL_DLTRACE="1") == without
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [1, 3], ids=["one rank", "three ranks"])
+def test_the_own_tests_of_mpi4py_pass_as_without_us(source: Path, tmp_path: Path, ranks: int) -> None:
+    """Every test of these modules has the same outcome traced and untraced, on every rank."""
+    if ranks > 1 and MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    without = outcomes(tmp_path, source, ranks)
+    assert min(map(len, without)) > 200
+    assert outcomes(tmp_path, source, ranks, OTEL_DLTRACE="1") == without

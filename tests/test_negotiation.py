@@ -155,6 +155,7 @@ def test_ranks_of_mpi_negotiate_by_waiting():
             Activity("allreduce", reduced, 160 * MS, "MPI"),
         ),
         called=True,
+        coordinated=False,
         backend="mpi",
         apart=FIRST_STEP,
         steps=tuple(Numbered(number, step) for number in range(4)),
@@ -201,6 +202,67 @@ def test_a_real_straggler_of_mpi_is_named(tmp_path):
     assert rank1["times"] > rank0["times"]
     assert [one["name"] for one in found["libraries"]] == ["MPI"]
     assert "Rank 1 is ready last most often: " in said
+
+
+def trained(waits: bool = True) -> list[SpanBatch]:
+    """Return two ranks of Horovod without its timeline: gradients are reduced in 60 ms of a step, waited for in 30.
+
+    Rank 1 is ready 20 ms late; the wait is in the optimizer's step, as in that of `DistributedOptimizer`.
+    """
+    out = []
+    for number in range(2):
+        rank = Rank(number, 2)
+        ours = {"backend": "horovod", "group": "0", "source": s.Source.HOST_DONE, "flags": s.Flag.ASYNC}
+        rank.collective(NO_STEP, 0, 90, 1, "broadcast", tensor="broadcast.w", **ours)
+        for step in range(4):
+            begin = 100 + step * 100.0
+            rank.step(step, begin, begin + 100)
+            rank.stage(step, "backward", begin, begin + 50).stage(step, "optimizer", begin + 50, begin + 90)
+            ready = begin + 20 + 20 * number
+            rank.collective(step, ready, begin + 80, step + 1, "allreduce", tensor="allreduce.w", **ours)
+            if waits:
+                rank.wait(step, begin + 50, begin + 80)
+        out.append(rank.batch())
+    return out
+
+
+def test_ranks_of_horovod_tell_without_its_timeline():
+    """They negotiate until the last of them has called; what waits in a stage computes nothing meanwhile."""
+    found = negotiations(trained())
+    step = Share(2, 200 * MS, 20 * MS, 80 * MS, 100 * MS)
+
+    assert found == Negotiations(
+        whole=Share(8, 800 * MS, 80 * MS, 320 * MS, 400 * MS),
+        first=step,
+        others=Share(6, 600 * MS, 60 * MS, 240 * MS, 300 * MS),
+        per_step=Spread(8, 80 * MS, 10 * MS, 10 * MS, 20 * MS, 20 * MS),
+        overlap=Overlap(400 * MS, 480 * MS, 160 * MS),
+        ticked=5,
+        silent=0,
+        ranks=(ReadyRank(0, 5, 0, Spread()), ReadyRank(1, 5, 4, each(20, 4))),
+        tensors=(
+            TensorNegotiation(
+                "allreduce.w", "allreduce", each(20, 4), Spread(8, 400 * MS, 50 * MS, 50 * MS, 60 * MS, 60 * MS), 4, 1,
+                4, 20 * MS,
+            ),
+            TensorNegotiation("broadcast.w", "broadcast", each(0, 1), each(90, 2), 1, 0, 0, 0),
+        ),
+        activities=(),
+        called=True,
+        coordinated=False,
+        apart=FIRST_STEP,
+        steps=tuple(Numbered(number, step) for number in range(4)),
+    )  # fmt: skip
+    assert "the ranks communicate" in text(found)
+    assert "HOROVOD_TIMELINE=timeline.json" in text(found)
+
+
+def test_without_waits_nothing_is_said_of_overlap():
+    """At level collective nobody knows when the rank was blocked; to be in a stage is not taken for computing."""
+    found = negotiations(trained(waits=False))
+
+    assert (found.overlap, found.whole.negotiation) == (None, 80 * MS)
+    assert "cannot be told" in text(found)
 
 
 def test_messages_alone_are_told_as_well():
@@ -290,7 +352,7 @@ def test_the_report_says_it_in_words():
     assert "overlap: of the time in which an operation runs, the part in which its rank computes too" in text(
         negotiations([negotiated()])
     )
-    assert text(negotiations([])).startswith("No operation of Horovod or MPI is in there")
+    assert text(negotiations([])).startswith("No operation of Horovod or MPI that ranks share is in there")
 
 
 def test_a_real_straggler_is_named(tmp_path, capsys):

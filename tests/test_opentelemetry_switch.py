@@ -15,20 +15,20 @@ import pytest
 
 from otel_dltrace.instrument.registry import COMMON, TABLES
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.attributes import number_columns, resource_attributes, span_attributes
+from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.record.carrier import Remote, read_traceparent
 from otel_dltrace.record.launch import drain_environment
 from otel_dltrace.settings.config import VARIABLES
 from otel_dltrace.settings.switch import INSTRUMENTOR_PREFIX
 from tests import servers
-from tests.support import Place, a_place
+from tests.support import Place, a_place, attributes_of
 
 pytest.importorskip("opentelemetry.instrumentation")
 pytest.importorskip("opentelemetry.distro")
 
 INSTRUMENT = str(Path(sys.executable).with_name("opentelemetry-instrument"))
 NO_EXPORTERS = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
-ALIKE_BUT_IN_TIME = (s.DL_STAGE_TOTAL, s.DL_QUEUE_WAIT)
+OF_ONE_RUN = (s.DL_STAGE_TOTAL, s.DL_QUEUE_WAIT, s.DL_COMM_COLLECTIVE_ID)
 
 
 @pytest.fixture
@@ -78,10 +78,8 @@ def trained(folder: Path, *launcher: str, **env: str) -> Counter[Any]:
         assert len(place.runs()) == 1, "each rank thinks it is a job of its own"
         spans: Counter[Any] = Counter()
         for batch in place.spans():
-            columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
-            for row in range(len(batch)):
-                attributes = span_attributes(batch, row, columns)
-                kept = sorted((k, v) for k, v in attributes.items() if k not in ALIKE_BUT_IN_TIME)
+            for row, attributes in enumerate(attributes_of(batch)):
+                kept = sorted((k, v) for k, v in attributes.items() if k not in OF_ONE_RUN)
                 spans[batch.rank, batch.descriptor_of(row).name, tuple(kept)] += 1
         return spans
 

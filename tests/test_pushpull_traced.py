@@ -56,7 +56,7 @@ PROGRAM = f"""
     for step in range({STEPS}):
         with otel_dltrace.step():
             if layout.rank == int(os.environ.get("SLOW", -1)):
-                time.sleep(0.03)
+                time.sleep(0.2)
             if layout.rank == int(os.environ.get("DIES", -1)) and step == 3:
                 while len([*Path().glob("step3.*")]) < layout.size - 1:
                     time.sleep(0.01)
@@ -182,7 +182,7 @@ def test_each_partition_has_its_stages_in_order(job):
     operations = {span.id: span for span in job.spans if span.name == s.PUSH_PULL}
     stages = defaultdict(list)
     for span in job.spans:
-        if span.role == "worker" and span.parent in operations:
+        if span.role == "worker" and span.parent in operations and span.name != s.WAIT:
             above = operations[span.parent]
             assert above[1:2] + above[3:5] + above[6:8] == span[1:2] + span[3:5] + span[6:8]
             assert above.start <= span.start <= span.end <= above.end
@@ -193,6 +193,19 @@ def test_each_partition_has_its_stages_in_order(job):
         for before, span in pairwise(each):
             assert span.start - before.end >= span.wait * 1000 >= 0, "a bar begins when the partition leaves the queue"
     assert {span.size for each in stages.values() for span in each} == {8192, SIZE - 8192}
+
+
+def test_what_the_program_waits_for_is_below_it(job):
+    """From when it asked for the result until it had it; of one that was done by then there is none."""
+    by_id = {span.id: span for span in job.spans}
+    waits = [span for span in job.spans if span.name == s.WAIT]
+    for span in waits:
+        above = by_id[span.parent]
+        assert (above.name, above.role, above.rank, above.step) == (s.PUSH_PULL, "worker", span.rank, span.step)
+        assert above.start <= span.start
+        assert above.end <= span.end
+    assert len({span.parent for span in waits}) == len(waits)
+    assert {span.step for span in waits} >= set(range(STEPS)), "whoever is first waits for the slow one"
 
 
 def test_each_request_is_below_the_stage_that_sent_it(job):
@@ -259,7 +272,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 def test_a_slow_worker_is_named_from_both_sides(job, place):
-    """Rank 3 sleeps 30 ms before it pushes: workers and servers say that it is last, and by how much it was."""
+    """Rank 3 sleeps 200 ms before it pushes: workers and servers say that it is last, and by how much it was."""
     begun = [[int(line) for line in (job.run.parent / f"begun.{rank}").read_text().split()[1:]] for rank in range(4)]
     planted = median(mine - max(others) for *others, mine in zip(*begun, strict=True))
     found = json.loads(place.command("report", str(job.run), "--by", "key", "--json").stdout)
@@ -269,7 +282,7 @@ def test_a_slow_worker_is_named_from_both_sides(job, place):
         seen = {rank["rank"]: rank[side] for rank in found["ranks"] if rank[side]}
         last = max(seen.values(), key=itemgetter("times"))
         assert last["rank"] == 3, seen
-        assert abs(last["late"] - planted) < 15e6, (last, planted)
+        assert abs(last["late"] - planted) < 100e6, (last, planted)
         share = f"{last['times']} of {last['arrivals']} times, by {ms(last['late'])} ms (p50)"
         assert f"Seen from the {side}, rank 3 comes last most often: {share}." in text
 
@@ -284,10 +297,11 @@ def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
     assert list(place.rings.glob("*.ring")) == []
 
     spans = spans_of(*place.runs())
-    whole = Counter((span.rank, span.step) for span in spans if span.role == "worker" and span.step < 3)
+    workers = [span for span in spans if span.role == "worker" and span.name != s.WAIT]
+    whole = Counter((span.rank, span.step) for span in workers if span.step < 3)
     others, root = 1 + 2 + 4 * len(OTHERS), 1 + 2 + 2 * len(ROOT) + 2 * len(PACKED)
     assert whole == {(rank, step): root if rank % 2 else others for rank in range(4) for step in range(3)}
-    last = [span for span in spans if span.role == "worker" and span.step == 3 and span.flags & s.Flag.TRUNCATED]
+    last = [span for span in workers if span.step == 3 and span.flags & s.Flag.TRUNCATED]
     assert [(span.rank, span.name) for span in last] == [(2, s.RANK_STEP)]
     failed = Counter((span.rank, span.error) for span in spans if span.name == s.PUSH_PULL and span.error)
     assert failed == dict.fromkeys([(rank, "otel_dltrace.pushpull.errors.PeerLostError") for rank in (0, 1, 3)], 2)
@@ -345,7 +359,7 @@ def test_without_stages_requests_are_below_their_operation(place):
 
     spans = spans_of(*place.runs())
     by_id = {span.id: span for span in spans}
-    names = Counter((span.role, span.name) for span in spans)
+    names = Counter((span.role, span.name) for span in spans if span.name != s.WAIT)
     requests = 2 * 2 * len(push_pulls())
     assert names == {
         ("worker", s.RANK_STEP): 4 * STEPS,
@@ -418,7 +432,7 @@ def test_the_command_lines_of_a_user_do_what_they_say(place, tmp_path):
     assert len(pushed) == 2 * (gradients + parameters + losses)
     for report in ("by-key", "imported-by-key"):
         text = (tmp_path / report).read_text()
-        assert "most of it in" in text
+        assert "longest in" in text
         assert "byteps.Gradient.0.weight" in text
     assert "Seen from the servers, rank" in (tmp_path / "by-key").read_text()
     first = (tmp_path / "first").read_text()

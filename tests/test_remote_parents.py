@@ -21,7 +21,14 @@ from otel_dltrace.model.semconv import PHASE, PUSH, Flag, Level
 from otel_dltrace.model.spans import Column, empty_rows, fill_ids
 from otel_dltrace.pushpull import trace
 from otel_dltrace.record.blocks import phase
-from otel_dltrace.record.carrier import Remote, read_remote, traceparent, tracestate_entry
+from otel_dltrace.record.carrier import (
+    Sender,
+    read_tracestate,
+    span_below,
+    traceparent,
+    traceparent_head,
+    tracestate_entry,
+)
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Tracer, live
 
@@ -63,9 +70,8 @@ def sent_by(tracer: Tracer, step: int = STEP) -> tuple[dict[str, str], int]:
 
 def served_by(tracer: Tracer, metadata: dict[str, str], key: int = KEY) -> Column:
     """Have a server answer a push with *metadata*; return the rows that its drain makes of it."""
-    server = Served(tracer)
-    server.started(trace.ServerRequestStarted(1, "push", "w", key, 0, 0, 1, 32, metadata, 120))
-    server.finished(trace.ServerRequestFinished(1, "push", key, 0, 1, 0, 0, 150))
+    request = trace.ServerRequestStarted("push", "w", key, 0, 0, 1, 32, metadata, 120)
+    Served(tracer).finished(trace.ServerRequestFinished(request, 0, 0, 150))
     return read(tracer.recorder) if tracer.recorder.ring else empty_rows()
 
 
@@ -165,7 +171,7 @@ def test_a_span_waits_one_scan_for_its_parent(rings):
     came = []
     for happens in (
         lambda: None,
-        lambda: recorder.remote_parent(1, 4, Remote("1" * 32, "2" * 16, STEP)),
+        lambda: recorder.remote_parent(1, 4, b"\x11" * 16, b"\x22" * 8, STEP, 0),
         lambda: write(2),
     ):
         happens()
@@ -179,24 +185,38 @@ def test_a_span_waits_one_scan_for_its_parent(rings):
 
 
 @pytest.mark.parametrize(
-    ("metadata", "expected"),
+    ("text", "expected"),
     [
-        pytest.param({}, None, id="nothing"),
-        pytest.param({"traceparent": traceparent(1, 2)}, None, id="a span of somebody else"),
-        pytest.param({"tracestate": tracestate_entry(3, "w", 4)}, None, id="no span"),
-        pytest.param({"traceparent": "00-x", "tracestate": tracestate_entry(3, "w", 4)}, None, id="no ids"),
-        pytest.param(
-            {"traceparent": traceparent(1, 2), "tracestate": f"a=b, {tracestate_entry(3, 'w.1,=', 4)} ,c=d"},
-            Remote(f"{1:032x}", f"{2:016x}", 3, "w.1,=", 4),
-            id="among others",
-        ),
-        pytest.param({"traceparent": traceparent(1, 2), "tracestate": "dltrace=3.w"}, None, id="no rank"),
-        pytest.param({"traceparent": traceparent(1, 2), "tracestate": "dltrace=9999999999.w.1"}, None, id="no step"),
+        pytest.param("", None, id="nothing"),
+        pytest.param(f"a=b, {tracestate_entry(3, 'w.1,=', 4)} ,c=d", Sender(3, "w.1,=", 4), id="among others"),
+        pytest.param("dltrace=3.w", None, id="no rank"),
+        pytest.param("dltrace=9999999999.w.1", None, id="no step"),
     ],
 )
-def test_metadata_names_a_span_of_ours_or_none(metadata, expected):
+def test_a_tracestate_names_a_sender_of_ours_or_none(text, expected):
     """Whatever a request brings along, it is read without an error."""
-    assert read_remote(metadata) == expected
+    assert read_tracestate(text) == expected
+
+
+OURS = traceparent_head(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", None, id="nothing"),
+        pytest.param(traceparent(OURS, 2), (2).to_bytes(8, "big"), id="ours"),
+        pytest.param(f"{OURS}{2:016x}-00", (2).to_bytes(8, "big"), id="not sampled on its way"),
+        pytest.param(traceparent(traceparent_head(3), 2), None, id="of another trace"),
+        pytest.param(traceparent(OURS, 0), None, id="no span"),
+        pytest.param(f"{OURS}{' ' * 14}02-01", None, id="half a span"),
+        pytest.param(f"{OURS}000000000000000x-01", None, id="no number"),
+        pytest.param(f"{OURS}{2:016x}", None, id="cut"),
+    ],
+)
+def test_a_traceparent_names_a_span_of_the_trace_or_none(text, expected):
+    """Whatever a request brings along, it is read without an error."""
+    assert span_below(OURS, text) == expected
 
 
 def served(step: int, number: int, ranks: tuple[int, ...] = (0, 1)) -> Column:

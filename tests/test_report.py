@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from runs import MS, Rank, ddp
+from runs import MS, Rank, ddp, rendered
 
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank
 from otel_dltrace.analysis.stragglers import Straggler, Stragglers
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.json import to_json
-from otel_dltrace.report.text import render, write
+from otel_dltrace.report.text import write
 from otel_dltrace.report.words import drift, ms, plain, size, verdict
 
 
@@ -26,12 +26,12 @@ def mixed() -> RunReport:
 
 def test_a_report_reads_like_this(assert_golden):
     """The whole text of one report: the verdict first, what it rests on last."""
-    assert_golden("report.txt", render(mixed(), width=100))
+    assert_golden("report.txt", rendered(mixed(), width=100))
 
 
 def test_a_report_without_anything_is_short():
     """No step, no table."""
-    assert render(analyse([])) == (
+    assert rendered(analyse([])) == (
         "Cannot tell who makes the others wait: no rank recorded a step.\n"
         "\nRests on: ranks none of 0; no steps; 0 spans, 0 of them left open; none lost; one monotonic clock.\n"
         "All times are host times.\n"
@@ -111,7 +111,7 @@ def test_drift_is_told_in_words():
 
 def test_a_thousand_ranks_fit_the_screen():
     """Sixteen rows, the accused among them, and a word on the rest."""
-    text = render(analyse(ddp(40, steps=7, slow={(33, "forward"): 20.0})))
+    text = rendered(analyse(ddp(40, steps=7, slow={(33, "forward"): 20.0})))
     table = text.split("Steps from 1 on, ms")[1].split("Steps from")[0]
     rows = [line.split()[0] for line in table.splitlines()[3:] if line.strip()]
     assert rows[:16] == [*map(str, range(15)), "33"]
@@ -123,7 +123,7 @@ def test_waits_below_the_uncertainty_are_not_printed():
     batches = [
         Rank(r, 2, f"node-{r}", anchor=Anchor(0, 0, 5 * MS)).collective(0, 10 + r, 20, 1).batch() for r in range(2)
     ]
-    text = render(analyse(batches))
+    text = rendered(analyse(batches))
     assert "< +-10.0" in text
     assert "wall clocks of several hosts (2, read to +-10,000.0 us)" in " ".join(text.split())
 

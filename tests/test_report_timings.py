@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from runs import MS, Rank, ddp
+from runs import MS, Rank, ddp, rendered
 
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.saturation import Sign, value_while
@@ -23,7 +23,6 @@ from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.usage import CPU, DISK_WRITE, Usage, usages
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.machine import figure, sentence
-from otel_dltrace.report.text import render
 
 # -- throughput ----------------------------------------------------------------------------------
 
@@ -159,7 +158,7 @@ def test_a_device_that_is_behind_leaves_no_residual():
         "train_batch": [(0, 19.0, 19.0)],
         "residual": [(0, 1.0, 1.0)],
     }
-    assert render(report, 400).endswith(
+    assert rendered(report, 400).endswith(
         "The times of 8 spans are their device's, tied to the host's clock to within 2.5 us; "
         "all others are host times.\n"
     )
@@ -387,7 +386,7 @@ def test_the_report_shows_what_was_used():
     )
 
     report = analyse([rank.batch() for rank in planted()], metrics=[metrics])
-    table = render(report, 120).split("What was used")[1]
+    table = rendered(report, 120).split("What was used")[1]
     assert "rank 1  resident memory        2  1.0 GiB" in table
     assert "loop0" not in table.split("Rests on")[0]
     assert [row["of"] for row in json.loads(to_json(report))["utilisation"]] == ["", "loop0", ""]

@@ -153,7 +153,6 @@ def test_slurm_says_how_many_tasks_each_node_has(node, tasks, here):
         ),
         pytest.param({"SLURM_JOB_ID": "7"}, "7", id="a Slurm job without a step"),
         pytest.param({"JOB_UID": "uid", "SLURM_JOB_ID": "7"}, "uid", id="Kubernetes before Slurm"),
-        pytest.param({"OTEL_DLTRACE_JOB": "mine", "JOB_UID": "uid"}, "mine", id="the user before all"),
     ],
 )
 def test_the_job_is_the_first_that_exists(env, job):

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 HOST_DONE, HOST_ISSUE, BOUND = 0, 1, 4
 
 ENDS = """
-import gc, time, warnings
+import gc, itertools, time, warnings
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -21,63 +21,88 @@ import torch.distributed._functional_collectives as functional
 warnings.simplefilter("ignore")
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-late = lambda: time.sleep(0.2 if rank == 0 else 0)
 size = iter(range(1, 100))
-start = lambda: dist.all_reduce(torch.ones(next(size)), async_op=True)
+number = itertools.count()
+
+def launched(launch):
+    # On the first rank once the second one has launched.
+    sign = Path(os.environ["OUT"], f"launched{next(number)}")
+    while rank == 0 and not sign.exists():
+        time.sleep(0.001)
+    work = launch()
+    if rank == 1:
+        sign.touch()
+    return work
+
+start = lambda: launched(lambda: dist.all_reduce(torch.ones(next(size)), async_op=True))
+
+looked = []
+
+def look_away():
+    time.sleep(1)  # longer than the work takes
+    looked.append(time.monotonic_ns())
 
 def case(name, action):
     dist.barrier()
-    late()
+    gc.freeze()  # what is there already makes no collection long
     begun = time.monotonic_ns()
     action()
-    say(case=name, begun=begun, ended=time.monotonic_ns())
+    ended = time.monotonic_ns()
+    say(case=name, begun=begun, ended=ended, until=looked.pop() if looked else ended)
+
+def wait():
+    start().wait()
+    time.sleep(0.2)
 
 def poll():
     work = start()
     while not work.is_completed():
         time.sleep(0.001)
-    time.sleep(0.8)
+    looked.append(time.monotonic_ns())
+    time.sleep(0.2)
 
 def forget():
     start()
     gc.collect()
-    time.sleep(1)
+    look_away()
 
 def future():
     start().get_future().then(lambda f: f.value()).wait()
-    time.sleep(0.1)
+    time.sleep(0.2)
 
 def overlap():
     work = start()
-    time.sleep(1)
+    look_away()
     work.wait()
 
 def many():
-    works = [start() for _ in range(10)]
-    time.sleep(1)
+    works = [start()] + [dist.all_reduce(torch.ones(next(size)), async_op=True) for _ in range(9)]
+    look_away()
     for work in works:
         work.wait()
 
 def object_of_future():
-    dist.all_reduce_coalesced([torch.ones(next(size))], async_op=True).wait()
-    time.sleep(0.1)
+    launched(lambda: dist.all_reduce_coalesced([torch.ones(next(size))], async_op=True)).wait()
+    time.sleep(0.2)
 
 def message(wait):
-    work = dist.isend(torch.ones(next(size)), 1) if rank == 0 else dist.irecv(torch.ones(next(size)), 0)
+    way = (lambda tensor: dist.isend(tensor, 1)) if rank == 0 else (lambda tensor: dist.irecv(tensor, 0))
+    work = launched(lambda: way(torch.ones(next(size))))
     if wait:
         work.wait()
+        time.sleep(0.2)
     else:
-        time.sleep(1)
+        look_away()
         del work
 
 def result():
-    tensor = functional.all_reduce(torch.ones(next(size)), "sum", dist.group.WORLD)
+    tensor = launched(lambda: functional.all_reduce(torch.ones(next(size)), "sum", dist.group.WORLD))
     tensor = tensor + 1
-    time.sleep(0.1)
+    time.sleep(0.2)
 
 result()  # the first one takes long to get to its wait
 for again in range(2):
-    case("wait", lambda: start().wait())
+    case("wait", wait)
     case("poll", poll)
     case("forget", forget)
     case("future", future)
@@ -94,25 +119,24 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Recorded]:
-    """Two ranks, of which the first comes 0.2 s late to every operation."""
+    """Two ranks, of which the first begins every operation after the second."""
     return run(tmp_path_factory.mktemp("ends"), ENDS, 2)
 
 
-def cases(recorded: Recorded) -> dict[str, list[list[Span]]]:
-    """Return the operations of each case, each time it came."""
+def cases(recorded: Recorded) -> dict[str, list[tuple[list[Span], int]]]:
+    """Return the operations of each case, each time it came, and until when nothing but they could tell their end."""
     spans = [s for s in recorded.spans("collective") + recorded.spans("p2p") if s.name != "barrier"]
-    found: dict[str, list[list[Span]]] = {}
+    found: dict[str, list[tuple[list[Span], int]]] = {}
     for fields in recorded.said:
         inside = [s for s in spans if fields["begun"] <= s.start <= fields["ended"]]
-        found.setdefault(fields["case"], []).append(inside)
+        found.setdefault(fields["case"], []).append((inside, fields["until"]))
     return found
 
 
-def after_the_first(ended: list[Recorded], span: Span) -> float:
-    """Return how many seconds after the first rank's launch *span* of the second one ended: it needs both."""
-    first = [s for s in ended[0].spans(span.descriptor.kind) if (s.seq, s.size) == (span.seq, span.size)]
-    assert len(first) == 1
-    return (span.end - first[0].start) / 1e9
+def begun(ended: list[Recorded], span: Span) -> int:
+    """Return when the first rank launched what *span* is on the second one, which needs both."""
+    (first,) = [s for s in ended[0].spans(span.descriptor.kind) if (s.seq, s.size) == (span.seq, span.size)]
+    return first.start
 
 
 @pytest.mark.parametrize(
@@ -120,33 +144,33 @@ def after_the_first(ended: list[Recorded], span: Span) -> float:
 )
 def test_an_operation_ends_when_its_work_is_done(ended: list[Recorded], case: str) -> None:
     """Rank 1 waits for rank 0, and not longer, whether it waits, takes the future, or looks away for a second."""
-    for (span,) in cases(ended[1])[case]:
+    for (span,), until in cases(ended[1])[case]:
         assert (span.source, span.flags) == (HOST_DONE, 1)
-        assert 0 < after_the_first(ended, span) < 0.5
+        assert begun(ended, span) < span.end < until
 
 
 def test_a_program_that_asks_learns_the_end_within_a_poll(ended: list[Recorded]) -> None:
     """What happened between two polls is a bound; it is the end if they are close."""
-    for (span,) in cases(ended[1])["poll"]:
+    for (span,), until in cases(ended[1])["poll"]:
         assert span.source in (HOST_DONE, BOUND)
-        assert 0 < after_the_first(ended, span) < 0.5
+        assert begun(ended, span) < span.end < until
 
 
 def test_many_at_once_are_each_done_or_bound(ended: list[Recorded]) -> None:
     """Not every one has a callback; one without ends where it was seen to be over, and says so."""
-    (spans,) = cases(ended[1])["many"]
+    ((spans, until),) = cases(ended[1])["many"]
     assert len(spans) == 10
     assert {s.source for s in spans} == {HOST_DONE, BOUND}
-    assert all(0 < after_the_first(ended, s) < 0.5 for s in spans if s.source == HOST_DONE)
+    assert all(begun(ended, s) < s.end < until for s in spans if s.source == HOST_DONE)
 
 
 def test_a_message_that_nobody_waits_for_was_issued(ended: list[Recorded]) -> None:
     """Gloo does not say when a message has gone: the span ends where it was launched, and says so."""
     for recorded in ended:
-        ((span,),) = cases(recorded)["forgotten message"]
+        (((span,), _),) = cases(recorded)["forgotten message"]
         assert span.source == HOST_ISSUE
-    ((span,),) = cases(ended[1])["forgotten message"]
-    assert after_the_first(ended, span) < 0
+    (((span,), _),) = cases(ended[1])["forgotten message"]
+    assert span.end < begun(ended, span)
 
 
 def test_waits_are_children_of_what_they_wait_for(ended: list[Recorded]) -> None:

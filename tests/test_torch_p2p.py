@@ -9,8 +9,8 @@ import pytest
 from torch_harness import Recorded, Span, run
 
 from otel_dltrace.instrument._torch_p2p import ANY, Ends, Messages
-from otel_dltrace.model.attributes import collective_ids, number_columns, span_attributes
-from tests.support import a_place
+from otel_dltrace.model.attributes import collective_ids
+from tests.support import a_place, attributes_of
 
 pytest.importorskip("torch")
 
@@ -136,8 +136,7 @@ def test_a_message_has_one_id_in_the_run_directory(tmp_path: Path) -> None:
         ids, ends = [], []
         for batch in sorted(place.spans(), key=lambda batch: batch.process.bind.rank):
             messages = np.flatnonzero(batch.is_kind("p2p"))
-            columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
-            attributes = [span_attributes(batch, row, columns) for row in messages.tolist()]
+            attributes = attributes_of(batch.take(messages))
             ends.append([(a["dl.comm.peer.rank"], a["dl.comm.tag"], a["dl.comm.seq"]) for a in attributes])
             ids.append(collective_ids(batch)[messages].tolist())
     assert ids[0] == ids[1]

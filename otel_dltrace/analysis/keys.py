@@ -16,6 +16,7 @@ from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.analysis.waits import arrivals, widen
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.spans import Column, SpanBatch
 
 _US = 1000
@@ -55,7 +56,8 @@ class Partition:
 class WorkerKey:
     """One tensor as the workers saw it; *key* is that of its first partition, -1 if unknown.
 
-    *time* (ns) is from enqueue to callback, over all ranks. *stages* come in the order in which they happen,
+    *time* (ns) is from enqueue to callback, over all ranks. *stages* come in the order in which they happen. *longest*
+    is the one that takes most on the ranks that ask the servers, where there are any: their local ranks wait for them.
     *slowest* is the partition with the longest median, None if there is but one. *last* is None where nobody can tell.
     """
 
@@ -64,6 +66,7 @@ class WorkerKey:
     partitions: int
     time: Spread
     stages: tuple[Stage, ...]
+    longest: Stage | None
     slowest: Partition | None
     last: Last | None
 
@@ -163,6 +166,7 @@ def _worker_keys(batches: Sequence[SpanBatch], joined: Joined, late: Column) -> 
                 len(np.unique(mine["partition"])),
                 spread(np.concatenate(parts)),
                 _stage_times(mine, names),
+                _longest(mine, names),
                 _slowest(mine),
                 _last(joined["rank"][whose == tensor], late[whose == tensor]),
             )
@@ -241,6 +245,13 @@ def _stage_times(rows: Column, names: Sequence[str]) -> tuple[Stage, ...]:
         times = Stage(names[number], spread((rows["end"] - rows["start"])[mine]), spread(rows["wait"][mine]))
         found.append((float(np.median(after[mine])), times))
     return tuple(stage for _, stage in sorted(found, key=lambda one: (one[0], one[1].name)))
+
+
+def _longest(rows: Column, names: Sequence[str]) -> Stage | None:
+    pulls = [names.index(name) for name in names if name == QueueType.PULL.name]
+    asks = np.isin(rows["rank"], rows["rank"][np.isin(rows["stage"], pulls)])
+    stages = _stage_times(rows[asks] if asks.any() else rows, names)
+    return max(stages, key=lambda stage: stage.time.total + stage.wait.total, default=None)
 
 
 def _slowest(rows: Column) -> Partition | None:

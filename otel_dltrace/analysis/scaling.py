@@ -33,7 +33,7 @@ class Part:
 
     *step* (ns) is of the slowest rank in each. The shares are of the time of the ranks, of steps and between them:
     *communication* is under way (the union of operations), *exposed* of it blocks the rank (None: cannot be told).
-    *negotiation* is its share of communication: Horovod's by its timeline, MPI's by its waits, else None.
+    *negotiation* is its share of communication: by Horovod's timeline, without one by the ranks' waits, else None.
     """
 
     steps: int

@@ -119,7 +119,7 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it"
     if missing:
-        return f"{len(missing)} of {expected} ranks recorded no step: {spell(missing)}"
+        return f"{len(missing)} of {expected} ranks have no step here: {spell(missing)}"
     if drifted:
         return f"rank {spell(drifted)} numbers its steps differently from the others"
     if len(steps) < MIN_STEPS:

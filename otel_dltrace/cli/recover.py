@@ -52,7 +52,7 @@ def _send_waiting(root: Path) -> None:
         if settings is None:
             print(f"requests wait in {short_path(folder)}; set OTEL_EXPORTER_OTLP_ENDPOINT to send them")
             continue
-        with progress(f"sending {short_path(folder)}"):
-            delivery = resend(connect(settings), folder)
+        with progress(f"sending {short_path(folder)}") as count:
+            delivery = resend(connect(settings), folder, progress=lambda figures: count(figures.accepted))
         trouble = f" ({delivery.trouble})" if delivery.spilled else ""
         print(f"{short_path(folder)}: {delivery.accepted} spans sent, {delivery.spilled} still waiting{trouble}")

@@ -62,6 +62,7 @@ def _tracer(config: Config) -> Tracer:
     if config.metrics and importlib.util.find_spec("psutil") is None:
         guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
     world, job_name = world_from_env(os.environ), job_name_of(os.environ)
+    world = replace(world, job=config.job or world.job)  # whoever binds this process asks the world
     starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), _drain_in_thread(config), prints)
     recorder = Recorder(
         config.rings,

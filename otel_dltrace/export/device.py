@@ -17,8 +17,10 @@ _DEVICE = np.uint16(Flag.DEVICE)
 class DeviceAmends:
     """Brings the spans of one ring together with the times that their device was at them.
 
+    A step goes on with all of its stages: a device may come to them when the host is some steps further.
+
     Attributes:
-        held: Finished spans that wait for these.
+        held: Finished spans that wait for these, and the steps of the stages among them.
         late: How many times came for spans that had gone on without them.
     """
 
@@ -45,18 +47,23 @@ class DeviceAmends:
         self.late += int(is_late.sum())
         # The times of a stage come before it does, which is held until its step is over.
         self._times = np.concatenate([self._times, times[~is_late]])[-MOST_WAITING:]
+        of_steps = rows["level"] == Level.STEP
+        waits |= of_steps & np.isin(rows["step"], rows["step"].compress(waits & of_steps))
         waiting = stack_rows([self.held, rows.compress(waits)])
         since = np.append(self._since, np.full(len(waiting) - len(self._since), now))
         known = self._find(waiting["span_no"])
         found = np.flatnonzero(known >= 0)
         _apply(waiting, found, self._times[known[found]])
         self._times = np.delete(self._times, known[found])
-        stays = (known < 0) & (since + PATIENCE_S > now) & (not is_last)
-        given_up = waiting["span_no"].compress((known < 0) & ~stays)
-        self._given_up = np.concatenate([self._given_up, given_up])[-MOST_WAITING:]
+        lacks = (waiting["flags"] & _DEVICE != 0) & (known < 0)
         waiting["flags"] &= ~(_DEVICE | HELD)
+        asks = lacks & (since + PATIENCE_S > now) & (not is_last)
+        self._given_up = np.concatenate([self._given_up, waiting["span_no"].compress(lacks & ~asks)])[-MOST_WAITING:]
+        waiting["flags"][asks] |= _DEVICE
+        of_steps = waiting["level"] == Level.STEP
+        stays = asks | of_steps & np.isin(waiting["step"], waiting["step"].compress(asks & of_steps))
         self.held, self._since = waiting.compress(stays), since[stays]
-        self.held["flags"] |= _DEVICE | HELD
+        self.held["flags"] |= HELD
         return stack_rows([rows.compress(~waits), waiting.compress(~stays)])
 
     def _find(self, numbers: Column) -> Column:

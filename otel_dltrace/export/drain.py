@@ -39,6 +39,8 @@ CLOSE_S = 1.5
 """What delivery gets at the end of a drain; spans that are left go to the spill folder."""
 PATIENCE_S = 5.0
 """What the last sample gets, and the SDK if it is still being loaded: a job may have been over in a moment."""
+CLOCK_SET_S = 0.1
+"""By how much a wall clock moves that was set by hand; one that is kept in step moves by less at a time."""
 UNBORN_S = 60.0
 HEARD_SCANS = 3
 """A bell is heard by as many scans: one sees a record, one takes it, one lets go of the step it ended."""
@@ -111,6 +113,19 @@ class Drain:
     def _read_clocks() -> Any:
         return tightest_anchor(time.monotonic_ns, time.time_ns)
 
+    def _renew_clock(self) -> None:
+        """Follow the host's wall clock; one that was set, and did not only drift, is told of once."""
+        before = self.clock.anchor.offset
+        self.clock.renew(self._read_clocks())
+        moved = (self.clock.anchor.offset - before) / 1e9
+        if abs(moved) >= CLOCK_SET_S:
+            way = "back" if moved < 0 else "forward"
+            guard.say(
+                f"the host's wall clock was set {way} by {abs(moved):.1f} s: what is sent from now on has the new "
+                "time; lengths, shares and the report are of a clock that is never set",
+                "clock",
+            )
+
     def run(self, pause: Callable[[float], None] = time.sleep) -> None:
         """Serve until nobody writes any more and *linger* seconds have passed; *pause* waits for a while or a bell."""
         idle_since = time.monotonic()
@@ -137,7 +152,7 @@ class Drain:
         """Read every ring once."""
         now = time.monotonic()
         self._discover()
-        self.clock.renew(self._read_clocks())
+        self._renew_clock()
         for path in list(self.followers):
             if not self._served(path, now):
                 self._leave(path, "is damaged")

@@ -1,5 +1,6 @@
 """The drain as a thread of the training process, where no process may be started."""
 
+import atexit
 import concurrent.futures.thread  # noqa: F401  -- pyarrow's Parquet wants it, and at the interpreter's end it is too late
 import threading
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from otel_dltrace.record.ring import RingWriter
 
 PAUSE_S = 0.1
 """Most turns only copy new records, in half a millisecond; those that encode a second's take some milliseconds."""
+AT_EXIT_S = 60.0
+"""What the thread gets at the end of the interpreter, which aborts the process if it finds a thread within Arrow."""
 
 
 def start_drain_thread(drain: Drain, ring: RingWriter) -> Callable[[float], None]:
@@ -22,6 +25,10 @@ def start_drain_thread(drain: Drain, ring: RingWriter) -> Callable[[float], None
         drain.stop_requested = True
         stop.set()
         thread.join(timeout)
+        if not threading.main_thread().is_alive():  # it is at its end already
+            thread.join(AT_EXIT_S)
+        elif thread.is_alive():
+            atexit.register(thread.join, AT_EXIT_S)
 
     return finish
 

@@ -43,17 +43,16 @@ class ImportedRun:
     Args:
         path: The run directory, which is not there yet.
         bind: What is true of all processes; job and generation come from the files' content.
-        uncertainty: ns by which the files' times may be off, since wall clocks are read in us.
 
     Raises:
         DltraceError: There is something at *path*.
     """
 
-    def __init__(self, path: Path, bind: Bind, uncertainty: int = _MICROSECOND) -> None:
+    def __init__(self, path: Path, bind: Bind) -> None:
         if path.exists():
             raise DltraceError(f"{path} is there already; name a new directory, an import never adds to one")
         self.path, self.bind = path, bind
-        self.anchor = Anchor(0, 0, uncertainty)
+        self.anchor = Anchor(0, 0, _MICROSECOND)  # the files' clocks are read in us
         self.spans = 0
         self.notes: list[str] = []
         self._root = path.with_name(f".{path.name}.{os.getpid()}")

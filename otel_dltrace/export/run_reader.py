@@ -75,10 +75,10 @@ def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Tab
     return read_stream(path)
 
 
-def first_start(path: Path) -> int:
-    """Return when the first span of a file begins, in ns of its host's monotonic clock; 0 if it holds none."""
+def extent_of(path: Path) -> tuple[int, int]:
+    """Return when the first span of a file begins, in ns of its host's monotonic clock, and how many there are."""
     table = read_table(path, ["start"])
-    return pc.min(table.column("start")).as_py() or 0 if table is not None else 0
+    return (pc.min(table.column("start")).as_py() or 0, table.num_rows) if table is not None else (0, 0)
 
 
 def read_batches(run: Path) -> Iterator[SpanBatch]:

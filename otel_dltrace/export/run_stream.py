@@ -3,13 +3,14 @@
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from otel_dltrace.export.damage import nothing_in
 from otel_dltrace.export.run_reader import (
+    extent_of,
     file_reader,
-    first_start,
     host_folders,
     read_batches,
     read_processes,
@@ -19,6 +20,8 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import Column, SpanBatch, concatenate
+
+_AT_ONCE = 1 << 19
 
 
 def read_outline(run: Path, progress: Callable[[int], None], with_operations: bool = False) -> list[SpanBatch]:
@@ -62,12 +65,12 @@ def stream_spans(
 def stream_in_turns(
     runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None, spans: int
 ) -> Iterator[SpanBatch]:
-    """Yield the same by time: what all processes of a file did comes in pieces of about so many *spans* of all of them.
+    """Yield the same by time: what all processes did comes in pieces of about so many *spans* of all of them.
 
-    A step of a process is never cut, and a process's spans outside any step come with what was done meanwhile.
+    A step of a process is only cut where its file is. Some `_AT_ONCE` spans are held, or a file if that has more.
     """
-    for file in _files_by_time(runs):
-        yield from in_turns(list(_chosen(file, steps, ranks)), spans)
+    for files in _groups(_files(runs)):
+        yield from in_turns([batch for file in files for batch in _chosen(file.read(), steps, ranks)], spans)
 
 
 def in_turns(batches: Sequence[SpanBatch], spans: int) -> Iterator[SpanBatch]:
@@ -94,18 +97,37 @@ def _begins(batch: SpanBatch) -> Column:
     return begins
 
 
-def _files_by_time(runs: Sequence[Path]) -> Iterator[Iterator[SpanBatch]]:
-    """Yield the files of *runs*, those of one host in their order, those of several by when their spans begin."""
-    files: list[tuple[int, int, Callable[[], Iterator[SpanBatch]]]] = []
+class _File(NamedTuple):
+    """A file of a host: when its first span begins (Unix ns), how many it has, and what yields them."""
+
+    begin: int
+    spans: int
+    read: Callable[[], Iterator[SpanBatch]]
+
+
+def _files(runs: Sequence[Path]) -> list[_File]:
+    """Return the files of *runs* by when they begin; those of one host in their order."""
+    files = []
     for run in runs:
         for folder in host_folders(run):
             read, begin = file_reader(folder), 0
             wall = next((process.anchor.offset for process in read_processes(folder).values()), 0)
             for path in span_files(folder):
-                begin = max(begin, first_start(path) + wall)
-                files.append((begin, len(files), partial(read, path)))
-    for _, _, open_file in sorted(files):
-        yield open_file()
+                start, spans = extent_of(path)
+                begin = max(begin, start + wall)
+                files.append(_File(begin, spans, partial(read, path)))
+    return sorted(files, key=lambda file: file.begin)
+
+
+def _groups(files: Sequence[_File]) -> Iterator[list[_File]]:
+    """Yield *files*, those together that are read at once: hosts wrote theirs at the same time."""
+    group: list[_File] = []
+    for file in files:
+        if group and sum(one.spans for one in group) + file.spans > _AT_ONCE:
+            yield group
+            group = []
+        group.append(file)
+    yield group
 
 
 def _chosen(

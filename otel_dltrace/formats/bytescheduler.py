@@ -3,7 +3,6 @@
 Times are us since its profiler began, which no event tells; a comma stands behind the last event, or no end at all.
 """
 
-import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from otel_dltrace.formats.json_events import read_events
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import SpanBatch, empty_rows
+from otel_dltrace.model.spans import empty_rows
 
 _BACKEND = "bytescheduler"
 _US = 1000
@@ -94,20 +93,6 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def write_schedule(bars: Sequence[Bar]) -> bytes:
-    """Return the text of a timeline, closed as ByteScheduler closes it but for its last comma."""
-    events: list[dict[str, Any]] = []
-    pids: dict[str, int] = {}
-    for bar in bars:
-        if bar.tensor not in pids:
-            pid = pids[bar.tensor] = len(pids)
-            events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": bar.tensor}})
-            events.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
-        for phase, at in (("B", bar.start), ("E", bar.end)):
-            events.append({"name": bar.activity, "ph": phase, "ts": at, "pid": pids[bar.tensor]})
-    return json.dumps(events).encode()
-
-
 def rows_of(bars: Sequence[Bar]) -> Rows:
     """Return *bars* as rows in their order, outside any step; times are ns since the profiler began."""
     known: dict[Descriptor, int] = {}
@@ -123,11 +108,3 @@ def rows_of(bars: Sequence[Bar]) -> Rows:
 
 def _descriptor(bar: Bar) -> Descriptor:
     return Descriptor(s.PHASE, bar.activity, backend=_BACKEND, tensor=bar.tensor, activity=bar.activity)
-
-
-def bars_of(batch: SpanBatch) -> list[Bar]:
-    """Return the bars that *batch* was made of."""
-    held = batch.take(batch.lookup(lambda d: d.backend == _BACKEND, bool))
-    start, end = ((held[name] // _US).tolist() for name in ("start", "end"))
-    whose = [held.descriptors[number] for number in held["descriptor"].tolist()]
-    return [Bar(d.tensor, d.activity, begun, over) for d, begun, over in zip(whose, start, end, strict=True)]

@@ -33,7 +33,8 @@ class Loop:
 
     A step lasts one optimizer cycle. After an optimizer has stepped, the next batch begins a step;
     where no batches are fetched, the next forward of a root module does, and where no forward is
-    seen either, the next backward. Two optimizers in turn on one batch are one step. An evaluation
+    seen either, the next backward. An epoch is a pass over the data: it is over when the iterator
+    whose batches begin steps has no more. Two optimizers in turn on one batch are one step. An evaluation
     between two steps is the beginning of the second, and one after the last step adds none. Where
     the program marks its steps, nothing here begins one. All times are monotonic ns.
 
@@ -48,6 +49,12 @@ class Loop:
         self._forward_seen = False
         self._batches: Callable[[], object] = _nobody
         """The iterator that gave the last batch to train on, while it lives and has more."""
+        self._leading: Callable[[], object] = _nobody
+        """The iterator that gave the batch with which the last step began; when it has no more, an epoch is over."""
+        self._is_passed = False
+        """Whether it had no more."""
+        self.epoch = -1
+        """The number of the next pass over the data, where a sampler was told it."""
         self._fetched = 0
         """When the batch was there, until a forward takes it."""
         self._evaluating = 0
@@ -125,6 +132,7 @@ class Loop:
     def _take(self, start: int, end: int, size: int) -> None:
         if self._cycle_done:
             self._begin(start)
+            self._count_epoch()
             self.steps.is_fresh = not self.steps.marked
         self._batches = self._last
         self._optimizer, self._fetched = 0, end
@@ -133,6 +141,15 @@ class Loop:
         self._stage(DATALOADER_NEXT, start, end)
         if size:
             self._sizes.append(size)
+
+    def _count_epoch(self) -> None:
+        """Know which pass over the data the step is in that a batch has begun."""
+        steps = self.steps
+        if self.epoch >= 0:
+            steps.epoch = self.epoch
+        elif self._is_passed or steps.epoch < 0:
+            steps.epoch += 1
+        self._leading, self._is_passed = self._last, False
 
     def _settle(self, *, training: bool) -> None:
         """Know what the batches of late are for."""
@@ -147,6 +164,8 @@ class Loop:
             self._batches = self._last
         if not training:
             self._sizes.clear()
+            if self._leading() is self._last():  # the first step began with a batch of an evaluation
+                self._leading, self._is_passed = _nobody, False
         ahead, self._ahead = self._ahead, []
         for source, start, end, size in ahead:
             self._uses[source] = training
@@ -165,6 +184,8 @@ class Loop:
             self._batches = _nobody
         if self._last() is batches and (self._evaluated or len(self._ahead) > 1):
             self._settle(training=False)
+        if self._leading() is batches:
+            self._leading, self._is_passed = _nobody, True
         if self._last() is batches:
             self._last = _nobody
         self.fetch_failed()

@@ -6,7 +6,7 @@ from otel_dltrace.model.identity import NO_STEP, Bind, mix64, trace_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import share_of
 from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, WAIT, Flag, Level
-from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent_head, tracestate_entry
+from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, traceparent_head, tracestate_entry
 from otel_dltrace.record.steps import Tracer, open_span
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ _ERRORS = "otel_dltrace.pushpull.errors"
 
 
 class _Open(NamedTuple):
-    """A push_pull that is under way: what its records have in common; *stages* are its tensor's descriptors."""
+    """A push_pull that is under way: what its records have in common.
+
+    *stages* are its tensor's descriptors; *ended* holds when it was complete, as soon as it is.
+    """
 
     number: int
     step: int
@@ -39,6 +42,7 @@ class _Open(NamedTuple):
     parent: int
     seq: int
     stages: "dict[QueueType, int]"
+    ended: list[int]
 
 
 class _Context(NamedTuple):
@@ -84,7 +88,7 @@ class Pushed:
         if number:
             stages = self._stages.setdefault(event.name, {})
             self._open[event.operation] = _Open(
-                number, step, descriptor, event.time_ns, event.nbytes, parent, seq, stages
+                number, step, descriptor, event.time_ns, event.nbytes, parent, seq, stages, []
             )
 
     def finished(self, event: "StageFinished") -> None:
@@ -112,7 +116,7 @@ class Pushed:
             operation.number,
             operation.seq,
             partition,
-            wait if wait < _MOST_WAIT else _MOST_WAIT,
+            wait if wait < _MOST_WAIT else _MOST_WAIT,  # noqa: FURB136  -- `min` is a call
             server,
             0,
             0,
@@ -125,6 +129,7 @@ class Pushed:
         operation = self._open.pop(event.operation, None)
         if operation is None:
             return
+        operation.ended.append(event.time_ns)
         flags = _ASYNC
         if event.error is not None:
             flags |= _ERROR
@@ -151,12 +156,16 @@ class Pushed:
             self._waits[event.operation] = (operation, event.time_ns)
 
     def wait_finished(self, event: "WaitFinished") -> None:
-        """Write how long the program was blocked: a child of what it waited for."""
+        """Write how long the program was blocked: a child of what it waited for, and over when that was.
+
+        It goes on somewhat later, when the machine has a core for it: a viewer would find the child outside its parent.
+        """
         operation, start = self._waits.pop(event.operation, (None, 0))
-        if operation is not None:
-            self._recorder.phase(
-                self._wait, start, event.time_ns, parent=operation.number, step=operation.step
-            )
+        if operation is None:
+            return
+        end = min([event.time_ns, *operation.ended])
+        if end > start:
+            self._recorder.phase(self._wait, start, end, parent=operation.number, step=operation.step)
 
     def sending(self, event: "RequestSending") -> None:
         """Tell the server which span its own is caused by: the stage, or the operation where stages are not recorded.
@@ -174,7 +183,7 @@ class Pushed:
         if context is None or context.part != operation.step or context.bind is not bind:
             context = self._context_of(bind, operation, ring.nonce)
         metadata = event.metadata
-        metadata[TRACEPARENT] = f"{context.head}{mix64(context.seed ^ number) or 1:016x}-01"
+        metadata[TRACEPARENT] = traceparent(context.head, mix64(context.seed ^ number) or 1)
         metadata[TRACESTATE] = context.state
 
     def _context_of(self, bind: Bind, operation: _Open, nonce: bytes) -> _Context:

@@ -49,6 +49,13 @@ def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
         _loop().fetch_failed()
 
 
+def _epoch_told(args: Args, kwargs: Kwargs) -> None:
+    """Take the program's number of the epoch that comes, which it tells its sampler so that ranks shuffle alike."""
+    epoch = args[1] if len(args) > 1 else kwargs["epoch"]
+    if isinstance(epoch, int):
+        _loop().epoch = epoch
+
+
 def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
     """Trace nothing in a process that loads batches: what its models compute is no step's forward."""
     live.tracer = None
@@ -225,6 +232,7 @@ ROWS: tuple[Row, ...] = (
         finish=_fetched,
         fail=_fetch_failed,
     ),
+    Site("torch.utils.data.distributed", "DistributedSampler.set_epoch", begin=_epoch_told),
     Site("torch.utils.data._utils.worker", "_worker_loop", begin=_worker_begins),
     # In the loader's own thread it is beside the step; here it is a part of the way to the device.
     stage_site("torch.utils.data._utils.pin_memory", "pin_memory", TO_DEVICE),

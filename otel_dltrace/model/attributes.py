@@ -164,12 +164,3 @@ def launcher_of(process: Process) -> Launcher | None:
     trace_id, span_id = str(known.get(s.DL_LAUNCHER_TRACE_ID, "")), str(known.get(s.DL_LAUNCHER_SPAN_ID, ""))
     is_one = _TRACE_ID.fullmatch(trace_id) and _SPAN_ID.fullmatch(span_id)
     return Launcher(int(trace_id, 16), int(span_id, 16)) if is_one else None
-
-
-def span_attributes(batch: SpanBatch, row: int, columns: Mapping[str, tuple[Column, Column]]) -> dict[str, Value]:
-    """Return all attributes of one row; *columns* maps a name to (values, mask), made once per batch."""
-    r = batch.rows[row]
-    error = batch.errors[int(r["error"])][0] if r["error"] else ""
-    out = constant_attributes(batch.descriptor_of(row), int(r["source"]), int(r["flags"]), error)
-    out.update({name: int(values[row]) for name, (values, mask) in columns.items() if mask[row]})
-    return out

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PREFIX = b"otel_dltrace.1"
@@ -16,8 +16,6 @@ NO_STEP = 0xFFFF_FFFF
 """The step of a record made before the first step, or in a program without steps."""
 NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
 """The size of a step record whose user gave no number."""
-
-Word = TypeVar("Word")  # an int, or a numpy array of uint64
 
 
 def _spell(*fields: str | int) -> bytes:
@@ -126,13 +124,8 @@ def rank_step_ids(bind: Bind, steps: Iterable[int]) -> list[int]:
     return h64_each("rank", bind.job, bind.generation, bind.world, bind.role, bind.rank, last=steps)
 
 
-def collective_id(bind: Bind, kind: str, group: str, name: str, seq: int) -> int:
-    """Return the id that names one collective on every rank of its group."""
-    return collective_ids(bind, kind, group, name, (seq,))[0]
-
-
 def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Sequence[int]) -> list[int]:
-    """Return the ids of many collectives of one group; the ranks of a host ask for the same, so they are remembered."""
+    """Return the ids that name collectives of one group on every rank; those of a host ask for the same: remembered."""
     series = ("coll", bind.job, bind.generation, bind.world, kind, group, name)
     known = _known_ids(*series)
     if len(known) > _REMEMBERED:

@@ -174,9 +174,7 @@ def _with_job(world: World, env: Env) -> World:
 
 
 def job_from_env(env: Env) -> str:
-    """Return the id that the environment gives this job, or "" (contract 1)."""
-    if env.get("OTEL_DLTRACE_JOB"):
-        return env["OTEL_DLTRACE_JOB"]
+    """Return the id that the launcher gives this job, or "" (contract 1); one that the user gives goes before it."""
     for name in ("KUBERNETES_JOB_UID", "JOB_UID"):
         if env.get(name):
             return env[name]

@@ -192,7 +192,9 @@ def _metadata(task: Task, server: int) -> dict[str, str]:
     metadata: dict[str, str] = {}
     observer = trace.observer
     if observer is not None:
-        event = (task.operation.number, task.key, task.partition, task.queue, server, metadata)
+        operation = task.operation
+        queue = operation.tensor.stages[task.at]
+        event = (operation.number, task.key, task.partition, queue, server, metadata)
         observer(tuple.__new__(trace.RequestSending, event))
     return metadata
 

@@ -22,12 +22,13 @@ class step:  # noqa: N801  -- used as a context manager, named as one
     Args:
         number: Your own number of the step (``dl.step.user``); the ordinal counts by itself.
         batch_size: Samples that it trains on, where no DataLoader tells.
+        epoch: Your number of the pass over the data (``dl.epoch``), where no DataLoader tells; it holds until another.
     """
 
-    __slots__ = ("_batch_size", "_number", "_tracer")
+    __slots__ = ("_batch_size", "_epoch", "_number", "_tracer")
 
-    def __init__(self, number: int | None = None, *, batch_size: int = 0) -> None:
-        self._number, self._batch_size = number, batch_size
+    def __init__(self, number: int | None = None, *, batch_size: int = 0, epoch: int | None = None) -> None:
+        self._number, self._batch_size, self._epoch = number, batch_size, epoch
         self._tracer: Tracer | None = None
 
     @guarded
@@ -35,6 +36,7 @@ class step:  # noqa: N801  -- used as a context manager, named as one
         """Begin the step."""
         self._tracer = tracer = live.tracer  # it ends what it began, whatever is switched on in between
         if tracer is not None:
+            self._tell(tracer)
             tracer.steps.begin_own(self._number, self._batch_size)
         return self
 
@@ -44,7 +46,12 @@ class step:  # noqa: N801  -- used as a context manager, named as one
     ) -> None:
         """End the step."""
         if self._tracer is not None:
+            self._tell(self._tracer)  # a batch that was fetched in it may have begun another epoch
             self._tracer.steps.end_own()
+
+    def _tell(self, tracer: Tracer) -> None:
+        if self._epoch is not None:
+            tracer.steps.epoch = self._epoch
 
 
 class phase:  # noqa: N801

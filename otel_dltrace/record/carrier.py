@@ -1,7 +1,6 @@
 """W3C trace context as text: what comes from another process, and what goes to one (contract 3)."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -11,17 +10,24 @@ TRACESTATE_KEY = "dltrace"
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _ENTRY = re.compile(rf"(?:^|,)\s*{TRACESTATE_KEY}=([0-9]{{1,10}})\.([^,]*)\.([0-9]{{1,10}})\s*(?:,|$)")
 _MOST = (1 << 32) - 1
+_HEAD, _LENGTH = 36, 55
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A span of another process: its trace's id and its own, in hexadecimal; of ours also its step, world and rank."""
+    """A span of another process: its trace's id and its own, in hexadecimal."""
 
     trace_id: str
     span_id: str
-    step: int = -1
-    world: str = ""
-    rank: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who of ours has sent a request: in which step, of which world and rank."""
+
+    step: int
+    world: str
+    rank: int
 
 
 def read_traceparent(text: str) -> Remote | None:
@@ -40,28 +46,36 @@ def tracestate_value(step: int, world: str, rank: int) -> str:
     return f"{step}.{quote(world, safe='')}.{rank}"
 
 
-def traceparent_head(trace_id: int) -> str:
-    """Return what each ``traceparent`` of a trace begins with: all but the span's id and the flags."""
-    return f"00-{trace_id:032x}-"
-
-
-def traceparent(trace_id: int, span_id: int) -> str:
-    """Return the ``traceparent`` of a span of ours; all of them are sampled."""
-    return f"{traceparent_head(trace_id)}{span_id:016x}-01"
-
-
 def tracestate_entry(step: int, world: str, rank: int) -> str:
     """Return a ``tracestate`` of our own entry alone."""
     return f"{TRACESTATE_KEY}={tracestate_value(step, world, rank)}"
 
 
-def read_remote(metadata: Mapping[str, str]) -> Remote | None:
-    """Return the span of ours that *metadata* of a request names, None where it names none."""
-    parent = read_traceparent(metadata.get(TRACEPARENT, ""))
-    entry = _ENTRY.search(metadata.get(TRACESTATE, ""))
-    if parent is None or entry is None:
+def read_tracestate(text: str) -> Sender | None:
+    """Return what our entry in a ``tracestate`` says, None where there is none."""
+    entry = _ENTRY.search(text)
+    if entry is None:
         return None
     step, rank = int(entry[1]), int(entry[3])
-    if max(step, rank) > _MOST:
+    return Sender(step, unquote(entry[2]), rank) if max(step, rank) <= _MOST else None
+
+
+def traceparent_head(trace_id: int) -> str:
+    """Return what each ``traceparent`` of a trace begins with: all but the span's id and the flags."""
+    return f"00-{trace_id:032x}-"
+
+
+def traceparent(head: str, span_id: int) -> str:
+    """Return the ``traceparent`` of a span of ours in the trace of *head*; all of them are sampled."""
+    return f"{head}{span_id:016x}-01"
+
+
+def span_below(head: str, text: str) -> bytes | None:
+    """Return the id of the span that a ``traceparent`` names, if it is one in the trace of *head*."""
+    if len(text) != _LENGTH or not text.startswith(head):
         return None
-    return Remote(parent.trace_id, parent.span_id, step, unquote(entry[2]), rank)
+    try:
+        span_id = bytes.fromhex(text[_HEAD : _HEAD + 16])
+    except ValueError:
+        return None
+    return span_id if len(span_id) == 8 and any(span_id) else None

@@ -13,7 +13,6 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.time import tightest_anchor
 from otel_dltrace.record import guard
-from otel_dltrace.record.carrier import Remote
 from otel_dltrace.record.names import Followed, NamesWriter
 from otel_dltrace.record.ring import (
     AMEND,
@@ -40,6 +39,7 @@ _pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
 _pack_amend_parent = struct.Struct("<IIIBBH16s8sII8xII").pack_into
 _error = struct.error
 _HOLE = bytes(RECORD)
+_REMOTE = int(Flag.REMOTE)
 _M16, _M32, _M64, _SIGN = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000
 DRAIN_CHECK_S = 1.0
 BLOCK = 256  # span numbers a thread takes at a time
@@ -349,15 +349,21 @@ class Recorder:
             times = (start & _M64, end & _M64, min(residual, _M32), total & _M64)
             self._write(self._lane(), _pack_amend_device, (*head, *times, AMEND_DEVICE))
 
-    def remote_parent(self, number: int, level: int, remote: Remote) -> None:
-        """Record that the span *number*, which says so by ``Flag.REMOTE``, is in another process's step and trace."""
-        if level > self.level:
-            return
-        head = (number & _M32, remote.step & _M32, 0, AMEND, level << 4, int(Flag.REMOTE))
-        ids = (bytes.fromhex(remote.trace_id), bytes.fromhex(remote.span_id))
-        self._write(
-            self._lane(), _pack_amend_parent, (*head, *ids, remote.step & _M32, remote.rank & _M32, AMEND_PARENT)
-        )
+    def remote_parent(self, number: int, level: int, trace: bytes, span: bytes, step: int, rank: int) -> None:
+        """Record that the span *number*, which says so by ``Flag.REMOTE``, is below *span*, of another process.
+
+        Args:
+            number: The span's.
+            level: The span's.
+            trace: Id of the trace that both are in.
+            span: Id of the span above it.
+            step: Of the process that has sent the request.
+            rank: Likewise.
+        """
+        if level <= self.level:
+            step, number = step & _M32, number & _M32
+            fields = (number, step, 0, AMEND, level << 4, _REMOTE, trace, span, step, rank & _M32, AMEND_PARENT)
+            self._write(self._lane(), _pack_amend_parent, fields)
 
     def _write(self, lane: _Lane, pack: Callable[..., None], fields: tuple[int | bytes, ...]) -> None:
         """Pack *fields* into the next slot, of a newly leased chunk if need be."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, ServerKey, Stage, WorkerKey
+from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, ServerKey, WorkerKey
 from otel_dltrace.model.plan import FINEST
 from otel_dltrace.report.tables import MOST_ROWS, new_table, section
 from otel_dltrace.report.words import ms, plain
@@ -53,12 +53,11 @@ def sentences(keys: Keys) -> list[str]:
             out.append(f"Seen from the {seen_by}, rank {most.rank} comes last most often: {_share(most)}.")
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
         out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
-    if keys.workers and keys.workers[0].stages:
-        key = keys.workers[0]
-        stage = _longest(key.stages)
+    if keys.workers and keys.workers[0].longest:
+        key, stage = keys.workers[0], keys.workers[0].longest
         out.append(
             f"The key that takes longest is {_name(key.key, key.tensor)}: {ms(key.time.p50)} ms (p50), "
-            f"most of it in {plain(stage.name)} ({ms(stage.wait.p50)} ms queued, {ms(stage.time.p50)} ms in it)."
+            f"longest in {plain(stage.name)} ({ms(stage.wait.p50)} ms queued, {ms(stage.time.p50)} ms in it)."
         )
     return out
 
@@ -69,10 +68,6 @@ def _share(last: Last) -> str:
 
 def _name(key: int, tensor: str) -> str:
     return " ".join(filter(None, (str(key) if key >= 0 else "", plain(tensor))))
-
-
-def _longest(stages: Sequence[Stage]) -> Stage:
-    return max(stages, key=lambda stage: stage.time.total + stage.wait.total)
 
 
 def _ranks(ranks: Sequence[RankArrivals]) -> list[RenderableType]:
@@ -93,7 +88,7 @@ def _workers(keys: Sequence[WorkerKey]) -> list[RenderableType]:
     columns = ["calls", "p50\nms", "p95\nms", "queued\np50 ms", "in it\np50 ms", "slowest\npartition", "comes last"]
     table = new_table(["key", "tensor", "longest in"], columns)
     for key in keys[:MOST_ROWS]:
-        stage = _longest(key.stages) if key.stages else None
+        stage = key.longest
         table.add_row(
             str(key.key) if key.key >= 0 else "",
             Text(plain(key.tensor)),
@@ -119,7 +114,7 @@ def _who(last: Last | None) -> str:
 
 
 def _servers(keys: Sequence[ServerKey]) -> list[RenderableType]:
-    columns = ["pushes", "push\np50 ms", "first to last\np50 ms", "pulls", "wait\np50 ms", "transfer\np50 ms"]
+    columns = ["pushes", "push\np50 ms", "gather\np50 ms", "wait\np50 ms", "transfer\np50 ms"]
     table = new_table(["server", "key", "tensor"], [*columns, "comes last"])
     for key in keys[:MOST_ROWS]:
         gather = ms(key.gather.p50) if key.gather.count else ""
@@ -130,12 +125,11 @@ def _servers(keys: Sequence[ServerKey]) -> list[RenderableType]:
             f"{key.push.count:,}",
             ms(key.push.p50),
             gather,
-            f"{key.transfer.count:,}",
             ms(key.wait.p50),
             ms(key.transfer.p50),
             _who(key.last),
         )
-    note = "a pull waits until every worker's push is in"
+    note = "gather: from the first worker's push to the last one's; a pull waits until all are in"
     return section("Keys, seen from the servers", table, note, _more(keys, "keys"))
 
 

@@ -15,7 +15,7 @@ from otel_dltrace.model.semconv import MPI
 from otel_dltrace.report.tables import MOST_ROWS, new_table, section
 from otel_dltrace.report.words import ms, plain
 
-_NOTHING = "No operation of Horovod or MPI is in there: --by negotiation tells of them."
+_NOTHING = "No operation of Horovod or MPI that ranks share is in there: --by negotiation tells of them."
 _TICKS = (
     "ready is when Horovod's rank 0 saw it, once in a cycle (HOROVOD_CYCLE_TIME); ranks are those of the process set"
 )
@@ -90,7 +90,7 @@ def sentences(found: Negotiations) -> list[str]:
 def _hidden(overlap: Overlap | None) -> str:
     if overlap is None:
         return _NO_OVERLAP
-    what = "forward, backward or optimizer went on" if overlap.of == STAGES else "the rank was not blocked"
+    what = "forward, backward or optimizer ran" if overlap.of == STAGES else "the rank was not blocked"
     return (
         f"Computation hides {_percent(overlap.overlapped, overlap.communication)} of the operations' time: "
         f"{what} in {ms(overlap.overlapped)} of {ms(overlap.communication)} ms."

@@ -19,7 +19,7 @@ _DEFINITIONS = (
     "efficiency: speed-up by how many times the ranks",
     "communication: the part of the ranks' time in which any operation is under way, computation beside it or not; "
     "exposed: the part in which a rank is blocked by it",
-    "negotiation: its share of communication: of Horovod's as its timeline tells, of MPI's the wait for the last rank",
+    "negotiation: its share of communication: as Horovod's timeline tells, without one the wait for the last rank",
 )
 _RANK_STEPS = (
     "no run tells all samples, so a step of each rank counts as one: fair where a rank's batch is always as large"
@@ -54,15 +54,16 @@ def sentences(found: Scaling) -> list[str]:
             f"{largest.ranks} ranks do {largest.speed_up:.2f} times the work of {base.ranks}: "
             f"a parallel efficiency of {_percent(largest.efficiency)}, {largest.apart} apart."
         )
-    return out + [sentence for run in found.runs if (sentence := _slow_begin(run))]
+    ranks = [run.ranks for run in found.runs]
+    return out + [sentence for run in found.runs if (sentence := _slow_begin(run, ranks.count(run.ranks) == 1))]
 
 
-def _slow_begin(run: RunScaling) -> str:
+def _slow_begin(run: RunScaling, is_only: bool) -> str:
     if run.first is None or not run.first.steps or run.first.step.mean < WORTH_A_WORD * run.steady.step.mean:
         return ""
     times = run.first.step.mean / run.steady.step.mean
     which = "a step of the first epoch" if run.apart == FIRST_EPOCH else "one of the first steps"
-    on = f"{run.ranks} rank{'s' * (run.ranks != 1)}"
+    on = f"{run.ranks} rank{'s' * (run.ranks != 1)}" + ("" if is_only else f" ({plain(run.name)})")
     return f"On {on} {which} takes {times:,.1f} times a later one: do not measure scaling by it."
 
 

@@ -1,6 +1,5 @@
 """The report for people: what was found in words first, then the tables; computes nothing."""
 
-import io
 from collections.abc import Collection, Sequence
 
 from rich.console import Console, RenderableType
@@ -26,13 +25,6 @@ _ENDS = {
     "host_issue": "host_issue: the time of the call alone, the work went on",
     "bound": "bound: the work was done some time before",
 }
-
-
-def render(report: RunReport, width: int = 100) -> str:
-    """Return *report* as plain text of at most *width* columns."""
-    out = io.StringIO()
-    write(report, Console(file=out, width=width, color_system=None, force_terminal=False))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def write(report: RunReport, console: Console) -> None:

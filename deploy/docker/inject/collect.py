@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("model", "record", "instrument", "export")
+ROOMS = ("model", "record", "instrument", "export", "settings", "configure")
 """Where what runs in a training process lives, beside the modules at the top."""
 COMMAND = "__main__"
 ENTRY = "otel_dltrace.autostart"

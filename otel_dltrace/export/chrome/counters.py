@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.export.chrome.events import CHUNK, Chunk
-from otel_dltrace.export.chrome.marks import microseconds, quote
+from otel_dltrace.export.chrome.marks import HOST_ORDER, microseconds, process_metadata, quote
 from otel_dltrace.export.chrome.text import Piece, digits, join, literal, zero_padded
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.metric_batch import MetricBatch
@@ -51,6 +51,25 @@ def tracks(batch: MetricBatch) -> Iterator[Track]:
             drawn = slice(None) if is_level else usage.end > usage.begin
             times = usage.end if is_level else usage.begin
             yield Track(usage.rank, f"{usage.of} {quantity.name}".strip(), unit, times[drawn], values[drawn])
+
+
+class HostTracks:
+    """The tracks of one host, and the process (*pid*, 0 while it needs none) that stands for it."""
+
+    def __init__(self, batch: MetricBatch) -> None:
+        self.batch = batch
+        self.tracks = list(tracks(batch))
+        self.pid = 0
+        self._times = np.sort(np.concatenate([np.zeros(0, np.int64), *(track.times for track in self.tracks)]))
+
+    def samples(self, between: tuple[int, int], shift: int) -> int:
+        """Return how many samples are *between* these once *shift* was added to their times."""
+        first, last = np.searchsorted(self._times, np.array(between) - shift).tolist()
+        return int(last - first)
+
+    def metadata(self) -> Iterator[str]:
+        """Yield the lines that name the process."""
+        return process_metadata(self.pid, f"host {self.batch.host}", "metrics", HOST_ORDER)
 
 
 def track_chunks(track: Track, shift: int, pid: int, between: tuple[int, int]) -> Iterator[Chunk]:

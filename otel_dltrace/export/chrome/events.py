@@ -135,12 +135,13 @@ def _quoted(name: str, block: Column, mask: Column) -> list[Piece]:
     return [(literal(f",{json.dumps(name)}:".encode() + b'"'), mask), (block, mask), (literal(b'"'), mask)]
 
 
-def counter_chunks(batch: SpanBatch, base: int, pid: int) -> Iterator[Chunk]:
-    """Yield the metrics of *batch* as counters, a track for each metric of the process."""
+def counter_chunks(batch: SpanBatch, base: int, pid: int, widest: int = WIDEST) -> Iterator[Chunk]:
+    """Yield the metrics of *batch* as counters, a track for each metric of the process; *widest* as for spans."""
+    size = max(1, min(CHUNK, widest // _NUMBERS))
     rows = np.flatnonzero(batch.is_kind(s.METRIC))
     rows = rows[np.argsort(batch["start"][rows], kind="stable")]
-    for first in range(0, len(rows), CHUNK):
-        part = batch.take(rows[first : first + CHUNK])
+    for first in range(0, len(rows), size):
+        part = batch.take(rows[first : first + size])
         numbers, which = np.unique(part["descriptor"], return_inverse=True)
         names = [part.descriptors[number] for number in numbers.tolist()]
         start = part["start"] + np.int64(part.wall - base)

@@ -1,7 +1,6 @@
 """Write spans as a Chrome trace, which Perfetto and chrome://tracing show: a process per rank, lanes below."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from otel_dltrace.export.chrome.counters import Track, track_chunks, tracks
+from otel_dltrace.export.chrome.counters import HostTracks, track_chunks
 from otel_dltrace.export.chrome.events import WIDEST, Chunk, counter_chunks, span_chunks, step_marks
 from otel_dltrace.export.chrome.lanes import Lanes
 from otel_dltrace.export.chrome.layout import lay_out
 from otel_dltrace.export.chrome.marks import (
     FIRST_FREE_PID,
-    HOST_ORDER,
     UNKNOWN_ORDER,
     free_pid,
     lane_metadata,
@@ -29,13 +27,15 @@ from otel_dltrace.export.chrome.trace_file import TraceFile
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value, resource_attributes
 from otel_dltrace.model.metric_batch import HOST, MetricBatch
-from otel_dltrace.model.spans import Column, Process, SpanBatch
+from otel_dltrace.model.spans import Process, SpanBatch
 
 MARGIN = 86_400_000_000_000
 """The first batch begins a day after the trace's zero: another rank may be earlier, and Perfetto drops what is < 0."""
 _FOREVER = np.iinfo(np.int64).max
 _CHUNKS_A_FILE = 8
 """Into how many pieces at least the text of a file comes: it is not cut more finely."""
+_SUMMARY_BYTES = 300
+"""What the end of a file says of a process, about."""
 _SAMPLE_BYTES = 160
 """The text of a counter's event, about; counters are written after the spans, so room is kept for them."""
 
@@ -98,6 +98,11 @@ class _Drawn:
     machine: tuple[str, str] = ("", "")
     """Boot and host: who has these in common shares a monotonic clock."""
 
+    @property
+    def shift(self) -> int:
+        """What to add to its times (monotonic ns) for those of the trace."""
+        return self.wall - (self.base or 0)
+
     def summary(self, base: int | None, spans: int) -> dict[str, Any]:
         """Return what is told of it; its own zero too, if that is not the *base* of the trace."""
         return {
@@ -108,16 +113,6 @@ class _Drawn:
             "spans": spans,
             **({"base_unix_ns": str(self.base)} if self.base != base else {}),
         }
-
-
-@dataclass
-class _Host:
-    """The metrics of one host, and the process that stands for it; *times* are those of its samples, ascending."""
-
-    batch: MetricBatch
-    tracks: Sequence[Track]
-    times: Column
-    pid: int = 0
 
 
 class _Trace:
@@ -140,7 +135,7 @@ class _Trace:
         self._file = TraceFile(path, files)
         self._base: int | None = None
         self._processes: dict[int, _Drawn] = {}
-        self._hosts: list[_Host] | None = None
+        self._hosts: list[HostTracks] | None = None
         self._shown_until = 0
         self._job: dict[str, Any] = {}
 
@@ -159,32 +154,41 @@ class _Trace:
         layout = lay_out(batch, drawn.lanes, drawn.base)
         drawn.lane_names.update({tid: (name, place) for tid, name, place in drawn.lanes.names(before)})
         for chunk in span_chunks(batch, layout, drawn.pid, self._widest):
-            self._make_room(chunk, progress)
-            self._name_lanes(drawn, chunk)
+            self._make_room(drawn, chunk, progress)
             self._file.write_spans(chunk, drawn.pid)
             progress(chunk.events)
-        others = list(counter_chunks(batch, drawn.base, drawn.pid))
         if drawn.lanes.further:
-            others.insert(0, step_marks(batch, layout, drawn.pid))
-        for chunk in others:
-            self._make_room(chunk, progress)
-            self._name_lanes(drawn, chunk)
+            marks = step_marks(batch, layout, drawn.pid)
+            self._make_room(drawn, marks, progress)
+            self._file.write(marks)
+        for chunk in counter_chunks(batch, drawn.base, drawn.pid, self._widest):
+            self._make_room(drawn, chunk, progress)
             self._file.write(chunk)
-        progress(sum(chunk.events for chunk in others))
+            progress(chunk.events)
 
     def close(self, progress: Callable[[int], None]) -> None:
         """Finish the last file."""
         self._finish(_FOREVER, progress)
 
-    def _make_room(self, chunk: Chunk, progress: Callable[[int], None]) -> None:
-        """Begin the next file if this one has something and *chunk* would make it too large."""
-        if not (self._max_bytes and self._file.events):
-            return
-        size = self._file.size + len(chunk.text) + self._samples() * _SAMPLE_BYTES
-        if size > self._max_bytes:
-            self._finish(max(self._shown_until, self._file.last + 1), progress)
-            self._number += 1
-            self._file = TraceFile(part_path(self._path, self._number), self._files)
+    def _make_room(self, drawn: _Drawn, chunk: Chunk, progress: Callable[[int], None]) -> None:
+        """Have a file open that takes *chunk* of *drawn*, with the names of its lanes."""
+        names = self._names(drawn, chunk)
+        if self._max_bytes and self._file.events:
+            more = len(chunk.text) + sum(map(len, names)) + self._samples(chunk.last) * _SAMPLE_BYTES
+            if self._file.size + more + len(self._processes) * _SUMMARY_BYTES > self._max_bytes:
+                self._finish(max(self._shown_until, self._file.last + 1), progress)
+                self._number += 1
+                self._file = TraceFile(part_path(self._path, self._number), self._files)
+                names = self._names(drawn, chunk)
+        self._file.write_lines(names)
+        self._file.named |= {(drawn.pid, 0), *((drawn.pid, tid) for tid in chunk.tids.tolist())}
+
+    def _names(self, drawn: _Drawn, chunk: Chunk) -> list[str]:
+        """Return what names *drawn* and the lanes that *chunk* is on, where the file does not yet."""
+        named = self._file.named
+        new = [tid for tid in chunk.tids.tolist() if (drawn.pid, tid) not in named]
+        lines = list(drawn.metadata) if (drawn.pid, 0) not in named else []
+        return lines + [line for tid in new for line in lane_metadata(drawn.pid, tid, *drawn.lane_names[tid])]
 
     def _finish(self, until: int, progress: Callable[[int], None]) -> None:
         """Write what belongs beside the spans of the file, *until* then (ns after zero), and what describes it."""
@@ -213,84 +217,73 @@ class _Trace:
         first = self._file.first
         return self._shown_until if first is None else min(self._shown_until, first)
 
-    def _sampled(self) -> list[_Host]:
+    def _sampled(self) -> list[HostTracks]:
         if self._hosts is None:
-            whole = [(batch, list(tracks(batch))) for batch in self._metrics if len(batch)]
-            none = np.zeros(0, np.int64)
-            self._hosts = [
-                _Host(batch, of_host, np.sort(np.concatenate([none, *(track.times for track in of_host)])))
-                for batch, of_host in whole
-            ]
+            self._hosts = [HostTracks(batch) for batch in self._metrics if len(batch)]
         return self._hosts
 
-    def _samples(self) -> int:
-        """Return how many samples of metrics there are beside the spans of this file."""
-        between = self._since(), max(self._shown_until, self._file.last + 1)
-        return sum(
-            int(np.diff(np.searchsorted(host.times, np.array(between) - (wall - base)))[0])
-            for host in self._sampled()
-            for wall, base in [self._clock(host)]
-        )
+    def _samples(self, last: int) -> int:
+        """Return how many samples of metrics there are beside the spans of this file, if it goes on to *last*."""
+        between = self._since(), max(self._shown_until, self._file.last + 1, last + 1)
+        return sum(host.samples(between, self._shift(host)) for host in self._sampled())
 
-    def _clock(self, host: _Host) -> tuple[int, int]:
-        """Return what to add to *host*'s times for Unix time, and the zero of the trace there."""
+    def _shift(self, host: HostTracks) -> int:
+        """Return what to add to *host*'s times for those of the trace."""
         machine = (host.batch.boot_id, host.batch.host)
         here = next((one for one in self._processes.values() if one.machine == machine), None)
         wall = here.wall if here else host.batch.wall
         if self._base is None:
             self._base = int(host.batch.time.min()) + wall - MARGIN
-        return wall, here.base if here and here.base is not None else self._base
+        return wall - (here.base if here and here.base is not None else self._base)
 
-    def _add_metrics(self, host: _Host, between: tuple[int, int], progress: Callable[[int], None]) -> None:
+    def _add_metrics(self, host: HostTracks, between: tuple[int, int], progress: Callable[[int], None]) -> None:
         """Write one host's metrics as counters, on the clocks of the spans of that host."""
-        wall, base = self._clock(host)
         machine = (host.batch.boot_id, host.batch.host)
         ranks = {one.rank: one for one in self._processes.values() if one.machine == machine and one.rank != HOST}
         for track in host.tracks:
             mine = ranks.get(track.rank)
-            pid, shift = (mine.pid, mine.wall - (mine.base or 0)) if mine else (self._host_pid(host), wall - base)
+            pid, shift = (mine.pid, mine.shift) if mine else (self._host_pid(host), self._shift(host))
             for chunk in track_chunks(track, shift, pid, between):
-                self._name(pid, mine.metadata if mine else _host_metadata(host))
+                self._name(pid, mine.metadata if mine else host.metadata())
                 self._file.write(chunk)
                 progress(chunk.events)
 
-    def _host_pid(self, host: _Host) -> int:
+    def _host_pid(self, host: HostTracks) -> int:
         """Return the process that stands for a host."""
         if not host.pid:
-            used = {one.pid for one in (*self._processes.values(), *self._sampled())}
-            host.pid = free_pid(FIRST_FREE_PID, used)
+            host.pid = free_pid(FIRST_FREE_PID, self._used())
         return host.pid
 
     def _add_notes(self, until: int) -> None:
         """Write remarks that begin before *until*, below the lanes of the processes that they are about."""
-        for nonce, drawn in self._processes.items():
-            shift = drawn.wall - (drawn.base or 0)
-            mine = [note for note in self._notes if note.nonce == nonce and note.start + shift < until]
-            if mine:
-                self._name(drawn.pid, drawn.metadata)
-                self._file.write_lines(note_lines(mine, shift, drawn.pid))
-                self._notes = [note for note in self._notes if note not in mine]
-
-    def _name_lanes(self, drawn: _Drawn, chunk: Chunk) -> None:
-        """Name the lanes that *chunk* is on, where the file does not yet."""
-        self._name(drawn.pid, drawn.metadata)
-        for tid in chunk.tids.tolist():
-            if (drawn.pid, tid) not in self._file.named:
-                self._file.named.add((drawn.pid, tid))
-                self._file.write_lines(lane_metadata(drawn.pid, tid, *drawn.lane_names[tid]))
+        later = []
+        of_process: dict[int, list[Note]] = {}
+        for note in self._notes:
+            drawn = self._processes.get(note.nonce)
+            if drawn is not None and note.start + drawn.shift < until:
+                of_process.setdefault(note.nonce, []).append(note)
+            else:
+                later.append(note)
+        self._notes = later
+        for nonce, notes in of_process.items():
+            drawn = self._processes[nonce]
+            self._name(drawn.pid, drawn.metadata)
+            self._file.write_lines(note_lines(notes, drawn.shift, drawn.pid))
 
     def _name(self, pid: int, metadata: Iterable[str]) -> None:
         if (pid, 0) not in self._file.named:
             self._file.named.add((pid, 0))
             self._file.write_lines(metadata)
 
+    def _used(self) -> set[int]:
+        return {drawn.pid for drawn in self._processes.values()} | {host.pid for host in self._hosts or ()}
+
     def _process(self, process: Process) -> _Drawn:
         """Return *process* as it is drawn; it is named when it is new, and again when its rank became known."""
         drawn = self._processes.get(process.nonce)
         rank = resource_attributes(process) if process.bind is not None else {}
         if drawn is None:
-            used = {one.pid for one in (*self._processes.values(), *(self._hosts or ()))}
-            drawn = self._processes[process.nonce] = _Drawn(rank_pid(rank, used))
+            drawn = self._processes[process.nonce] = _Drawn(rank_pid(rank, self._used()))
         name, label, order = _names(process)
         if name != drawn.name:
             drawn.name, drawn.os_pid = name, process.pid
@@ -304,10 +297,6 @@ class _Trace:
             bind = process.bind
             self._job = {"job": bind.job, "job_name": bind.job_name, "generation": bind.generation}
         return drawn
-
-
-def _host_metadata(host: _Host) -> Iterator[str]:
-    return process_metadata(host.pid, f"host {host.batch.host}", "metrics", HOST_ORDER)
 
 
 def _names(process: Process) -> tuple[str, str, int]:

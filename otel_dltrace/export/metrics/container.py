@@ -49,9 +49,11 @@ class Container:
         limits += [(_number(folder / "memory.limit_in_bytes"), folder, True) for folder in in_v1]
         self._memory = min(limits)
         counts = [(_cpus_v2(folder), folder, False) for folder in unified]
-        own = {name: next(_up(mount / name, paths.get(name, "/"))) for name in ("cpu", "cpuacct", "cpuset")}
-        allowed = min(_quota_v1(own["cpu"]), _cpuset(own["cpuset"] / "cpuset.effective_cpus"))
-        counts.append((allowed, own["cpuacct"], True))
+        spent, allowed = (next(_up(mount / name, paths.get(name, "/"))) for name in ("cpuacct", "cpuset"))
+        counts.append((_cpuset(allowed / "cpuset.effective_cpus"), spent, True))
+        for folder in _up(mount / "cpu", paths.get("cpu", "/")):
+            same = mount / "cpuacct" / folder.relative_to(mount / "cpu")
+            counts.append((_quota_v1(folder), same if same.is_dir() else spent, True))
         self._cpu = min(counts)
         self._host_memory, self._host_cpus = memory, cpus
 

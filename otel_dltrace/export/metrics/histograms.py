@@ -19,6 +19,7 @@ from opentelemetry.sdk.metrics.export import (
     Metric,
     MetricExporter,
     MetricExportResult,
+    MetricReader,
     MetricsData,
     ResourceMetrics,
     ScopeMetrics,
@@ -49,31 +50,24 @@ class _Series:
         self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
 
     def point(self, now: int) -> HistogramDataPoint:
-        counts = self.counts.tolist()
+        counts, end = self.counts.tolist(), max(now, self.start)  # the clock may have been set back
         return HistogramDataPoint(
-            self.attributes, self.start, now, sum(counts), self.sum, counts, BOUNDS, self.low, self.high
+            self.attributes, self.start, end, sum(counts), self.sum, counts, BOUNDS, self.low, self.high
         )
 
 
-class WithHistograms(MetricExporter):
-    """Gives *exporter* what the SDK collects, and our histograms with it.
+class Histograms:
+    """All histograms for one way out.
 
     Args:
-        exporter: Any exporter; its temporality is kept to.
         resource: Who the points are about.
         scope: What the points are of.
-
-    Attributes:
-        failed: Whether the last export got nowhere though an earlier one did: who takes no metrics loses none.
+        temporality: Whether a point tells of all observations, or of those since the last one.
     """
 
-    def __init__(self, exporter: MetricExporter, resource: Resource, scope: InstrumentationScope) -> None:
-        super().__init__(exporter._preferred_temporality, exporter._preferred_aggregation)
-        self._exporter, self._resource, self._scope = exporter, resource, scope
-        wanted = (exporter._preferred_temporality or {}).get(HistogramInstrument)
-        self._temporality = wanted or AggregationTemporality.CUMULATIVE
+    def __init__(self, resource: Resource, scope: InstrumentationScope, temporality: AggregationTemporality) -> None:
+        self._resource, self._scope, self._temporality = resource, scope, temporality
         self._lock, self._since = Lock(), 0
-        self.failed = self._has_delivered = False
         self._series: dict[tuple[str, tuple[str, int]], _Series] = {}
 
     def add(self, metric: str, key: tuple[str, int], attributes: dict[str, Any], values: Column) -> None:
@@ -84,24 +78,17 @@ class WithHistograms(MetricExporter):
                 series = self._series[metric, key] = _Series(attributes, self._since or time_ns())
             series.add(values)
 
-    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
-        """Export *metrics_data* and the histograms."""
+    def beside(self, metrics_data: MetricsData) -> MetricsData:
+        """Return what the SDK collected and ours, in one scope: of two equal ones encoders take the last."""
         ours = [*self._metrics()]
-        if ours:
-            metrics_data = MetricsData([self._with(ours, metrics_data)])
-        self.failed = self._has_delivered  # also where it raises
-        result = self._exporter.export(metrics_data, timeout_millis, **kwargs)
-        if result is MetricExportResult.SUCCESS:
-            self._has_delivered, self.failed = True, False
-        return result
-
-    def _with(self, ours: list[Metric], metrics_data: MetricsData) -> ResourceMetrics:
-        """Return what the SDK collected and *ours*, in one scope: of two equal ones encoders take the last."""
+        if not ours:
+            return metrics_data
         scopes = [scope for of in metrics_data.resource_metrics for scope in of.scope_metrics]
         same = [scope for scope in scopes if scope.scope.name == self._scope.name]
         metrics = [metric for scope in same for metric in scope.metrics]
         others = [scope for scope in scopes if scope.scope.name != self._scope.name]
-        return ResourceMetrics(self._resource, [ScopeMetrics(self._scope, [*metrics, *ours], ""), *others], "")
+        all_of_us = ScopeMetrics(self._scope, [*metrics, *ours], "")
+        return MetricsData([ResourceMetrics(self._resource, [all_of_us, *others], "")])
 
     def _metrics(self) -> Iterable[Metric]:
         now, points = time_ns(), dict[str, list[HistogramDataPoint]]()
@@ -114,6 +101,36 @@ class WithHistograms(MetricExporter):
             metric = m.METRICS[name]
             yield Metric(name, metric.description, metric.unit, Histogram(some, self._temporality))
 
+
+class WithHistograms(MetricExporter):
+    """Gives *exporter* what the SDK collects, and our histograms with it.
+
+    Args:
+        exporter: Any exporter; its temporality is kept to.
+        resource: Who the points are about.
+        scope: What the points are of.
+
+    Attributes:
+        histograms: Ours.
+        failed: Whether the last export got nowhere though an earlier one did: who takes no metrics loses none.
+    """
+
+    def __init__(self, exporter: MetricExporter, resource: Resource, scope: InstrumentationScope) -> None:
+        super().__init__(exporter._preferred_temporality, exporter._preferred_aggregation)
+        self._exporter = exporter
+        wanted = (exporter._preferred_temporality or {}).get(HistogramInstrument)
+        self.histograms = Histograms(resource, scope, wanted or AggregationTemporality.CUMULATIVE)
+        self.failed = self._has_delivered = False
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
+        """Export *metrics_data* and the histograms."""
+        both = self.histograms.beside(metrics_data)
+        self.failed = self._has_delivered  # also where it raises
+        result = self._exporter.export(both, timeout_millis, **kwargs)
+        if result is MetricExportResult.SUCCESS:
+            self._has_delivered, self.failed = True, False
+        return result
+
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         """Have the exporter deliver what it holds."""
         return bool(self._exporter.force_flush(timeout_millis))
@@ -121,3 +138,15 @@ class WithHistograms(MetricExporter):
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
         """End the exporter."""
         self._exporter.shutdown(timeout_millis, **kwargs)
+
+
+def histograms_for(reader: MetricReader, resource: Resource, scope: InstrumentationScope) -> Histograms:
+    """Return the histograms that *reader*, one with its own way out as Prometheus' is, gets from now on."""
+    histograms = Histograms(resource, scope, AggregationTemporality.CUMULATIVE)
+    receive = reader._receive_metrics
+
+    def receive_both(metrics_data: MetricsData, *args: Any, **kwargs: Any) -> None:
+        receive(histograms.beside(metrics_data), *args, **kwargs)
+
+    reader._receive_metrics = receive_both  # type: ignore[method-assign]
+    return histograms

@@ -25,8 +25,8 @@ _MODES = {
 """For each ``cpu.mode`` the columns of the kernel's that make it; guests' time is in ``user`` already."""
 _NOT_DISKS = ("loop", "ram", "zram", "dm-", "md")
 """No disks of their own: their bytes are memory's, or come again as those of the disks below."""
-_NOT_INTERFACES = ("veth",)
-"""Of other containers, as many as there are of these."""
+_NOT_INTERFACES = ("veth", "cali", "lxc", "eni")
+"""Of other containers, as many as there are of these: Docker's and those of network plugins of Kubernetes."""
 _MBIT = 1_000_000 // 8
 
 

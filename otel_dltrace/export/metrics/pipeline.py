@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_dltrace._version import __version__
-from otel_dltrace.export.metrics.histograms import WithHistograms
+from otel_dltrace.export.metrics.histograms import WithHistograms, histograms_for
 from otel_dltrace.export.metrics.sampler import OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.metrics.summary import Observed
@@ -62,6 +62,8 @@ class Pipeline:
         made = [*_made(settings)]
         self._exporters = [WithHistograms(each, of, scope) for each in made if isinstance(each, MetricExporter)]
         readers = [each for each in made if isinstance(each, MetricReader)]
+        self._histograms = [each.histograms for each in self._exporters]
+        self._histograms += [histograms_for(each, of, scope) for each in readers]
         readers += [
             PeriodicExportingMetricReader(each, settings.interval_ms, settings.timeout_ms) for each in self._exporters
         ]
@@ -88,8 +90,8 @@ class Pipeline:
     def count(self, observed: Observed) -> None:
         """Take many observations of a histogram."""
         key = (observed.attributes, observed.rank)
-        for exporter in self._exporters:
-            exporter.add(observed.metric, key, self._attributes_of(key), observed.values)
+        for histograms in self._histograms:
+            histograms.add(observed.metric, key, self._attributes_of(key), observed.values)
 
     def _attributes_of(self, key: Key) -> dict[str, Any]:
         known = self._attributes.get(key)
