@@ -236,3 +236,53 @@ def test_a_program_that_records_nothing_has_no_ring(place):
 
     assert result.stderr == ""
     assert list(place.rings.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        pytest.param("'no_such'", "'no_such' is nothing that can be traced; there are ", id="unknown"),
+        pytest.param(
+            "'byteps'", "'byteps' was asked for, but byteps is not installed: pip install byteps", id="absent"
+        ),
+        pytest.param(
+            "'torch', 'horovod'",
+            "'horovod' was asked for, but horovod is not installed: pip install 'otel-dltrace[horovod]'",
+            id="absent, of an extra of ours",
+        ),
+        pytest.param("3", "start() takes a Config, or its fields by name, and not 3", id="no name"),
+    ],
+)
+def test_a_framework_that_is_asked_for_by_name_must_be_there(place, asked, said):
+    """One sentence that names the cure, and nothing is traced."""
+    program = f"""
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name in ("byteps", "horovod") else find(name, *more)
+import otel_dltrace
+try:
+    otel_dltrace.instrument({asked})
+except ValueError as error:
+    print(error)
+from otel_dltrace.instrument.registry import _registry
+from otel_dltrace.record.steps import live
+assert not _registry._on and live.tracer is None
+"""
+    assert place.run(program).stdout.startswith(said)
+
+
+def test_what_is_asked_for_by_name_is_traced_alone(place):
+    """A package is all of its sources, and a source is itself; who the ranks are is known with any of them."""
+    program = """
+import otel_dltrace
+from otel_dltrace.instrument.registry import _registry
+otel_dltrace.instrument("torch_ddp", "pushpull")
+print(sorted(_registry._on))
+otel_dltrace.uninstrument()
+otel_dltrace.instrument("torch")
+print(sorted(_registry._on))
+"""
+    assert place.run(program).stdout.splitlines() == [
+        "['pushpull', 'torch_ddp', 'torch_world']",
+        "['torch_ddp', 'torch_device', 'torch_distributed', 'torch_fsdp', 'torch_training', 'torch_world']",
+    ]

@@ -4,6 +4,7 @@ import copy
 import os
 import re
 import runpy
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,24 @@ def test_the_kustomization_of_the_docs_moves_an_overlay_to_another_namespace_and
     containers = [c for t in traced(found) for c in t["spec"]["initContainers"]]
     ours = {c["image"] for c in containers if "otel-dltrace" in c["name"]}
     assert ours == {f"REGISTRY/otel-dltrace/{name}:{__version__}" for name in ("drain", "inject")}
+
+
+def test_the_patch_of_the_docs_leaves_the_sidecars_in_their_order(tmp_path):
+    """The drain gets its variable, and is still the last to start and the first to end."""
+    for folder in ("deploy/kubernetes", "collector-config", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    users = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    folder = tmp_path / "deploy" / "kubernetes" / "overlays" / "job"
+    written = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "traced-pod"}}
+    written["patches"].append({"patch": yaml.safe_dump({**template, **users})})
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(written))
+    (pod,) = traced(objects(folder))
+
+    sidecars = [container for container in pod["spec"]["initContainers"] if "restartPolicy" in container]
+    assert [_name(container) for container in sidecars] == ["otel-collector", "otel-dltrace-drain"]
+    assert {"name": "OTEL_DLTRACE_STEPS", "value": "all"} in sidecars[1]["env"]
 
 
 def test_the_network_policies_open_no_port_that_nobody_needs():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.semconv import RANK_STEP, TRAIN_STEP
@@ -193,6 +194,42 @@ def test_a_trainer_killed_in_the_middle_of_a_step_leaves_all_it_recorded(namespa
     spans = namespace.spans_of("killed", held.total())
     assert Counter(names(spans).values()) - Counter({TRAIN_STEP: 6}) == held
     assert recorded([pod]).keys() <= spans.keys()
+
+
+def by_operator(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the pod template as the OpenTelemetry Operator leaves it: its collector comes last."""
+    template = copy.deepcopy(template_of(objects, "Job", "train"))
+    spec = next(o for o in objects if o["kind"] == "OpenTelemetryCollector")["spec"]
+    container = {name: spec[name] for name in ("image", "volumeMounts", "securityContext", "lifecycle")}
+    container |= {"name": "otc-container", "restartPolicy": "Always", "args": ["--config=env:OTEL_CONFIG"]}
+    container["env"] = [*spec["env"], {"name": "OTEL_CONFIG", "value": yaml.safe_dump(spec["config"])}]
+    container["startupProbe"] = {"httpGet": {"path": "/", "port": 13133}}
+    template["spec"]["initContainers"].append(container)
+    template["spec"]["volumes"] += spec["volumes"]
+    return template
+
+
+def test_under_the_operator_a_drain_is_through_before_the_collector_is_told_to_end(namespace):
+    """The collector is the first to go, and waits: without being told the drain hands over all that was recorded."""
+    objects = overlay("operator")
+    template = by_operator(objects)
+    assert template["spec"]["initContainers"][-1]["lifecycle"]["preStop"]["sleep"]["seconds"] >= 10
+    env = {"PYTHONPATH": namespace.injected, "PET_MASTER_PORT": str(free_port())}
+    metadata = {"labels": {"batch.kubernetes.io/job-name": "operated", "batch.kubernetes.io/controller-uid": "uid"}}
+    around = namespace.around(objects, {}, args=["--epochs", "1", "--steps", "4"], env=env, metadata=metadata)
+    pod = namespace.stage.pod("operated-0", template, around)
+
+    assert pod.wait() == 0, pod.logs()
+    rings = pod.volumes["otel-dltrace-rings"]
+    wait_until(lambda: not list(rings.glob("*.ring")), what="the rings being read")
+    expected = recorded([pod])
+    spans = namespace.spans_of("operated", len(expected) + 4)
+    assert pod.end_sidecars() == [0, 0], pod.logs()
+
+    assert expected, pod.logs()
+    roots = {id_: name for id_, name in names(spans).items() if id_ not in expected}
+    assert names(spans) == expected | roots
+    assert Counter(roots.values()) == {TRAIN_STEP: 4}
 
 
 def test_push_pull_servers_and_workers_are_one_run(namespace):

@@ -48,17 +48,18 @@ def report(place) -> dict[str, Any]:
 def noted(place: Place, rank: int, stage: str, warm_up: int) -> list[float]:
     """Return the s that the program itself measured, after the warm-up."""
     measured: list[float] = json.loads((place.folder / f"planted.{rank}.json").read_text())[stage]
-    return measured if stage == "checkpoint" else measured[warm_up:]
+    return measured if stage.endswith("checkpoint") else measured[warm_up:]
 
 
 def test_each_planted_delay_is_found_with_its_length(place, report):
-    """Within 10 % of what the program measured, in every step; the residual is at most 5 % of the steps."""
+    """No shorter than the program measured it, nor longer than the call that it is in; little is in no stage."""
     rows = {(part["name"], t["rank"]): t for part in report["timings"]["stages"] for t in part["ranks"]}
     for stage, rank in PLANTED:
-        measured = noted(place, rank, stage, report["timings"]["warm_up"])
+        warm_up = report["timings"]["warm_up"]
+        inside, around = (noted(place, rank, which, warm_up) for which in (stage, f"around {stage}"))
         row = rows[stage, rank]
-        assert row["steps"] == len(measured)
-        assert row["total"] / 1e9 == pytest.approx(sum(measured), rel=0.1)
+        assert row["steps"] == len(inside)
+        assert sum(inside) <= row["total"] / 1e9 <= sum(around)
     assert all(rows["residual", rank]["share"] <= 0.05 for rank in (0, 1))
     slowest = {part["name"]: part["slowest"] for part in report["timings"]["stages"] if part["stands_out"]}
     assert set(slowest.items()) >= PLANTED

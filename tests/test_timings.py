@@ -332,10 +332,8 @@ RANKS = """
 def test_every_rank_has_its_own_timings(tmp_path: Path) -> None:
     """At level step: what is slow on one rank is slow there, in every step, the last, partial one too."""
     ranks = run(tmp_path, RANKS, 2, 1)
-    slow = [
-        {name for name in ("dataloader_next", "reduce_metrics") if min(s[name] for s in totals(rank).values()) >= PLANTED}
-        for rank in ranks
-    ]
+    planted = ("dataloader_next", "reduce_metrics")
+    slow = [{name for name in planted if min(s[name] for s in totals(rank).values()) >= PLANTED} for rank in ranks]
 
     assert [[step.a for step in rank.spans("step")] for rank in ranks] == [[4, 4, 1]] * 2
     assert slow == [{"reduce_metrics"}, {"dataloader_next"}]

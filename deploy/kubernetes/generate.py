@@ -11,6 +11,9 @@ import yaml
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "collector-config" / "sidecar.yaml"
 TARGET = HERE / "overlays" / "operator" / "collector.yaml"
+HANDED_OVER = {"preStop": {"sleep": {"seconds": 10}}}
+"""The operator puts its container behind our drain, so it is the first to be ended: by then the drain, which finds
+out by itself that the trainer is gone, has handed over what was left."""
 HEAD = "# Written by deploy/kubernetes/generate.py from collector-config/sidecar.yaml; change that, and run it again.\n"
 
 
@@ -26,6 +29,7 @@ def collector() -> dict[str, Any]:
         "mode": "sidecar",
         "image": f"{sidecar['image']}:{tag}",
         **{name: sidecar[name] for name in ("env", "resources", "securityContext")},
+        "lifecycle": HANDED_OVER,
         "volumes": [v for v in template["volumes"] if v["name"] == "otel-collector-queue"],
         "volumeMounts": [m for m in sidecar["volumeMounts"] if m["name"] == "otel-collector-queue"],
         "config": yaml.safe_load(SOURCE.read_text()),

@@ -95,7 +95,7 @@ def _tells_waits(batch: SpanBatch) -> bool:
 
 
 def _blocks(batch: SpanBatch, which: Callable[[Descriptor], bool]) -> Column:
-    """Return which rows block their rank: waits, and the operations that *which* picks, unless they are asynchronous."""
+    """Return which rows block their rank: waits, and operations that *which* picks, if not asynchronous."""
     blocks: Column = _waits(batch) | (batch.lookup(which, bool) & _ends(batch) & (batch["flags"] & s.Flag.ASYNC == 0))
     return blocks
 

@@ -197,6 +197,8 @@ def _max_bytes(args: argparse.Namespace) -> int:
 
 def _cannot(output: Path, parts: Sequence[Path], error: OSError) -> str:
     """Return in a sentence that *output* could not be written, and which *parts* of it there are."""
+    if isinstance(error, FileNotFoundError) and not output.parent.is_dir():
+        return f"{output} cannot be written: there is no folder {output.parent}; make it first"
     there = f"; {_named(parts)} had been written, and can be opened" if parts else ""
     return f"{output} cannot be written: {error.strerror or error}{there}"
 

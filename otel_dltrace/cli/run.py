@@ -32,8 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _variables() -> str:
     meaning = dict(re.findall(r"^ +(\w+): (.+)$", Config.__doc__ or "", re.MULTILINE))
-    defaults = {field.name: field.default for field in fields(Config)}
-    lines = (f"  {VARIABLES[name]:26} {defaults[name]!s:20} {meaning.get(name, '')}" for name in VARIABLES)
+    defaults = {f.name: str(int(f.default) if isinstance(f.default, bool) else f.default) for f in fields(Config)}
+    width, wide = (max(map(len, column.values())) for column in (VARIABLES, defaults))
+    lines = (f"  {VARIABLES[name]:{width}} {defaults[name]:{wide}} {meaning.get(name, '')}" for name in VARIABLES)
     return "\n".join(line.replace("``", "") for line in lines)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from otel_dltrace.configure.drains import drain_for, metric_settings
 from otel_dltrace.configure.outcome import UNDER_RUN, host_is_drained, say_where
 from otel_dltrace.export.choice import exporters
+from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import Bind, h64, run_directory_name
 from otel_dltrace.model.plan import parse_level
 from otel_dltrace.model.topology import World, world_from_env
@@ -40,6 +41,8 @@ def start(config: Config | None = None, **fields: Any) -> None:
     Raises:
         ConfigError: A value cannot be used.
     """
+    if config is not None and not isinstance(config, Config):
+        raise ConfigError(f"start() takes a Config, or its fields by name, and not {config!r}")
     if fields:
         config = replace(config or Config.from_env(), **fields)
     if live.tracer is not None:

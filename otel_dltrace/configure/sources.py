@@ -1,21 +1,63 @@
 """Tracing of frameworks, switched on and off: by the program, by the environment, or by an instrumentor."""
 
+import importlib.util
 import os
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from otel_dltrace.configure.recording import start
-from otel_dltrace.model.errors import DltraceError
+from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record import guard
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.switch import enabled_sources, is_switched_off, is_switched_on
 
+_EXTRAS = {"torch": "torch", "mpi4py": "mpi", "horovod": "horovod", "opentelemetry": "otel"}
+"""What to install for a framework, where that is one of our extras."""
 
-def instrument(config: Config | None = None, **fields: Any) -> None:
-    """Trace the frameworks that this program has imported or will import, and begin to record as `start` does."""
+
+def instrument(config: Config | str | None = None, *frameworks: str, **fields: Any) -> None:
+    """Trace the frameworks that this program has imported or will import, and begin to record as `start` does.
+
+    ``instrument()`` traces all of them, ``instrument("torch", "mpi4py")`` these alone.
+
+    Args:
+        config: What to record, as for `start`; or the first of the frameworks.
+        frameworks: Packages, such as ``torch`` and ``horovod``, or sources, such as ``torch_ddp``; by default all.
+        fields: Those of `Config` that are to differ, as for `start`.
+
+    Raises:
+        ConfigError: A value cannot be used; a framework that is asked for is not installed, or none of ours.
+    """
     from otel_dltrace.instrument import registry
 
+    if isinstance(config, str):
+        frameworks = (config, *frameworks)
+        config = None
+    sources = _sources_of(registry.TABLES, frameworks) if frameworks else None
     start(config, **fields)
-    registry.instrument()
+    registry.instrument(sources)
+
+
+def _sources_of(tables: Mapping[str, Sequence[Any]], frameworks: Sequence[str]) -> set[str]:
+    """Return the sources that belong to *frameworks*, each of which is installed."""
+    packages = {source: {row.module.partition(".")[0] for row in rows} for source, rows in tables.items()}
+    sources: set[str] = set()
+    for name in frameworks:
+        found = {source for source, roots in packages.items() if name in (source, *roots)}
+        if not found:
+            known = set(tables).union(*packages.values()) - sys.stdlib_module_names - {"otel_dltrace"}
+            raise ConfigError(f"{name!r} is nothing that can be traced; there are {', '.join(sorted(known))}")
+        package = name if name not in tables else min(packages[name])
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{name!r} was asked for, but {package} is not installed: pip install {_cure(package)}")
+        sources |= found
+    return sources
+
+
+def _cure(package: str) -> str:
+    extra = _EXTRAS.get(package)
+    return f"'otel-dltrace[{extra}]'" if extra else package
 
 
 def uninstrument() -> None:

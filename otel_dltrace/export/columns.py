@@ -30,20 +30,40 @@ DESCRIPTORS = pa.schema(
 
 def to_arrow(rows: Column, errors: Sequence[tuple[str, str]], process: int) -> pa.RecordBatch:
     """Return *rows* of the process with nonce *process* as one record batch."""
-    arrays = [_numbers(np.full(len(rows), process, np.uint64), pa.uint64())]
-    arrays += [_numbers(np.ascontiguousarray(rows[name]), kind) for name, kind in _TYPES.items()]
+    arrays = [numbers(np.full(len(rows), process, np.uint64), pa.uint64())]
+    arrays += [numbers(np.ascontiguousarray(rows[name]), kind) for name, kind in _TYPES.items()]
     arrays += [_texts(rows["error"], [error[part] for error in errors]) for part in (0, 1)]
     return pa.RecordBatch.from_arrays(arrays, schema=SPANS)
 
 
-def _numbers(column: Column, kind: pa.DataType) -> pa.Array:
+def numbers(column: Column, kind: pa.DataType) -> pa.Array:
     """Return *column* as an array; `pyarrow.array` would import pandas, if there is one, to learn that it is none."""
     return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(column)])
 
 
+def with_gaps(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
+    """Return *values* as an array, and import no pandas, as in `numbers`."""
+    known = np.packbits([value is not None for value in values], bitorder="little")
+    filled = np.array([value or 0 for value in values], str(kind))
+    return pa.Array.from_buffers(kind, len(values), [pa.py_buffer(known), pa.py_buffer(filled)])
+
+
+def numbers_of(column: pa.ChunkedArray) -> Column:
+    """Return *column*, which has no gaps, as an array of numpy's, and import no pandas, as in `numbers`."""
+    kind = np.dtype(str(column.type))
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    parts = [np.frombuffer(c.buffers()[1], kind, len(c), c.offset * kind.itemsize) for c in chunks]
+    return np.concatenate([np.zeros(0, kind), *parts])
+
+
 def of_process(table: pa.Table, nonce: int) -> pa.ChunkedArray:
     """Return a mask of the rows of *table* that the process *nonce* wrote."""
-    return pc.equal(table.column("process"), pa.scalar(nonce, pa.uint64()))
+    return equal(table.column("process"), nonce)
+
+
+def equal(column: pa.ChunkedArray, value: int) -> pa.ChunkedArray:
+    """Return where *column* is *value*; a number of Python's would import pandas, as in `numbers`."""
+    return pc.equal(column, numbers(np.array([value], str(column.type)), column.type)[0])
 
 
 def _texts(numbers: Column, texts: list[str]) -> pa.Array:
@@ -56,7 +76,7 @@ def from_arrow(table: pa.Table) -> tuple[Column, list[tuple[str, str]]]:
     """Return the rows of *table* (of one process) and their errors; the first error stands for none."""
     rows = empty_rows(table.num_rows)
     for name in _PLAIN:
-        rows[name] = table.column(name).to_numpy()
+        rows[name] = numbers_of(table.column(name))
     errors = [("", "")]
     types = table.column("error_type")
     if types.null_count < len(types):
@@ -72,16 +92,16 @@ def descriptors_to_arrow(descriptors: Sequence[Descriptor], first: int, process:
     """Return *descriptors*, numbered from *first*, as one record batch."""
     count = len(descriptors)
     arrays = [
-        _numbers(np.full(count, process, np.uint64), pa.uint64()),
-        _numbers(np.arange(first, first + count, dtype=np.uint32), pa.uint32()),
-        *(_strings([getattr(d, name) for d in descriptors]) for name in _TEXT),
-        *(_numbers(np.array([getattr(d, name) for d in descriptors], np.int64), pa.int64()) for name in _INTEGERS),
+        numbers(np.full(count, process, np.uint64), pa.uint64()),
+        numbers(np.arange(first, first + count, dtype=np.uint32), pa.uint32()),
+        *(strings([getattr(d, name) for d in descriptors]) for name in _TEXT),
+        *(numbers(np.array([getattr(d, name) for d in descriptors], np.int64), pa.int64()) for name in _INTEGERS),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=DESCRIPTORS)
 
 
-def _strings(texts: Sequence[str]) -> pa.Array:
-    """Return *texts* as an array, and import no pandas, as in `_numbers`."""
+def strings(texts: Sequence[str]) -> pa.Array:
+    """Return *texts* as an array, and import no pandas, as in `numbers`."""
     data = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
     return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(data))])

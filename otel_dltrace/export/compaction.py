@@ -60,26 +60,27 @@ def _write(table: pa.Table, target: Path) -> None:
 def _with_names(table: pa.Table, folder: Path) -> pa.Table:
     """Add what the numbers mean, for readers that are not ours: rank, role, wall start, and the descriptor's words."""
     names, processes = read_descriptors(folder), read_processes(folder)
-    nonces, who = np.unique(table.column("process").to_numpy(), return_inverse=True)
-    pairs, which = np.unique(who << 32 | table.column("descriptor").to_numpy(), return_inverse=True)
+    nonces, who = np.unique(columns.numbers_of(table.column("process")), return_inverse=True)
+    pairs, which = np.unique(who << 32 | columns.numbers_of(table.column("descriptor")), return_inverse=True)
     words = [_descriptor(names, int(nonces[pair >> 32]), pair & 0xFFFF_FFFF) for pair in pairs.tolist()]
     for field in _READABLE:
         table = table.append_column(field, _looked_up(which, [getattr(d, field) for d in words]))
     known = [processes.get(nonce) for nonce in nonces.tolist()]
     binds = [process.bind if process else None for process in known]
-    offsets = pa.array([process.anchor.offset if process else None for process in known], pa.int64())
-    ranks = pa.array([bind.rank if bind else None for bind in binds], pa.int32())
-    table = table.append_column("rank", ranks.take(pa.array(who)))
+    offsets = columns.with_gaps([process.anchor.offset if process else None for process in known], pa.int64())
+    ranks = columns.with_gaps([bind.rank if bind else None for bind in binds], pa.int32())
+    at = columns.numbers(who, pa.int64())
+    table = table.append_column("rank", ranks.take(at))
     table = table.append_column("role", _looked_up(who, [bind.role if bind else None for bind in binds]))
-    return table.append_column("start_unix_ns", pc.add(table.column("start"), offsets.take(pa.array(who))))
+    return table.append_column("start_unix_ns", pc.add(table.column("start"), offsets.take(at)))
 
 
 def _looked_up(numbers: Column, values: list[str | None]) -> pa.DictionaryArray:
     """Return the text of each number, shape (n,): millions of rows share few texts."""
     texts = sorted({value for value in values if value is not None})
     at = {text: i for i, text in enumerate(texts)}
-    places = pa.array([None if value is None else at[value] for value in values], pa.int32())
-    return pa.DictionaryArray.from_arrays(places.take(pa.array(numbers)), pa.array(texts, pa.string()))
+    places = columns.with_gaps([None if value is None else at[value] for value in values], pa.int32())
+    return pa.DictionaryArray.from_arrays(places.take(columns.numbers(numbers, pa.int64())), columns.strings(texts))
 
 
 def _descriptor(names: dict[int, list[Descriptor]], nonce: int, number: int) -> Descriptor:
@@ -88,11 +89,9 @@ def _descriptor(names: dict[int, list[Descriptor]], nonce: int, number: int) -> 
 
 
 def _step_range(table: pa.Table) -> tuple[int, int]:
-    steps = table.filter(pc.not_equal(table.column("step"), NO_STEP)).column("step")
-    if not len(steps):
-        return 0, 0
-    ends = pc.min_max(steps).as_py()
-    return ends["min"], ends["max"]
+    steps = columns.numbers_of(table.column("step"))
+    steps = steps[steps != NO_STEP]
+    return (int(steps.min()), int(steps.max())) if len(steps) else (0, 0)
 
 
 def _free_name(folder: Path, low: int, high: int) -> Path:

@@ -140,11 +140,11 @@ class Member:
             return empty_rows(), np.zeros(0, bool)
         mine = columns.of_process(table, self.process.nonce)
         if step is not None:
-            mine = pc.and_(mine, pc.equal(table.column("step"), step))
+            mine = pc.and_(mine, columns.equal(table.column("step"), step))
         is_new = np.arange(table.num_rows) >= (table.num_rows if known_rows < 0 else known_rows)
         rows, errors = columns.from_arrow(table.filter(mine))
         self.source.renumber_errors(rows, errors)
-        return rows, is_new[mine.to_numpy()]
+        return rows, is_new[columns.numbers_of(pc.cast(mine, "uint8")).view(bool)]
 
     def rows_of(self, step: int) -> Column:
         """Return the rows of *step* from the run directory."""

@@ -69,7 +69,8 @@ def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Tab
     """Return a file's spans as Arrow columns, at least these *names* of the span schema; None if it holds none."""
     if path.suffix == ".parquet":
         try:
-            return pq.read_table(path, columns=list(names))
+            with pq.ParquetFile(path) as file:  # `pq.read_table` would import pandas, if there is one
+                return file.read(list(names))
         except (pa.ArrowInvalid, OSError):
             return None
     return read_stream(path)

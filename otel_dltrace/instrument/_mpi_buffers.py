@@ -6,10 +6,14 @@ from typing import Any
 Content = tuple[int, Any]
 """Bytes, and what names their type: a dtype, a datatype, "" if nothing does."""
 NOTHING: Content = (0, "")
+_WITHOUT_BYTES = frozenset((int, float, complex, bool, str, list, tuple, dict, set, type(None)))
+"""The usual objects, of which no error need say that they are no buffers."""
 
 
 def content_of(value: Any, *, is_object: bool) -> Content:
     """Return what *value* holds; an object that is no array has no size before it is pickled."""
+    if is_object and type(value) in _WITHOUT_BYTES:
+        return NOTHING
     try:
         return value.nbytes, value.dtype
     except AttributeError:

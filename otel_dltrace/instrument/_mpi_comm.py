@@ -14,6 +14,8 @@ from otel_dltrace.model.semconv import COLLECTIVE, MPI, P2P, PHASE, WAIT, Source
 from otel_dltrace.record.steps import Operation, Tracer
 
 _HOST_DONE = int(Source.HOST_DONE)
+Short = tuple[Operation, int]
+"""The one operation of a call that blocks, and its number: quicker made than a `Part`."""
 
 
 class Comm:
@@ -65,7 +67,7 @@ class Comm:
             return None
         return Running(self, call, handle, group, self._content(call, args, kwargs), args, kwargs)
 
-    def begin_plain(self, call: Call, args: Args, kwargs: Kwargs) -> Part | None:
+    def begin_plain(self, call: Call, args: Args, kwargs: Kwargs) -> "Short | None":
         """Return the span of a blocking collective, as `begin` does: the shortest way for the commonest."""
         handle = args[0]
         group = self.groups.of(handle)
@@ -73,9 +75,9 @@ class Comm:
             return None
         root = self.peer(group, handle, call.argument(call.root, args, kwargs), 0) if call.root else NOBODY
         content = self._content(call, args, kwargs) if call.takes else NOTHING
-        return Part(self.operation(call.span, group, content, COLLECTIVE, 0, root, 0), group.number())
+        return self.operation(call.span, group, content, COLLECTIVE, 0, root, 0), group.number()
 
-    def begin_send(self, call: Call, args: Args, kwargs: Kwargs) -> Part | None:
+    def begin_send(self, call: Call, args: Args, kwargs: Kwargs) -> "Short | None":
         """Return the span of a blocking send, as `begin` does."""
         handle = args[0]
         group = self.groups.of(handle)
@@ -84,9 +86,9 @@ class Comm:
         to = self.peer(group, handle, call.argument(call.peer, args, kwargs), NOBODY)
         tag = call.argument(call.tag, args, kwargs) or 0
         operation = self.operation(call.span, group, self._content(call, args, kwargs), P2P, to, tag, 0)
-        return Part(operation, group.number_message("", to, tag, sends=True))
+        return operation, group.number_message("", to, tag, sends=True)
 
-    def begin_receive(self, call: Call, args: Args, kwargs: Kwargs) -> "Part | Running | None":
+    def begin_receive(self, call: Call, args: Args, kwargs: Kwargs) -> "Short | Running | None":
         """Return the span of a blocking receive; only one that says from whom, and with which tag, is short."""
         handle = args[0]
         group = self.groups.of(handle)
@@ -98,7 +100,7 @@ class Comm:
             return Running(self, call, handle, group, content, args, kwargs)
         peer = group.rank_in_world(handle, source)
         operation = self.operation(call.span, group, content, P2P, peer, tag, 0)
-        return Part(operation, group.number_message("", peer, tag, sends=False))
+        return operation, group.number_message("", peer, tag, sends=False)
 
     def _content(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[int, Any]:
         for name, position in call.takes:

@@ -30,14 +30,6 @@ class Part:
     def __init__(self, operation: Operation, seq: int = 0, settle: "Settle | None" = None) -> None:
         self.operation, self.seq, self.settle = operation, seq, settle
 
-    def finish(self, _result: object) -> None:
-        """End it: the call that it is the only part of has returned."""
-        self.operation.close(self.seq)
-
-    def fail(self, error: BaseException) -> None:
-        """End it with *error*."""
-        self.operation.close(self.seq, error=error)
-
     def close(self, end: int, source: int, status: Any = None) -> None:
         """End it."""
         if self.settle is not None and status is not None:

@@ -19,7 +19,6 @@ from otel_dltrace.instrument._mpi_buffers import NOTHING
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Form, Role
 from otel_dltrace.instrument._mpi_comm import Comm
 from otel_dltrace.instrument._mpi_probes import begin_matched, begin_probe
-from otel_dltrace.instrument._mpi_requests import Part
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
 from otel_dltrace.record.guard import guarded
@@ -78,6 +77,20 @@ def _begin_send(call: Call, args: Args, kwargs: Kwargs) -> Any:
 def _begin_receive(call: Call, args: Args, kwargs: Kwargs) -> Any:
     comm = _comm if _comm is not None and _comm.tracer is live.tracer else _here()
     return None if comm is None else comm.begin_receive(call, args, kwargs)
+
+
+def _finish_short(span: Any, result: Any) -> None:
+    if type(span) is tuple:
+        span[0].close(span[1])
+    else:
+        span.finish(result)
+
+
+def _fail_short(span: Any, error: BaseException) -> None:
+    if type(span) is tuple:
+        span[0].close(span[1], error=error)
+    else:
+        span.fail(error)
 
 
 _SHORT = {Role.COLLECTIVE: _begin_plain, Role.SEND: _begin_send, Role.RECEIVE: _begin_receive}
@@ -221,9 +234,9 @@ def _site_of(call: Call) -> Site:
     begin = _SHORT.get(call.role, _begin) if call.form is Form.BLOCKING else _begin
     if call.role is Role.RECEIVE and call.is_object:
         begin = _begin  # only its status says how much came
-    if begin in (_begin_plain, _begin_send):
-        return _site(call.name, partial(begin, call), Part.finish, Part.fail)
-    return _site(call.name, partial(begin, call), _finish, _fail)
+    if begin is _begin:
+        return _site(call.name, partial(begin, call), _finish, _fail)
+    return _site(call.name, partial(begin, call), _finish_short, _fail_short)
 
 
 def _replace_method(holder: type, site: Site) -> Undo | None:

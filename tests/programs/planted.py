@@ -1,4 +1,4 @@
-"""Train on two ranks with three delays in known places, and write down how long each was.
+"""Train on two ranks with three delays in known places, and write down how long each was, and what it is planted in.
 
 Rank 0's dataset is slow, and it writes a checkpoint in one step; in rank 1's forward other processes use all CPUs.
 """
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 import otel_dltrace
 
 STEPS, BATCH, CHECKPOINT = 12, 4, 7
-SLOW_S, BUSY_S, SAVING_S = 0.15, 0.4, 0.6
+SLOW_S, BUSY_S, SAVING_S = 0.15, 0.4, 1.0
 HOG = """
 import sys, time
 for line in sys.stdin:
@@ -94,12 +94,17 @@ torch.manual_seed(7)
 model = DistributedDataParallel(Model())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 big = {"weights": torch.zeros(4_000_000)}
-for step, x in enumerate(DataLoader(Samples(), batch_size=BATCH)):
+batches = iter(DataLoader(Samples(), batch_size=BATCH))
+for step in range(STEPS):
+    with planted("around dataloader_next"):
+        x = next(batches)
     optimizer.zero_grad()
-    model(x).square().mean().backward()
+    with planted("around forward"):
+        y = model(x)
+    y.square().mean().backward()
     optimizer.step()
     if step == CHECKPOINT and rank == 0:
-        with planted("checkpoint"), otel_dltrace.phase("checkpoint"):
+        with planted("around checkpoint"), otel_dltrace.phase("checkpoint"), planted("checkpoint"):
             save(big)
 for hog in hogs:
     hog.stdin.close()
