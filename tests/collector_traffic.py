@@ -154,7 +154,7 @@ def send(endpoint: str, bodies: Sequence[bytes], folder: Path, protocol: str = "
 
 def scrape(address: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     """Return what Prometheus would read at *address*: the value of each series, by metric and labels."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
     for name, labels, value in re.findall(r"^(\w+)(?:\{(.*?)\})? (\S+)$", text, re.MULTILINE):

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -188,7 +187,7 @@ class Pod:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.health}{probe['httpGet']['path']}", timeout=5):
                 return True
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             return False
 
     # -- the end --------------------------------------------------------------------------------

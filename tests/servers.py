@@ -161,7 +161,7 @@ class Jaeger(Server):
     def get(self, path: str) -> Any:
         """Return the JSON at *path* of the query API, None where it knows nothing."""
         try:
-            with urllib.request.urlopen(f"{self.query}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.query}{path}", timeout=60) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             error.close()

@@ -144,6 +144,25 @@ def test_the_drain_of_run_waits_however_late_the_first_record_comes(tmp_path):
         assert sum(map(len, place.spans())) == 3
 
 
+SLOW_DRAIN = """
+import select, sys
+if sys.orig_argv[1:4] == ["-m", "otel_dltrace", "drain"]:
+    select.select([0], [], [])  # until it is told to end, or left alone
+"""
+
+
+def test_run_loses_nothing_to_a_drain_that_is_up_after_the_program_has_ended(tmp_path):
+    """A busy machine starts it late: it hears then that it is to end, and reads what is there."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(SLOW_DRAIN)
+    with a_place(tmp_path) as place:
+        program = str(place.write(STEPS))
+        done = place.command("run", "--no-report", "--", sys.executable, program, PYTHONPATH=str(tmp_path / "slow"))
+
+        assert done.stderr.startswith("otel-dltrace: 3 spans recorded, none lost; in "), done.stderr
+        assert sum(map(len, place.spans())) == 3
+
+
 def test_a_short_program_is_drained_by_a_thread(tmp_path):
     """What the thread needs at the interpreter's end has been imported before it."""
     with a_place(tmp_path) as place:

@@ -227,7 +227,7 @@ def test_a_bar_leads_to_traces(running, sinks, tmp_path):
     )
 
     def linked():
-        with urllib.request.urlopen(ask, timeout=10) as answer:
+        with urllib.request.urlopen(ask, timeout=60) as answer:
             return set(re.findall(r'_bucket\{.*# \{.*trace_id="(\w+)"', answer.read().decode()))
 
     found = servers.wait_until(linked, what="links")
@@ -399,5 +399,5 @@ def send_metrics(endpoint):
     """Send one metric of two ranks."""
     body = json.dumps(METRICS).encode()
     post = urllib.request.Request(f"{endpoint}/v1/metrics", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(post, timeout=10) as answer:
+    with urllib.request.urlopen(post, timeout=60) as answer:
         assert answer.status == 200

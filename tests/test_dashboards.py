@@ -139,7 +139,7 @@ class Prometheus:
     def get(self, path: str, **parameters: str) -> Any:
         """Return the data of the answer, of an error what it says."""
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def values(self, query: str) -> dict[str, float]:
@@ -179,7 +179,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
         yield found
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _ready(process: "subprocess.Popen[bytes]", found: Prometheus) -> bool:
@@ -275,7 +275,7 @@ def see_data(found: Prometheus, wanted: tuple[str, ...] = ("",), while_: Callabl
 def names_for(target: str, accept: str) -> set[str]:
     """Return the names of the histograms and counters that *target* shows to who asks in this way."""
     request = urllib.request.Request(f"http://{target}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return set(re.findall(r"^(\S+_(?:total|sum|bucket))[{ ]", answer.read().decode(), re.MULTILINE))
 
 

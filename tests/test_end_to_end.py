@@ -257,6 +257,15 @@ def test_run_prints_the_report_and_export_writes_a_chrome_trace(place):
     assert {event["ph"] for event in events} >= {"X", "M", "s", "f"}
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Give a folder with a run of one step."""
+    with a_place(tmp_path_factory.mktemp("recorded")) as it:
+        it.run("import otel_dltrace as d\nd.start()\nwith d.step(): pass")
+        it.wait_for_rings()
+        yield it
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
@@ -271,12 +280,10 @@ def test_run_prints_the_report_and_export_writes_a_chrome_trace(place):
         pytest.param(("run", "--", "./not-there"), "not-there cannot be started", id="no such program"),
     ],
 )
-def test_what_a_user_gets_wrong_is_one_sentence(place, args, sentence):
+def test_what_a_user_gets_wrong_is_one_sentence(recorded, args, sentence):
     """Exit code 2, what, which value."""
-    place.run("import otel_dltrace as d\nd.start()\nwith d.step(): pass")
-    place.wait_for_rings()
-    run = str(place.runs()[0])
-    result = place.command(*[run if arg == "RUN" else arg for arg in args])
+    run = str(recorded.runs()[0])
+    result = recorded.command(*[run if arg == "RUN" else arg for arg in args])
 
     assert result.returncode == 2, result.stdout
     assert sentence in result.stderr

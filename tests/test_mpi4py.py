@@ -219,6 +219,7 @@ def test_requests_end_as_they_are_waited_for(tmp_path: Path) -> None:
     with a_place(tmp_path) as place:
         done = place.run(UNWAITED, OTEL_DLTRACE="1")
         assert done.returncode == 0, done.stderr
+        place.wait_for_rings()
         (batch,) = place.spans()
     rows = [
         (

@@ -135,7 +135,7 @@ def test_a_file_is_handed_out_once(tmp_path):
     thread.start()
 
     def get(name):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=60) as answer:
             return answer.read(), answer.headers["Access-Control-Allow-Origin"]
 
     def is_there():
@@ -220,7 +220,7 @@ def test_jaeger_has_the_trace_at_that_address(tmp_path):
         base, trace = done.stdout.strip().split("/trace/")
         found = jaeger.trace(trace, 3)
         steps = {a.value.int_value for span in servers.spans_of(found) for a in span.attributes if a.key == "dl.step"}
-        with urllib.request.urlopen(f"{jaeger.query}/trace/{trace}", timeout=10) as page:
+        with urllib.request.urlopen(f"{jaeger.query}/trace/{trace}", timeout=60) as page:
             assert page.status == 200
 
     assert base == jaeger.query

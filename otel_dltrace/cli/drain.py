@@ -45,7 +45,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stay", action="store_true", help="wait for writers until SIGTERM")
     parser.add_argument(
-        "--while-open", action="store_true", help="wait for writers until SIGTERM, or until standard input ends"
+        "--while-open",
+        action="store_true",
+        help="wait for writers until SIGTERM, or until standard input has something to read or ends",
     )
 
 
@@ -117,7 +119,8 @@ class Bell:
     Args:
         path: The pipe.
         drain: Whose pauses these are.
-        keeper: A descriptor that ends when nobody keeps the drain any more; None: there is none.
+        keeper: A descriptor on which a byte asks the drain to end, also one that came before it was up; it ends when
+            nobody keeps the drain any more. None: there is none.
         linger: How long it then waits for more writers.
     """
 
@@ -134,5 +137,8 @@ class Bell:
         if self._fd in ready:
             os.read(self._fd, 4096)
             self._drain.hurry = True
-        if self._keeper in ready:  # who started us is gone: we end as if a rank had
-            self._keeper, self._drain.linger = None, self._linger
+        if self._keeper in ready:
+            if os.read(self._keeper, 1):
+                self._drain.stop_requested = True
+            else:  # who started us is gone: we end as if a rank had
+                self._keeper, self._drain.linger = None, self._linger

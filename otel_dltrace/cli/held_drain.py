@@ -57,10 +57,10 @@ def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:
     """Have the drain finish; return the run directories it wrote."""
     if drain is None:
         return []
-    drain.terminate()
     try:
         with progress("reading what is left"):
-            out, _ = drain.communicate(timeout=DRAIN_ENDS_S)
+            # No signal: one that is still starting would die of it, and leave everything unread.
+            out, _ = drain.communicate(b"!", timeout=DRAIN_ENDS_S)
     except subprocess.TimeoutExpired:
         Console(stderr=True).print("otel-dltrace: the drain is still busy; it goes on by itself")
         return []

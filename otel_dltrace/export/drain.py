@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -264,11 +264,17 @@ class Drain:
             if decided and self.outlet is not None:
                 self.outlet.spill_to(member.writer.folder / "spill")
                 self.outlet.send(member.batch(empty_rows(), self._anchor(member)), decided)
-            for out in decided:
-                if out.extent is not None and member.bind.role == "worker":
-                    self.roots[member.run].add(member, out.step, out.shard, out.extent, now)
-                    if self.drift.setdefault(member.run, Drift()).is_news(out.step, out.seq):
-                        self.runs.add(member.writer.root, drifted_steps=1)
+            if decided and member.bind.role == "worker":
+                self._note_steps(member, decided, now)
+
+    def _note_steps(self, member: Member, decided: Sequence[Outgoing], now: float) -> None:
+        """Tell the roots what *member* has done of their steps, and look whether ranks count alike."""
+        roots, drift = self.roots[member.run], self.drift.setdefault(member.run, Drift())
+        for out in decided:
+            if out.extent is not None:
+                roots.add(member, out.step, out.shard, out.extent, now)
+                if drift.is_news(out.step, out.seq):
+                    self.runs.add(member.writer.root, drifted_steps=1)
 
     def _anchor(self, member: Member) -> Any:
         """Return the host's offset of today, for a process of this boot."""

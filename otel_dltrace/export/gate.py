@@ -150,7 +150,8 @@ class StepGate:
 
     def _decide(self, step: int) -> Outgoing:
         ended = self._ended.pop(step, None)
-        rows = stack_rows(self._held.pop(step, []))
+        parts = self._held.pop(step, [])
+        rows = parts[0] if len(parts) == 1 else stack_rows(parts)
         self._count -= len(rows)
         slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
         share = self._share(step)

@@ -97,8 +97,9 @@ class Member:
     def _above(self) -> Column:
         """Return what rows outside any step may hang under: what is open there, and what ended last."""
         begun = self.source.open_outside()
-        if len(begun):
-            fill_ids(begun, self.source.descriptors, self.process)
+        if not len(begun):
+            return self._ended_outside
+        fill_ids(begun, self.source.descriptors, self.process)
         return stack_rows([begun, self._ended_outside])
 
     def go_on(self, cursor: Cursor, now: float) -> None:

@@ -1,6 +1,7 @@
 """From the ring's 64-byte records to rows, in bulk."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -67,16 +68,18 @@ class Decoded:
 
     spans: Column
     begun: Column
-    errors: list[ErrorAmend]
-    parents: Column
-    devices: Column
-    counters: Column
+    errors: Sequence[ErrorAmend] = ()
+    parents: Column = field(default_factory=lambda: np.zeros(0, PARENT_DTYPE))
+    devices: Column = field(default_factory=lambda: np.zeros(0, DEVICE_DTYPE))
+    counters: Column = field(default_factory=lambda: np.zeros(0, RECORD_DTYPE))
 
 
 def decode(records: Column) -> Decoded:
     """Return *records* by kind; those of an unknown kind (a newer writer's) are left out."""
     kind = records["kind"]
     rows = _rows(records)
+    if kind.max(initial=0) <= SPAN:
+        return Decoded(rows.compress(kind == SPAN), rows.compress(kind == BEGIN))
     amends = records.compress(kind == AMEND)
     types = amends.view(np.uint8).reshape(-1, RECORD)[:, _AMEND_TYPE_AT]
     return Decoded(

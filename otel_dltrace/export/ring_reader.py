@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 
 from otel_dltrace.export.records import RECORD_DTYPE
-from otel_dltrace.model.spans import Column, distinct
+from otel_dltrace.model.spans import Column
 from otel_dltrace.record.ring import CHUNK, HISTORY_AT, LEVELS, PAGE, RECORD, RECORDS, UNRECORDED_AT, read_header
 
 TAKEN = np.dtype([("slots", "<u8"), ("levels", "<u4", (LEVELS,)), ("lease", "<u4")], align=True)
@@ -14,7 +14,7 @@ _PLACES = CHUNK // RECORD  # of 64 bytes in a chunk: its header, then the slots;
 _ALL_SLOTS = np.uint64(0xFFFF_FFFF_FFFF_FFFE)
 _HISTORY = slice(HISTORY_AT // 4, HISTORY_AT // 4 + LEVELS)  # in words of 32 bits
 _LEVEL_CODES = 16  # what four bits can hold; 1 to 4 are levels
-_STRIDE = np.arange(16)
+_STRIDE = 64
 
 
 class RingReader:
@@ -34,7 +34,7 @@ class RingReader:
         self._unrecorded = np.frombuffer(buffer, "<u8", 1, UNRECORDED_AT)
         self._records = np.frombuffer(buffer, RECORD_DTYPE, chunks * _PLACES, PAGE)
         self._words = np.frombuffer(buffer, "<u4", chunks * CHUNK // 4, PAGE).reshape(chunks, -1)
-        self._leases = self._words[:, 0]
+        self._leases, self._history = self._words[:, 0], self._words[:, _HISTORY]
         self._commits = self._words.reshape(chunks, _PLACES, -1)[:, :, -1]
         state = taken if taken is not None and len(taken) == chunks else np.zeros(chunks, TAKEN)
         self._slots, self._levels, self._lease = (state[name].copy() for name in ("slots", "levels", "lease"))
@@ -43,6 +43,7 @@ class RingReader:
         self._done = np.where(self._slots == _ALL_SLOTS, self._lease, np.uint32(0))
         self._open = np.zeros(0, np.intp)
         self._next = 0
+        self._round = np.arange(chunks + _STRIDE) % chunks
         self._lapped = np.zeros(LEVELS, np.int64)
 
     @property
@@ -77,7 +78,7 @@ class RingReader:
         unread = self._unread(everywhere=final)
         leases = self._leases[unread]
         is_leased = leases > 0  # else it is being leased
-        at, lease = unread[is_leased], leases[is_leased]
+        at, lease = _in_order(unread[is_leased], leases[is_leased])
         is_new = lease != self._lease[at]
         if is_new.any():
             self._begin_leases(at[is_new], lease[is_new])
@@ -106,7 +107,9 @@ class RingReader:
         if not everywhere:
             ahead = self._ahead()
             if len(ahead):
-                return distinct(np.concatenate([self._open, ahead]))[0]
+                is_unread = np.zeros(len(self._done), bool)
+                is_unread[self._open] = is_unread[ahead] = True
+                return is_unread.nonzero()[0]
         found = np.flatnonzero(self._leases != self._done)
         if len(found):
             self._next = int(found[np.argmax(self._leases[found])]) + 1
@@ -116,13 +119,13 @@ class RingReader:
         """Return the chunks that were leased, one after the other, since the last call; none if that is no end."""
         chunks, begin = len(self._done), self._next
         while self._next < begin + chunks:
-            ahead = (self._next + _STRIDE) % chunks
+            ahead = self._round[self._next % chunks :][:_STRIDE]
             is_old = self._leases[ahead] == self._lease[ahead]
             first = int(is_old.argmax())
             if is_old[first]:
                 self._next += first
                 return np.arange(begin, self._next) % chunks
-            self._next += len(_STRIDE)
+            self._next += _STRIDE
         return np.zeros(0, np.intp)
 
     def _begin_leases(self, at: Column, lease: Column) -> None:
@@ -131,7 +134,7 @@ class RingReader:
         If one is leased once more at this moment, its history may speak of *lease* already: then what
         it held is counted now, nothing of it is read, and the next call finds nothing more to count.
         """
-        self._count_lapped(at, self._words[at, _HISTORY])
+        self._count_lapped(at, self._history[at])
         self._lease[at], self._slots[at], self._seen[at] = lease, 0, 0
 
     def _look(self, at: Column, lease: Column, final: bool) -> tuple[Column, Column, Column, Column]:
@@ -157,12 +160,20 @@ class RingReader:
 
     def _count_lost(self, at: Column) -> None:
         """Count what a writer erased that was killed while it leased a chunk anew."""
-        self._count_lapped(at, self._words[at, _HISTORY])
+        self._count_lapped(at, self._history[at])
         self._lease[at] = self._slots[at] = 0
 
     def close(self) -> None:
         """Let go of the bytes."""
-        del self._unrecorded, self._records, self._words, self._leases, self._commits
+        del self._unrecorded, self._records, self._words, self._leases, self._history, self._commits
+
+
+def _in_order(at: Column, lease: Column) -> tuple[Column, Column]:
+    """Return both in the order in which the chunks were leased: of a stage's pieces the last one counts."""
+    if not len(lease):
+        return at, lease
+    order = (lease - lease[0]).view(np.int32).argsort()  # the lease goes round, too
+    return at[order], lease[order]
 
 
 def _levels_of(records: Column, chunk: Column, chunks: int) -> Column:

@@ -138,8 +138,8 @@ class RingSource:
         held = len(self._closing) or len(self._remote.held) or len(self._device.held)
         if not (self._records or held or is_last):
             return empty_rows()
-        decoded = decode(np.frombuffer(b"".join(self._records), RECORD_DTYPE))
-        self._records, self.waiting = [], 0
+        records, self._records, self.waiting = self._records, [], 0
+        decoded = decode(records[0] if len(records) == 1 else np.frombuffer(b"".join(records), RECORD_DTYPE))
         for times in (decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
         if len(decoded.counters):

@@ -4,7 +4,7 @@ Every exporter asks here, so that OTLP, Chrome and the SDK bridge say the same o
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -88,21 +88,35 @@ def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tup
     return columns
 
 
-def collective_ids(batch: SpanBatch) -> Column:
-    """Return the id that each row's operation has on every rank, shape (n,), uint64; 0 where none is certain."""
-    out = np.zeros(len(batch), np.uint64)
-    bind = batch.process.bind
-    if bind is None:
-        return out
+def collective_ids(batch: SpanBatch, owners: Sequence[tuple[Bind | None, int]] = ()) -> Column:
+    """Return the id that each row's operation has on every rank, shape (n,), uint64; 0 where none is certain.
+
+    Args:
+        batch: The spans.
+        owners: Where they are of several processes: who wrote how many of them, one after the other.
+    """
+    owners = owners or [(batch.process.bind, len(batch))]
+    whose = np.repeat(np.arange(len(owners)), [rows for _, rows in owners])
     known = np.flatnonzero(batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["seq"] > 0))
-    for d, some in _by_series(batch, known):
-        seqs = batch["seq"][some].tolist()
-        if d.kind == s.P2P:
-            ends = zip(batch["a"][some].tolist(), batch["b"][some].tolist(), seqs, strict=True)
-            out[some] = [_p2p_id(bind, d, peer, tag, nth) for peer, tag, nth in ends]
-        else:
-            out[some] = identity.collective_ids(bind, s.COLLECTIVE, d.group, _series_name(d), seqs)
+    out = np.zeros(len(batch), np.uint64)
+    worlds: dict[tuple[str, str, str], dict[int, Bind]] = {}
+    for place, (bind, _) in enumerate(owners):
+        if bind is not None:
+            worlds.setdefault((bind.job, bind.generation, bind.world), {})[place] = bind
+    for binds in worlds.values():
+        mine = known if len(binds) == len(owners) else known[np.isin(whose[known], list(binds))]
+        for d, some in _by_series(batch, mine):
+            out[some] = _ids_of_series(d, binds, whose[some], batch.rows.take(some))
     return out
+
+
+def _ids_of_series(d: Descriptor, binds: Mapping[int, Bind], whose: Column, rows: Column) -> Column:
+    seqs = rows["seq"].tolist()
+    if d.kind != s.P2P:
+        ids = identity.collective_ids(next(iter(binds.values())), s.COLLECTIVE, d.group, _series_name(d), seqs)
+        return np.array(ids, np.uint64)
+    ends = zip(whose.tolist(), rows["a"].tolist(), rows["b"].tolist(), seqs, strict=True)
+    return np.array([_p2p_id(binds[place], d, peer, tag, nth) for place, peer, tag, nth in ends], np.uint64)
 
 
 def _by_series(batch: SpanBatch, rows: Column) -> Iterator[tuple[Descriptor, Column]]:

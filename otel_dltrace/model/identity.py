@@ -36,7 +36,7 @@ def h64(tag: str, *fields: str | int) -> int:
 
 def h64_each(tag: str, *fields: str | int, last: Iterable[int]) -> list[int]:
     """Return ``h64(tag, *fields, x)`` for each x of *last*; what they share is hashed once."""
-    copy = hashlib.sha256(_PREFIX + _spell(tag, *fields)).copy
+    copy = _shared(tag, *fields).copy
     digests = []
     for x in last:
         text = b"%d" % x
@@ -44,6 +44,11 @@ def h64_each(tag: str, *fields: str | int, last: Iterable[int]) -> list[int]:
         sha.update(_LENGTHS[len(text)] + text)
         digests.append(sha.digest())
     return [head or 1 for (head,) in _HEAD.iter_unpack(b"".join(digests))]
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _shared(tag: str, *fields: str | int) -> "hashlib._Hash":
+    return hashlib.sha256(_PREFIX + _spell(tag, *fields))
 
 
 @lru_cache(maxsize=4096, typed=True)

@@ -41,6 +41,7 @@ SPAN_DTYPE = np.dtype(
     align=True,
 )
 """A row. Choose rows with `take` and `compress`, which copy them whole; numpy's indexing goes field by field."""
+_REMOTE = np.uint16(semconv.Flag.REMOTE)
 _WHOLE = np.dtype((np.void, SPAN_DTYPE.itemsize))
 
 KIND_NUMBERS = {
@@ -293,7 +294,7 @@ def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) 
     A step's id is the hash that all ranks can compute; a row without a parent of its own hangs
     under its step, and under nothing outside any step. A parent in another process stays as it is.
     """
-    is_remote = rows["flags"] & np.uint16(semconv.Flag.REMOTE) != 0
+    is_remote = rows["flags"] & _REMOTE != 0
     remote = rows["parent_id"][is_remote]
     numbers = np.empty((2, len(rows)), np.uint64)
     numbers[0], numbers[1] = rows["span_no"], rows["parent_no"]

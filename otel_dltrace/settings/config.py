@@ -7,13 +7,13 @@ from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import h64
+from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.record.ring import DEFAULT_SIZE
 from otel_dltrace.settings import byteps
 
 SWITCH = "OTEL_DLTRACE"
 """The variable that switches tracing on; the names of the others begin with it."""
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 _KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
 
@@ -179,10 +179,10 @@ def _parse(variable: str, text: str, kind: object) -> object:
         return truth(variable, text)
     if kind not in (int, "int"):
         return text
-    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
-    if not number.isdecimal() or unit not in _UNITS:
+    number = whole_number(text)
+    if number is None:
         raise ConfigError(f"{variable}={text!r} is not a whole number (with K, M or G after it, if you like)")
-    return int(number) * _UNITS[unit]
+    return number
 
 
 def truth(variable: str, text: str) -> bool:

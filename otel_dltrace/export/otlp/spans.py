@@ -77,7 +77,7 @@ def encode_spans(
         launcher: For each row which of these; by default each links to the first.
     """
     varying = _varying(batch, trace_ids, collectives, left_out)
-    which, constants = _constants(batch, launchers, np.zeros(len(batch), np.int64) if launcher is None else launcher)
+    which, constants = _constants(batch, launchers, np.zeros(len(batch), np.uint8) if launcher is None else launcher)
     lengths, of_length = distinct(np.array([len(constant) for constant in constants]))
     masks, of_mask = compact(varying.present)
     shapes, of_shape = compact(of_mask * len(lengths) + of_length[which])
@@ -87,6 +87,7 @@ def encode_spans(
 
 def compact(codes: Column) -> tuple[Column, Column]:
     """Return the distinct *codes* (integers >= 0), sorted, and for each row which of them it has."""
+    codes = codes.astype(np.intp, copy=False)  # what numpy indexes with
     span = int(codes.max()) + 1
     if span > 4 * len(codes) + 64:
         return distinct(codes)
@@ -121,10 +122,9 @@ def _varying(batch: SpanBatch, trace_ids: Column, collectives: Column, left_out:
     parents = rows["parent_id"]
     columns = [("parent_id", parents, parents != 0), (s.DL_COMM_COLLECTIVE_ID, collectives, collectives != 0)]
     columns += [column for column in number_columns(batch, left_out) if column[2].any()]
-    bits = np.packbits([mask for _, _, mask in columns], axis=0, bitorder="little")
-    present = np.zeros(len(batch), np.int64)
-    for byte, some in enumerate(bits):
-        present |= some.astype(np.int64) << 8 * byte
+    present = np.zeros(len(batch), np.uint32)
+    for bit, (_, _, mask) in enumerate(columns):
+        present |= mask.view(np.uint8) * np.uint32(1 << bit)
     return _Varying(always, [(name, values) for name, values, _ in columns], present)
 
 
@@ -136,7 +136,7 @@ def _matrix(varying: _Varying, present: int, rows: Column, which: Column, consta
     parts = tuple((name, 0 if name in _FIXED else varint_width(values[name])) for name in values)
     head, dtype = _layout(parts, len(constants[used[0]]))
     templates = np.frombuffer(b"".join([head + constants[i] for i in used.tolist()]), np.uint8)
-    matrix: Column = templates.reshape(len(used), -1)[of_row]
+    matrix: Column = templates.reshape(len(used), -1).take(of_row, axis=0)  # three times as fast as an index
     spans = matrix.view(dtype)[:, 0]
     for name, column in values.items():
         if name not in _FIXED:
