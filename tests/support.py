@@ -119,6 +119,13 @@ class Place:
             assert time.monotonic() < deadline, drains
             time.sleep(0.05)
 
+    def deliver(self, **env: str) -> None:
+        """Send what a drain left on disk: `run` gives it a second and a half at its end, little on a busy machine."""
+        for run in self.runs():
+            if list(run.glob("hosts/*/spill/*.otlp")):
+                done = self.command("recover", str(run), **env)
+                assert done.returncode == 0, done.stderr
+
     def runs(self) -> list[Path]:
         """Return the run directories here, oldest first."""
         return sorted(self.folder.glob("dltrace-*"), key=lambda path: path.stat().st_mtime)

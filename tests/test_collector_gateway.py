@@ -88,6 +88,7 @@ def test_a_live_run_goes_all_the_way(running, sinks, tmp_path):
     sidecar = running(servers.configured("sidecar", tmp_path / "sidecar", GATEWAY_ENDPOINT=router.grpc[7:]))
     with a_place(tmp_path) as place:
         push_pull_job(place, OTEL_EXPORTER_OTLP_ENDPOINT=sidecar.http, OTEL_DLTRACE_METRICS="1")
+        place.deliver(OTEL_EXPORTER_OTLP_ENDPOINT=sidecar.http)
         recorded = {int(i).to_bytes(8, "big") for batch in as_sent(place.runs()) for i in batch["span_id"]}
     for sink in sinks:
         sink.wait_for(len(recorded))

@@ -223,6 +223,7 @@ def test_a_step_is_one_trace_in_the_collector(place: Place, horovod_site: Path, 
     with servers.collector(tmp_path) as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "OTEL_DLTRACE_STEPS": "all"}
         horovod_job.run(place, horovod_site, "gloo", 2, str(STEPS), **env)
+        place.deliver(**env)
         batches = by_rank(place, 2)
         spans = collector.wait_for(sum(len(batch) for batch in batches) + STEPS)
     assert len({span.span_id for span in spans}) == len(spans)

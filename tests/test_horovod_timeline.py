@@ -361,6 +361,7 @@ def test_a_timeline_that_the_program_starts_is_followed(place: Place, horovod_si
     with servers.collector(tmp_path) as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "HOROVOD_TIMELINE": "DYNAMIC"}
         run_program(place, horovod_site, DYNAMIC, "--steps", "3-5", **env)
+        place.deliver(**env)
         batch, _ = by_rank(place, 2)
         ours = told(batch)
         bars = ours.take(ours.lookup(lambda d: d.name == "ALLREDUCE", bool))

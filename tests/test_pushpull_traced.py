@@ -151,6 +151,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http}
         done = launch(place, "--steps", "all", SLOW="3", **endpoint)
         assert done.returncode == 0, done.stderr
+        place.deliver(**endpoint)
         (run,) = place.runs()
         spans = spans_of(run)
         collector.wait_for(len(spans) + STEPS)  # and the roots

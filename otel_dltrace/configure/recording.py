@@ -32,25 +32,33 @@ EXIT_S = 2.0
 def start(config: Config | None = None, **fields: Any) -> None:
     """Begin to record in this process; the ring is made at the first record.
 
-    Where recording is on already it goes on as it is; if something else is asked for, one sentence tells so.
+    Where recording is on already it goes on as it is; if something else is asked for, one sentence tells so. So it does
+    of a bad value in the environment, and nothing is recorded: a typing error there ends no training.
 
     Args:
         config: What to record; by default what the environment says.
         fields: Those of `Config` that are to differ from it, as in ``start(world="rollout")``.
 
     Raises:
-        ConfigError: A value cannot be used.
+        ConfigError: A value of *config* or *fields* cannot be used.
     """
     if config is not None and not isinstance(config, Config):
         raise ConfigError(f"start() takes a Config, or its fields by name, and not {config!r}")
-    if fields:
-        config = replace(config or Config.from_env(), **fields)
-    if live.tracer is not None:
-        if config is not None and not _is_as(config, live.tracer):
-            guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
+    is_told = config is not None or bool(fields)
+    if live.tracer is not None and not is_told:
         return
-    live.tracer = _tracer(config or Config.from_env())
-    _register_once()
+    try:
+        config = config or Config.from_env()
+        prints = _check_outlets()
+    except ConfigError as error:
+        guard.say(f"{error}; tracing is off")
+        return
+    config = replace(config, **fields)
+    if live.tracer is None:
+        live.tracer = _tracer(config, prints)
+        _register_once()
+    elif not _is_as(config, live.tracer):
+        guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
 
 
 def _is_as(config: Config, tracer: Tracer) -> bool:
@@ -59,9 +67,8 @@ def _is_as(config: Config, tracer: Tracer) -> bool:
     return (config.home, level) == (tracer.recorder.home["drain"], tracer.recorder.level)
 
 
-def _tracer(config: Config) -> Tracer:
+def _tracer(config: Config, prints: bool) -> Tracer:
     """Return what records as *config* and the environment say, and starts the drain at its first record."""
-    prints = _check_outlets()
     if config.metrics and importlib.util.find_spec("psutil") is None:
         guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
     world, job_name = world_from_env(os.environ), job_name_of(os.environ)

@@ -9,6 +9,7 @@ from typing import Any
 from otel_dltrace.configure.recording import start
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record import guard
+from otel_dltrace.record.steps import live
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.switch import enabled_sources, is_switched_off, is_switched_on
 
@@ -27,7 +28,7 @@ def instrument(config: Config | str | None = None, *frameworks: str, **fields: A
         fields: Those of `Config` that are to differ, as for `start`.
 
     Raises:
-        ConfigError: A value cannot be used; a framework that is asked for is not installed, or none of ours.
+        ConfigError: A value of these cannot be used; a framework that is asked for is not installed, or none of ours.
     """
     from otel_dltrace.instrument import registry
 
@@ -36,7 +37,8 @@ def instrument(config: Config | str | None = None, *frameworks: str, **fields: A
         config = None
     sources = _sources_of(registry.TABLES, frameworks) if frameworks else None
     start(config, **fields)
-    registry.instrument(sources)
+    if live.tracer is not None:
+        registry.instrument(sources)
 
 
 def _sources_of(tables: Mapping[str, Sequence[Any]], frameworks: Sequence[str]) -> set[str]:
@@ -75,7 +77,8 @@ def autostart() -> None:
             from otel_dltrace.instrument import registry
 
             start()
-            registry.instrument(enabled_sources(registry.TABLES, os.environ))
+            if live.tracer is not None:
+                registry.instrument(enabled_sources(registry.TABLES, os.environ))
     except DltraceError as error:
         guard.say(f"{error}; tracing is off")
 
@@ -93,7 +96,8 @@ def instrument_source(source: str, **fields: Any) -> None:
             from otel_dltrace.instrument import registry
 
             start(**fields)
-            registry.instrument([source])
+            if live.tracer is not None:
+                registry.instrument([source])
     except DltraceError as error:
         guard.say(f"{error}; tracing is off")
 

@@ -135,7 +135,7 @@ def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Sequence[
     known = _known_ids(*series)
     if len(known) > _REMEMBERED:
         known.clear()
-    missing = [seq for seq in seqs if seq not in known]
+    missing = set(seqs).difference(known)
     if missing:
         known.update(zip(missing, h64_each(*series, last=missing), strict=True))
     return [known[seq] for seq in seqs]

@@ -62,7 +62,6 @@ PULL: Final = "pull"
 OTHER: Final = "other"
 
 OPERATIONS_PER_TRACE: Final = 1000
-OPERATIONS_OF_RANKS: Final = 2000  # of all ranks together, so that a trace stays within the usual budget of spans
 """Where there are no steps, so many operations of a group share a trace (contract 4)."""
 TORCH_BACKENDS: Final = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
 MPI: Final = "mpi"

@@ -174,14 +174,14 @@ def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
     """Return the id of each row's trace, shape (n, 16), uint8: one trace per step.
 
     Outside any step a phase that the program marks is a trace, with all that is below it, named by how
-    often that name came. What is below none is cut per 1,000 operations of a group, or fewer where many
-    ranks share a trace; what an operation has below it goes where its operation goes. What hangs under something unknown (*batch* and what is
+    often that name came. What is below none is cut per 1,000 operations of a group; what an operation
+    has below it goes where its operation goes. What hangs under something unknown (*batch* and what is
     above it say what is known) is in the first such trace.
     """
     cut = batch["step"].astype(np.int64)
     outside = np.flatnonzero(cut == NO_STEP)
     if len(outside):
-        cut[outside] = _parts_outside(batch.take(outside), bind.world_size)
+        cut[outside] = _parts_outside(batch.take(outside))
     if not len(cut):
         return np.zeros((0, 16), np.uint8)
     first = int(cut.min())
@@ -202,10 +202,10 @@ def _part_name(batch: SpanBatch, part: int) -> int | str:
     return f"phase.{batch.descriptors[descriptor].name}.{occurrence}"
 
 
-def _parts_outside(batch: SpanBatch, world_size: int) -> Column:
+def _parts_outside(batch: SpanBatch) -> Column:
     """Return for each row, all of them outside any step, a number for its part of the run, shape (n,), int64.
 
-    What a server did for an operation of another process is numbered as that is, and a push-pull as its server does.
+    What a server did for an operation of another process is numbered as that is.
     """
     known = replace(batch, rows=stack_rows([batch.rows, batch.above]), above=empty_rows())
     here = np.arange(len(known))
@@ -217,9 +217,7 @@ def _parts_outside(batch: SpanBatch, world_size: int) -> Column:
         top, operation = top[top], operation[operation]
     seq = known["seq"].astype(np.int64)
     phases = _PHASES + (known["descriptor"].astype(np.int64) << 32) + seq
-    per_trace = max(1, min(s.OPERATIONS_PER_TRACE, s.OPERATIONS_OF_RANKS // max(1, world_size)))
-    is_served = is_remote | known.lookup(lambda d: d.name == s.PUSH_PULL, bool)
-    operations = NO_STEP + np.where(is_operation, seq, 0) // np.where(is_served, s.OPERATIONS_PER_TRACE, per_trace)
+    operations = NO_STEP + np.where(is_operation, seq, 0) // s.OPERATIONS_PER_TRACE
     parts: Column = np.where((known.is_block & (seq > 0))[top], phases[top], operations[operation])
     return parts[: len(batch)]
 
