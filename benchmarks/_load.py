@@ -11,8 +11,9 @@ import numpy as np
 
 from benchmarks._ranks import BUCKETS, PHASES, SPANS, STAGES
 from otel_dltrace.export.otlp.merge import Merger
-from otel_dltrace.export.otlp.requests import EncodedRequest, Part, encode_together, trace_id_column
+from otel_dltrace.export.otlp.requests import EncodedRequest, Part, encode_together
 from otel_dltrace.export.outlet import hang_under_roots
+from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import NO_USER_STEP, Bind, root_id, trace_id

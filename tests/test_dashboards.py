@@ -22,9 +22,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
-from otel_dltrace.export.otlp.requests import encode_requests, trace_id_column
+from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import Verdict, connect
+from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes

@@ -12,8 +12,9 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from otel_dltrace._version import __version__
-from otel_dltrace.export.otlp.requests import encode_requests, trace_id_column
+from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.sdk import readable_spans
+from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.attributes import resource_attributes
 from tests.runs import Rank
 from tests.test_otlp_encode import batches, texts, u32

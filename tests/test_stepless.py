@@ -110,6 +110,25 @@ def test_a_file_has_a_trace_for_each_phase_and_for_each_thousand_operations(plac
     assert traces_of(lines([tmp_path / "spans.jsonl"])) == named(EXPECTED)
 
 
+def test_a_trace_of_operations_keeps_to_the_budget(place, tmp_path):
+    """Each rank sends its share, of the operations that came first and are there of the others too."""
+    (tmp_path / "go").touch()
+    with servers.collector(tmp_path) as collector:
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "OTEL_DLTRACE_SPAN_BUDGET": "600"}
+        for rank in solve(place, tmp_path / "go", **env):
+            assert place.finish(rank).returncode == 0
+        place.wait_for_rings()
+        place.deliver()
+
+        kept = {**EXPECTED, "ops.0": {rank: ["push"] * 300 for rank in range(2)}}
+        collector.wait_for(sum(len(names) for parts in kept.values() for names in parts.values()))
+        assert traces_of(collector.traces()) == named(kept)
+        first = {s.end_time_unix_nano for s in servers.spans_of(collector.traces()) if s.name == "push"}
+        assert len(first) > 300  # of both ranks
+    summaries = [json.loads(path.read_text()) for path in place.folder.glob("dltrace-*/hosts/*/drain.json")]
+    assert sum(summary["summary"]["not_in_otlp"] for summary in summaries) == 2 * (999 - 300)
+
+
 def test_what_is_below_a_phase_is_sent_into_its_trace_before_it_is_over(place, tmp_path):
     """A program that is one long phase is seen while it runs, and its spans lie together in the end."""
     with servers.collector(tmp_path) as collector:

@@ -12,8 +12,8 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_dltrace.export.gate import Outgoing
-from otel_dltrace.export.otlp.requests import trace_id_column
 from otel_dltrace.export.outlet import Tag, hang_under_roots, hung, left_out_column
+from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.spans import Column, SpanBatch, stack_rows
 from otel_dltrace.record.guard import guarded, say, text_of, tried
 

@@ -13,6 +13,7 @@ from otel_dltrace.export.metrics.run import RankMetrics
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import last_step, newest_segment, read_table, span_files
 from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.traces import OutsideBudget
 from otel_dltrace.model import semconv
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Window
@@ -44,6 +45,7 @@ class Member:
     ) -> None:
         self.source, self.bind, self.process, self.writer = source, bind, process, writer
         self.gate = StepGate(bind, window, budget, self.rows_of)
+        self._outside = OutsideBudget(bind, budget)
         self._written_before = np.zeros(0, np.uint64)
         self._ended_outside = empty_rows()
         self._doubt_ends = 0.0
@@ -158,6 +160,9 @@ class Member:
 
     def outgoing(self, now: float, final: bool) -> list[Outgoing]:
         """Return what is decided by *now*."""
-        out = self.gate.due(now, final)
+        out = [
+            self._outside.within(one, self.batch(one.rows)) if one.step == NO_STEP else one
+            for one in self.gate.due(now, final)
+        ]
         self.left_out += sum(o.left_out for o in out)
         return out

@@ -10,10 +10,11 @@ import numpy as np
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.merge import Merger
-from otel_dltrace.export.otlp.requests import Part, encode_together, trace_id_column
+from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.otlp.sender import Delivery, Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
+from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_id

@@ -1,7 +1,7 @@
 """From column batches to OTLP requests: complete bodies, none longer than a collector takes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -9,16 +9,12 @@ import numpy as np
 from otel_dltrace._version import __version__
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.protobuf import BYTES, attributes, nested, tag, text, varint
-from otel_dltrace.export.otlp.spans import compact, encode_spans
-from otel_dltrace.model import semconv as s
+from otel_dltrace.export.otlp.spans import encode_spans
 from otel_dltrace.model.attributes import Launcher, Value, collective_ids, launcher_of
-from otel_dltrace.model.identity import NO_STEP, Bind, trace_id
-from otel_dltrace.model.spans import Column, SpanBatch, empty_rows, stack_rows
+from otel_dltrace.model.spans import Column, SpanBatch
 
 LIMIT = 3_500_000
 """Bytes of a request: a collector's gRPC receiver takes 4 MiB by default."""
-_DOUBLINGS = 5  # each doubles the depth in which an operation is looked for: 32 phases below phases
-_PHASES = 1 << 60  # from here on numbers mean phases outside any step: the descriptor, and how often its name came
 _SCOPE = nested(1, nested(1, b"otel_dltrace") + nested(2, text(__version__)))
 
 
@@ -165,66 +161,3 @@ def _envelope(head: bytes, length: int) -> bytes:
     """Return what precedes *length* bytes of spans whose resource is *head*."""
     scope_spans = tag(2, BYTES) + varint(len(_SCOPE) + length) + _SCOPE
     return tag(1, BYTES) + varint(len(head) + len(scope_spans) + length) + head + scope_spans
-
-
-# -- traces -------------------------------------------------------------------------------------
-
-
-def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
-    """Return the id of each row's trace, shape (n, 16), uint8: one trace per step.
-
-    Outside any step a phase that the program marks is a trace, with all that is below it, named by how
-    often that name came. What is below none is cut per 1,000 operations of a group; what an operation
-    has below it goes where its operation goes. What hangs under something unknown (*batch* and what is
-    above it say what is known) is in the first such trace.
-    """
-    cut = batch["step"].astype(np.int64)
-    outside = np.flatnonzero(cut == NO_STEP)
-    if len(outside):
-        cut[outside] = _parts_outside(batch.take(outside))
-    if not len(cut):
-        return np.zeros((0, 16), np.uint8)
-    first = int(cut.min())
-    parts, which = compact(cut - first)
-    names = [_part_name(batch, part) for part in (parts + first).tolist()]
-    ids = np.frombuffer(b"".join([trace_id(bind, name, shard).to_bytes(16, "big") for name in names]), "V16")
-    column: Column = ids.take(which).view(np.uint8).reshape(-1, 16)
-    return column
-
-
-def _part_name(batch: SpanBatch, part: int) -> int | str:
-    """Return the step, or how all ranks name a part of a run outside any step (`_parts_outside`)."""
-    if part < NO_STEP:
-        return part
-    if part < _PHASES:
-        return f"ops.{part - NO_STEP}"
-    descriptor, occurrence = divmod(part - _PHASES, 1 << 32)
-    return f"phase.{batch.descriptors[descriptor].name}.{occurrence}"
-
-
-def _parts_outside(batch: SpanBatch) -> Column:
-    """Return for each row, all of them outside any step, a number for its part of the run, shape (n,), int64.
-
-    What a server did for an operation of another process is numbered as that is.
-    """
-    known = replace(batch, rows=stack_rows([batch.rows, batch.above]), above=empty_rows())
-    here = np.arange(len(known))
-    is_remote = known["flags"] & np.uint16(s.Flag.REMOTE) != 0
-    is_operation = known.is_kind(s.COLLECTIVE, s.P2P) | is_remote
-    up = np.where(is_remote, here, _parents(known))
-    top, operation = up, np.where(is_operation, here, up)
-    for _ in range(_DOUBLINGS):
-        top, operation = top[top], operation[operation]
-    seq = known["seq"].astype(np.int64)
-    phases = _PHASES + (known["descriptor"].astype(np.int64) << 32) + seq
-    operations = NO_STEP + np.where(is_operation, seq, 0) // s.OPERATIONS_PER_TRACE
-    parts: Column = np.where((known.is_block & (seq > 0))[top], phases[top], operations[operation])
-    return parts[: len(batch)]
-
-
-def _parents(batch: SpanBatch) -> Column:
-    """Return where each row's parent is, shape (n,); where it is not among them, the row itself."""
-    ids, parents = batch["span_id"], batch["parent_id"]
-    by_id = np.argsort(ids)
-    at = by_id[np.minimum(np.searchsorted(ids, parents, sorter=by_id), len(ids) - 1)]
-    return np.where(ids[at] == parents, at, np.arange(len(ids)))
