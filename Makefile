@@ -31,7 +31,7 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m tests.build_horovod
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered tests
 
 test-deps:
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \

@@ -17,7 +17,6 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status, TracesData
 
 from otel_dltrace.export.as_sent import as_sent
-from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.otlp.sender import Delivery, Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
@@ -26,7 +25,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import h128
 from tests import servers
-from tests.support import a_place
+from tests.support import a_place, requests_of
 
 MS = 1_000_000
 STEPS = 6
@@ -66,7 +65,7 @@ def real_run() -> tuple[bytes, ...]:
         bodies = []
         for batch in as_sent(place.runs()):
             traces = trace_id_column(batch, batch.process.bind)
-            bodies += [r.body for r in encode_requests(batch, traces, resource_attributes(batch.process))]
+            bodies += [r.body for r in requests_of(batch, traces, resource_attributes(batch.process))]
         return tuple(bodies)
 
 

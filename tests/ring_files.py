@@ -33,10 +33,15 @@ class Read:
     names: Names
 
 
+def records_of(reader: RingReader, final: bool = False) -> list[bytes]:
+    """Return the new records of *reader*, 64 bytes each."""
+    return [record.tobytes() for record in reader.read(final)]
+
+
 def read_buffer(buffer: mmap.mmap, names: Path) -> Read:
     """Read a ring from its bytes, also that of this process: opening its file again would free its lock."""
     reader = RingReader(buffer)
-    records = [fields(record) for record in reader.scan(final=True)]
+    records = [fields(record) for record in records_of(reader, final=True)]
     known = Names()
     known.read(names.read_bytes())
     leases = sum(int.from_bytes(buffer[at : at + 4], "little") > 0 for at in range(4096, len(buffer), 4096))

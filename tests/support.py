@@ -8,16 +8,18 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from otel_dltrace.export.otlp.merge import Merger
+from otel_dltrace.export.otlp.requests import LIMIT, EncodedRequest, Part, encode_together
 from otel_dltrace.export.plain_spans import plain_spans
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.attributes import Value
-from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.spans import Column, SpanBatch
 
 QUIET = ("OTEL_", "DMLC_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
 LONG_S = 240.0
@@ -156,3 +158,14 @@ def attributes_of(batch: SpanBatch) -> list[dict[str, Value]]:
     """Return the attributes of each row of *batch*, as they are sent."""
     spans = plain_spans(batch, np.zeros((len(batch), 16), np.uint8))
     return [{**span.constant.attributes, **span.own} for span in spans]
+
+
+def requests_of(
+    batch: SpanBatch,
+    trace_ids: Column,
+    resource: Mapping[str, Value],
+    left_out: Column | None = None,
+    limit: int = LIMIT,
+) -> list[EncodedRequest]:
+    """Return the requests that a drain sends of *batch* alone."""
+    return encode_together([Part(batch, trace_ids, resource, left_out)], Merger(), limit)

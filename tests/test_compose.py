@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import Verdict, connect
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.attributes import resource_attributes
 from tests import servers
 from tests.runs import ddp
+from tests.support import requests_of
 from tests.test_queries import SENT
 
 HERE = servers.ROOT / "deploy" / "compose"
@@ -152,7 +152,7 @@ def test_a_step_goes_from_its_drain_to_jaeger(tmp_path):
         transport = connect(OtlpSettings(f"{gateway.http}/v1/traces"))
         for batch in batches:
             ids = trace_id_column(batch, batch.process.bind)
-            (request,) = encode_requests(batch, ids, resource_attributes(batch.process))
+            (request,) = requests_of(batch, ids, resource_attributes(batch.process))
             assert transport.send(request.body, 10).verdict is Verdict.ACCEPTED
         transport.close()
         found = servers.spans_of(jaeger.trace(ids[0].tobytes().hex(), sum(map(len, batches)), 60))

@@ -96,6 +96,7 @@ def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
         ),
         pytest.param({"quota": "5G"}, "OTEL_DLTRACE_QUOTA='5G' is of type str; it must be a whole number", id="number"),
         pytest.param({"world": ""}, "OTEL_DLTRACE_WORLD='' is no name", id="no world"),
+        pytest.param({"directory": "/x/\udcff"}, "OTEL_DLTRACE_DIR='/x/\\udcff' is not UTF-8", id="no text"),
         pytest.param({"ring_directory": "/proc/x"}, "OTEL_DLTRACE_RING_DIR='/proc/x' cannot be written", id="rings"),
     ],
 )

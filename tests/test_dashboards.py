@@ -22,7 +22,6 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
-from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import Verdict, connect
 from otel_dltrace.export.traces import trace_id_column
@@ -34,7 +33,7 @@ from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch
 from tests import servers
 from tests.runs import Rank, ddp
-from tests.support import a_place
+from tests.support import a_place, requests_of
 from tests.test_queries import SENT
 from tests.traceql import check
 
@@ -214,7 +213,7 @@ def send_spans(endpoint: str) -> set[str]:
     for batch in spans():
         ids = trace_id_column(batch, batch.process.bind)
         traces |= {row.tobytes().hex() for row in ids}
-        for request in encode_requests(batch, ids, resource_attributes(batch.process)):
+        for request in requests_of(batch, ids, resource_attributes(batch.process)):
             assert transport.send(request.body, 10).verdict is Verdict.ACCEPTED
     transport.close()
     return traces

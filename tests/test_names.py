@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ring_files import environment
@@ -116,6 +117,14 @@ def test_names_without_end_are_folded_and_the_table_is_bounded(
     assert strings == [*range(1, 10), *[0] * 11]
     assert [d.tensor for d in read(path.read_bytes()).descriptors[:2]] == ["", "g.noname.N"]
     assert MAX_DESCRIPTORS == 1 << 16
+
+
+def test_a_name_that_is_no_text_is_written_as_one(writer: NamesWriter, path: Path) -> None:
+    """`phase(5)` is a slip of the user's, and takes nothing from what else was recorded."""
+    slip: Any = 5
+    assert writer.descriptor(Descriptor("phase", slip)) == writer.descriptor(Descriptor("phase", "5"))
+
+    assert read(path.read_bytes()).descriptors[-1] == Descriptor("phase", "5")
 
 
 def test_threads_that_intern_at_once_agree(writer: NamesWriter, path: Path) -> None:

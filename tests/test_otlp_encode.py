@@ -17,12 +17,13 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from otel_dltrace._version import __version__
 from otel_dltrace.export.otlp.merge import Merger
-from otel_dltrace.export.otlp.requests import Part, encode_requests, encode_together
+from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from otel_dltrace.model.time import Anchor
+from tests.support import requests_of
 
 BIND = Bind("job-7", "2.00ff", world="default", role="worker", rank=3, world_size=8)
 SOURCES = ("host_done", "host_issue", "device", "recorder", "bound")
@@ -211,7 +212,7 @@ def test_a_request_says_what_the_official_exporter_says(batch, resource, trace, 
     counts = data.draw(st.lists(u32, min_size=n, max_size=n)) if with_left_out else [0] * n
     left_out = np.array(counts, np.uint32) if with_left_out else None
 
-    (ours,) = encode_requests(batch, traces, resource, left_out)
+    (ours,) = requests_of(batch, traces, resource, left_out)
 
     sdk_resource = Resource({k: clean(v) if isinstance(v, str) else v for k, v in resource.items()})
     spans = [sdk_span(batch, i, traces[i].tobytes(), sdk_resource, counts[i]) for i in range(n)]
@@ -228,7 +229,7 @@ def test_processes_encoded_together_say_what_each_says_alone(parts, resource, li
     """Different tables, errors, clocks and jobs: each process's spans stand under its own resource, in any request."""
     parts = [replace(batch, process=replace(batch.process, nonce=i)) for i, batch in enumerate(parts)]
     together = [Part(b, trace_id_column(b, BIND, i), {**resource, "part": i}) for i, b in enumerate(parts)]
-    alone = [encode_requests(part.batch, part.trace_ids, part.resource)[0] for part in together]
+    alone = [requests_of(part.batch, part.trace_ids, part.resource)[0] for part in together]
 
     requests = encode_together(together, Merger(), limit)
 
@@ -279,7 +280,7 @@ def spans_of(request):
 def test_requests_are_split_at_the_limit(limit):
     """Every span goes out exactly once, in requests within the limit; one that alone is longer goes alone."""
     batch = batch_of([0, 1] * 100 + [2, 0, 2])
-    requests = encode_requests(batch, trace_id_column(batch, BIND), {"service.name": "job"}, limit=limit)
+    requests = requests_of(batch, trace_id_column(batch, BIND), {"service.name": "job"}, limit=limit)
 
     sent = [spans_of(request) for request in requests]
     assert sorted(span for ids in sent for span in ids) == list(range(1, 204))
@@ -292,7 +293,7 @@ def test_requests_are_split_at_the_limit(limit):
 def test_a_request_is_filled_up_to_the_limit():
     """Spans of one length are sent in as few requests as can be."""
     batch = batch_of([0] * 1000)
-    requests = encode_requests(batch, trace_id_column(batch, BIND), {}, limit=20_000)
+    requests = requests_of(batch, trace_id_column(batch, BIND), {}, limit=20_000)
 
     length = len(requests[0].body) / requests[0].spans
     assert all(20_000 - length <= len(request.body) <= 20_000 for request in requests[:-1])
@@ -301,13 +302,13 @@ def test_a_request_is_filled_up_to_the_limit():
 def test_no_spans_are_no_request():
     """An empty batch sends nothing."""
     batch = batch_of([])
-    assert encode_requests(batch, trace_id_column(batch, BIND), {}) == []
+    assert requests_of(batch, trace_id_column(batch, BIND), {}) == []
 
 
 def test_a_span_takes_about_200_bytes():
     """Padding costs little: 100,000 phases of a push take what design 4.6 reckons with."""
     batch = batch_of([0] * 100_000)
-    requests = encode_requests(batch, trace_id_column(batch, BIND), {})
+    requests = requests_of(batch, trace_id_column(batch, BIND), {})
 
     assert sum(request.spans for request in requests) == 100_000
     assert 150 < sum(len(request.body) for request in requests) / 100_000 < 230

@@ -19,7 +19,6 @@ from otel_dltrace._version import __version__
 from otel_dltrace.cli.main import main
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.otlp.json_lines import json_lines, write_otlp_json
-from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv as s
@@ -30,7 +29,7 @@ from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch, empty_rows
 from tests import servers
 from tests.runs import Rank
-from tests.support import Place, a_place
+from tests.support import Place, a_place, requests_of
 from tests.test_bad_days import EVERYTHING
 from tests.test_otlp_encode import BIND, batches, normal, texts
 
@@ -78,7 +77,7 @@ def test_lines_say_what_our_requests_say(batch, resource):
     ((line, spans),) = json_lines(batch)
 
     attributes = resource_attributes(batch.process)
-    (request,) = encode_requests(batch, trace_id_column(batch, BIND), attributes)
+    (request,) = requests_of(batch, trace_id_column(batch, BIND), attributes)
     assert line.isascii()
     assert line.endswith("\n")
     assert spans == len(batch)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
@@ -19,6 +18,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from tests.servers import ROOT
+from tests.support import requests_of
 from tests.traceql import QueryError, check
 
 TEXT = (ROOT / "docs" / "queries.md").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def everything() -> SpanBatch:
 def sent_types() -> dict[str, str]:
     """Return the type of each attribute as OTLP carries it, by its name with its scope."""
     batch = everything()
-    (encoded,) = encode_requests(
+    (encoded,) = requests_of(
         batch, trace_id_column(batch, BIND), resource_attributes(batch.process), np.full(len(batch), 3)
     )
     (resource_spans,) = ExportTraceServiceRequest.FromString(encoded.body).resource_spans

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ring_files import Read, by_lane, environment, lane_descriptor, read_file, read_own, write_checked
+from ring_files import Read, by_lane, environment, lane_descriptor, read_file, read_own, records_of, write_checked
 
 from otel_dltrace.export.ring_reader import RingReader
-from otel_dltrace.model.identity import NO_STEP, Bind
+from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.recorder import BLOCK, Recorder
 from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, CHUNK, COUNTER, SPAN
@@ -97,7 +97,7 @@ def test_an_amend_has_its_type_and_message_where_the_contract_says(recorder: Rec
     """The payload is 40 bytes after the 16 of the head; then the type, then the commit."""
     recorder.error(9, 1, RuntimeError("x" * 50))
     assert recorder.ring is not None
-    (record,) = RingReader(recorder.ring.buffer).scan(final=True)
+    (record,) = records_of(RingReader(recorder.ring.buffer), final=True)
 
     assert (record[16:20], record[20:56]) == ((1).to_bytes(4, "little"), b"x" * 36)
     assert (record[56], record[12]) == (AMEND_ERROR, AMEND)
@@ -336,12 +336,7 @@ def test_a_bind_holds_from_the_first_step_and_a_later_one_from_its_own(recorder:
     names = read_own(recorder).names
 
     assert recorder.bound == second.from_now(7)
-    assert [names.bind_at(step) for step in (0, 6, 7, NO_STEP)] == [
-        first,
-        first,
-        second.from_now(7),
-        second.from_now(7),
-    ]
+    assert names.binds == [first, second.from_now(7)]
 
 
 def test_a_ring_of_no_records_reads_as_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ring_files import Read, by_lane, environment, fields, read_file
+from ring_files import Read, by_lane, environment, fields, read_file, records_of
 
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.errors import RingError
@@ -37,7 +37,7 @@ def write(recorder: Recorder, seqs: range, level: int = 3) -> None:
 
 def scanned(reader: RingReader, final: bool = False) -> list[int]:
     """Return the seqs of a scan's records."""
-    return [int.from_bytes(record[44:48], "little") for record in reader.scan(final)]
+    return [int.from_bytes(record[44:48], "little") for record in records_of(reader, final)]
 
 
 def ring(recorder: Recorder) -> RingWriter:
@@ -61,7 +61,7 @@ def test_a_reader_that_comes_late_counts_what_was_lapped_per_level(recorder: Rec
     for seq in range(5000):
         recorder.span(0, 1 + seq % 4, 1, 2, seq=seq)
     reader = RingReader(ring(recorder).buffer)
-    read = [record[13] >> 4 for record in reader.scan(final=True)]
+    read = [record[13] >> 4 for record in records_of(reader, final=True)]
 
     assert [read.count(level) + reader.lapped[level] for level in (1, 2, 3, 4)] == [1250] * 4
     assert len(read) == 15 * 63 + 5000 % 63
@@ -158,10 +158,10 @@ def test_a_count_of_laps_goes_round_at_32_bits(recorder: Recorder) -> None:
     buffer = ring(recorder).buffer
     buffer[PAGE + 24 : PAGE + 28] = b"\xff" * 4  # chunk 0, level 3: as if so many had been there before
     first = RingReader(buffer)
-    first.scan(final=True)
+    records_of(first, final=True)
     write(recorder, range(16 * 63, 3 * 16 * 63))
     second = RingReader(buffer, first.taken)
-    second.scan(final=True)
+    records_of(second, final=True)
 
     assert second.lapped == [0, 0, 0, 16 * 63, 0]
 
@@ -248,7 +248,7 @@ def test_random_bytes_after_the_header_are_holes_or_records_but_never_a_crash(re
             data[at : at + 64] = chance.randbytes(64)
         data.extend(chance.randbytes(chance.randrange(3)))
         reader = RingReader(memoryview(data))
-        records = reader.scan() + reader.scan() + reader.scan(final=True)
+        records = records_of(reader) + records_of(reader) + records_of(reader, final=True)
         assert len(records) <= 16 * 63
         reader.close()
 
@@ -362,8 +362,8 @@ def test_a_live_reader_beside_a_busy_writer_sees_every_record_right_and_once(tmp
             reader = RingReader(buffer)
             records: list[bytes] = []
             while writer_is_alive(file.fileno()):
-                records += reader.scan()
-            records += reader.scan(final=True)
+                records += records_of(reader)
+            records += records_of(reader, final=True)
             lapped = sum(reader.lapped)
             reader.close()
         written = json.loads(writer.stdout.readline())

@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from otel_dltrace._version import __version__
-from otel_dltrace.export.otlp.requests import encode_requests
 from otel_dltrace.export.sdk import readable_spans
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.attributes import resource_attributes
 from tests.runs import Rank
+from tests.support import requests_of
 from tests.test_otlp_encode import batches, texts, u32
 
 IS_REMOTE = 0x200
@@ -99,7 +99,7 @@ def test_the_sdk_objects_say_what_our_requests_say(batch, resource, trace, with_
     traces = np.frombuffer(bytes(b ^ i for i in range(n) for b in trace), np.uint8).reshape(n, 16)
     left_out = np.array(data.draw(st.lists(u32, min_size=n, max_size=n)), np.uint32) if with_left_out else None
 
-    (request,) = encode_requests(batch, traces, resource_attributes(process), left_out)
+    (request,) = requests_of(batch, traces, resource_attributes(process), left_out)
     spans = readable_spans(batch, traces, left_out)
 
     assert said_by_sdk(spans) == said_by_otlp(request.body)

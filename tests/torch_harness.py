@@ -18,6 +18,7 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import AMEND, AMEND_ERROR, SPAN
+from tests.ring_files import records_of
 
 ROOT = Path(__file__).parents[1]
 RECORD = struct.Struct("<IIIBBHQQQIIiiHHI")
@@ -107,7 +108,7 @@ def read_ring(path: Path) -> Recorded:
     with path.open("rb") as file:
         reader = RingReader(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
     records, errors = [], []
-    for record in reader.scan(final=True):
+    for record in records_of(reader, final=True):
         f = RECORD.unpack(record)
         if f[3] == AMEND:
             if record[56] == AMEND_ERROR:

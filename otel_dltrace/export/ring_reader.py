@@ -68,11 +68,6 @@ class RingReader:
         """How many records were not written, because other threads held every chunk."""
         return int(self._unrecorded[0])
 
-    def scan(self, final: bool = False) -> list[bytes]:
-        """Return what `read` does as bytes, 64 for each record."""
-        data = self.read(final).tobytes()
-        return [data[at : at + RECORD] for at in range(0, len(data), RECORD)]
-
     def read(self, final: bool = False) -> Column:
         """Return the records that were committed before the last call (all, if *final*) as `RECORD_DTYPE`."""
         unread = self._unread(everywhere=final)

@@ -8,6 +8,7 @@ from otel_dltrace.model import semconv
 
 MAX_DESCRIPTORS = 1 << 16
 MAX_TEXT = 4096
+_NUMBERS = ("group_size", "key")
 _NONAME = re.compile(r"\.noname\.\d+(?=\Z|_\d+of\d+\Z)")
 
 
@@ -31,13 +32,20 @@ class Descriptor:
     dtype: str = ""
 
     def normal(self) -> "Descriptor":
-        """Return the descriptor as it is stored: unnamed tensors folded, text bounded.
+        """Return the descriptor as it is stored: unnamed tensors folded, text bounded, a name that is a number as text.
 
         Horovod numbers unnamed tensors without end (``allreduce.noname.17``), which would grow
         the table for ever; a name of a megabyte would fill the names file.
         """
-        texts: dict[str, Any] = {k: _clean(v) for k, v in asdict(self).items() if isinstance(v, str)}
-        return replace(self, **texts)
+        fields: dict[str, Any] = {
+            k: int(v) if k in _NUMBERS else _clean(v if isinstance(v, str) else str(v)) for k, v in asdict(self).items()
+        }
+        return replace(self, **fields)
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> "Descriptor":
+        """Return the descriptor stored as *fields*; unknown ones, of a newer writer, are ignored."""
+        return cls(**{k: v for k, v in fields.items() if k in cls.__dataclass_fields__}).normal()
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, for storing."""

@@ -202,7 +202,7 @@ class Names:
         fields = json.loads(payload)
         if kind == DESCRIPTOR:
             number = fields.pop("id")
-            known = Descriptor(**{k: v for k, v in fields.items() if k in Descriptor.__dataclass_fields__})
+            known = Descriptor.read(fields)
             if 0 < number < MAX_DESCRIPTORS:
                 # Numbers may come out of order, where a signal handler's overtook the one it interrupted.
                 missing = number + 1 - len(self.descriptors)
@@ -215,8 +215,3 @@ class Names:
         elif kind == ANCHOR:
             self.anchor = Anchor(fields.pop("monotonic"), fields.pop("wall"), fields.pop("uncertainty"))
             self.home = fields
-
-    def bind_at(self, step: int) -> Bind | None:
-        """Return who the process is in *step*: the latest bind that holds there."""
-        holding = [bind for bind in self.binds if bind.from_step <= step]
-        return holding[-1] if holding else next(iter(self.binds), None)

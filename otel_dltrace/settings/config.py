@@ -153,9 +153,13 @@ def _check_kind(name: str, value: object, kind: type) -> None:
 
 def _absolute(name: str, path: str) -> str:
     try:
-        return str(Path(path).expanduser().absolute())
+        absolute = str(Path(path).expanduser().absolute())
+        absolute.encode()
     except RuntimeError:
         raise ConfigError(f"{VARIABLES[name]}={path!r} names a user who has no home directory") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{VARIABLES[name]}={absolute!r} is not UTF-8; Arrow's files need a folder that is") from None
+    return absolute
 
 
 def _check_writable(name: str, directory: Path) -> None:

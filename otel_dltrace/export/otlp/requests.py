@@ -44,17 +44,6 @@ class EncodedRequest:
     parts: tuple[int, ...] = (0,)
 
 
-def encode_requests(
-    batch: SpanBatch,
-    trace_ids: Column,
-    resource: Mapping[str, Value],
-    left_out: Column | None = None,
-    limit: int = LIMIT,
-) -> list[EncodedRequest]:
-    """Return the spans of one process, as in `Part`, as requests of at most *limit* bytes."""
-    return encode_together([Part(batch, trace_ids, resource, left_out)], Merger(), limit)
-
-
 def encode_together(parts: Sequence[Part], merger: Merger, limit: int = LIMIT) -> list[EncodedRequest]:
     """Return the spans of several processes as requests of at most *limit* bytes; spans of one shape lie together.
 
