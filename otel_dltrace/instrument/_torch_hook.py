@@ -6,10 +6,12 @@ It calls the program's own hook, or does what DDP does without one: divide, then
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._torch_buckets import describe
+from otel_dltrace.instrument._torch_callbacks import call_back, expect, outstanding, writers
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, sequence_number
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record.guard import guarded
@@ -32,6 +34,7 @@ class _Launched:
         # Here runs a thread of the backend, which has no chunk of the ring: others write it.
         self.end = monotonic_ns()
         _done.append(self)
+        outstanding.discard(self)
 
     def summed(self, future: Any) -> Any:
         self.done(future)
@@ -119,12 +122,16 @@ class BucketHook:
             buffer.mul_(1 / divisor)
         future = model.reducer._run_allreduce_hook(bucket)
         if span is None:
-            return future.then(_first)
+            token = object()
+            expect(token)
+            return future.then(partial(_first, token))
         span.seq = sequence_number(model.process_group)
+        expect(span)
         return future.then(span.summed)
 
 
-def _first(future: Any) -> Any:
+def _first(token: object, future: Any) -> Any:
+    outstanding.discard(token)
     return future.value()[0]
 
 
@@ -135,7 +142,7 @@ def _present(reducer: Any) -> int:
 
 
 def _watch(future: Any, span: _Launched) -> None:
-    future.add_done_callback(span.done)
+    call_back(future, span, span.done)
 
 
 def backend_of_model(model: Any) -> str:
@@ -148,3 +155,6 @@ def flush() -> None:
     while _done:
         span = _done.popleft()
         span.operation.close(span.seq, end=span.end)
+
+
+writers.append(flush)

@@ -14,6 +14,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from otel_dltrace.instrument._torch_callbacks import call_back, outstanding
 from otel_dltrace.instrument._torch_groups import c10d
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.device import Mark
@@ -169,18 +170,17 @@ class Works:
             self._silent.add(pending.operation.descriptor)
             pending.pollable, pending.group = False, None
             return
-        # The callback holds its group, through *pending*: a process that ends before the work does
-        # would else wait for it, and then call back into an interpreter that is gone. The group is
-        # let go in `flush`, since it must not end on a thread of its own.
+        # The callback holds its group, through *pending*, until `flush`: it must not end on a thread of its own.
         pending.watched = True
         self._in_flight += 1
-        to_watch.add_done_callback(partial(self._done, pending))
+        call_back(to_watch, pending, partial(self._done, pending))
 
     def _done(self, pending: Pending, _future: object) -> None:
         # Here runs a thread of the backend. It has no chunk of the ring, and gets a new Python
         # thread state for each call: it would lease one for every record. So others write it.
         pending.done = monotonic_ns()
         self._finished.append(pending)
+        outstanding.discard(pending)
 
     # -- looked at ----------------------------------------------------------------------------------
 

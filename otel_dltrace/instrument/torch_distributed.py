@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
+from otel_dltrace.instrument._torch_callbacks import writers
 from otel_dltrace.instrument._torch_calls import FUNCTIONS, METHODS, OPERATORS, Call
 from otel_dltrace.instrument._torch_comm import Comm, Span
 from otel_dltrace.instrument._torch_dynamo import DYNAMO
@@ -122,6 +123,14 @@ def _attach(module: ModuleType) -> Undo:
             _comm.works.leave()
 
     return detach
+
+
+def _write_done() -> None:
+    if _comm is not None:
+        _comm.works.flush()
+
+
+writers.append(_write_done)
 
 
 def _site(call: Call) -> Site:

@@ -1,0 +1,54 @@
+"""Callbacks of ours on futures that are still to come: none may find the interpreter gone.
+
+A callback on a future of torch takes Python's lock on a thread of the backend. Where it comes while the interpreter
+ends, the process dies of it. So a process that ends with such operations under way waits for them. It would without
+us as well, a little later: their group's destructor does.
+"""
+
+import atexit
+import os
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
+
+from otel_dltrace.record import guard
+
+TOLD_S = 5.0
+"""After so long a wait, a sentence says what for."""
+outstanding: set[object] = set()
+"""What has a callback that has not come yet."""
+writers: list[Callable[[], None]] = []
+"""What writes the operations whose callbacks have come."""
+_outlives = False
+
+
+def expect(key: object) -> None:
+    """Know of a callback that is to come, and takes *key* out of `outstanding`."""
+    global _outlives  # noqa: PLW0603  -- hooks of the interpreter cannot be taken back
+    if not _outlives:
+        _outlives = True
+        atexit.register(_outlive)  # it runs before the recording ends, which was registered earlier
+    outstanding.add(key)
+
+
+def call_back(future: Any, key: object, callback: Callable[[Any], None]) -> None:
+    """Have *callback*, which takes *key* out of `outstanding`, called when *future* is done."""
+    expect(key)  # before: the callback comes at once where the future is done
+    try:
+        future.add_done_callback(callback)
+    except BaseException:
+        outstanding.discard(key)
+        raise
+
+
+def _outlive() -> None:
+    told = monotonic() + TOLD_S
+    while outstanding:
+        if monotonic() > told:
+            guard.say("the process waits for collectives that are under way; it would without tracing as well")
+        sleep(0.002)
+    for write in writers:
+        guard.guarded(write)()
+
+
+os.register_at_fork(after_in_child=outstanding.clear)  # the threads that would call are the parent's
