@@ -106,7 +106,7 @@ class Server:
         if self.process is not None:
             self.process.terminate()
             try:
-                self.process.wait(60)
+                self.process.wait(20)
             except subprocess.TimeoutExpired:
                 self.kill()
             self.process = None

@@ -141,6 +141,7 @@ _MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
         PeerLostError,
         "{where} refuses us: {details}; is PUSHPULL_TOKEN the same everywhere?",
     ),
+    grpc.StatusCode.CANCELLED: (PeerLostError, "{where} ended while it was asked"),
     grpc.StatusCode.UNAVAILABLE: (PeerLostError, "{where} is gone or cannot be reached ({details})"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (PeerLostError, "{where} did not answer in time; set PUSHPULL_TIMEOUT higher?"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (

@@ -31,6 +31,8 @@ from otel_dltrace.pushpull.transport import (
 from otel_dltrace.pushpull.wire import Request, decode
 
 T = TypeVar("T")
+_LAST_WORDS_S = 10.0
+"""How long workers may take to be told why the job ends."""
 Context = Any
 """``grpc.aio.ServicerContext``, which is generic over messages; ours are bytes."""
 Metadata = Sequence[tuple[str, str]]
@@ -247,7 +249,7 @@ async def _serve(layout: Layout, options: Options) -> None:
     _, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
-    await listener.stop(grace=1.0)
+    await listener.stop(grace=_LAST_WORDS_S)
 
 
 def _bind(listener: Any, options: Options) -> int:
