@@ -168,6 +168,7 @@ def test_a_shorter_export_tells_of_files_that_are_older(tmp_path, capsys):
     ("arguments", "said"),
     [
         pytest.param(["chrome", "--max-bytes", "much"], "'much' is no whole number; write 268435456", id="no number"),
+        pytest.param(["chrome", "--max-bytes", "256"], "256 is too small for a file; write at least 16K", id="no M"),
         pytest.param(["otlp", "--max-bytes", "1M"], "--max-bytes is for --to chrome", id="another format"),
     ],
 )

@@ -181,6 +181,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+_LEAST_BYTES = 16 << 10
+"""Of a file; in less there is little beside the names of its lanes."""
+
+
 def _max_bytes(args: argparse.Namespace) -> int:
     """Return how large a file may become, 0 for any size.
 
@@ -190,6 +194,8 @@ def _max_bytes(args: argparse.Namespace) -> int:
     number = whole_number(args.max_bytes)
     if number is None:
         raise ConfigError(f"--max-bytes {args.max_bytes!r} is no whole number; write 268435456, or 256M")
+    if 0 < number < _LEAST_BYTES:
+        raise ConfigError(f"--max-bytes {args.max_bytes} is too small for a file; write at least 16K")
     if number and args.to != "chrome":
         raise ConfigError(f"--max-bytes is for --to chrome; {args.to} is written to one place, whatever its size")
     return number

@@ -51,7 +51,7 @@ def start(config: Config | None = None, **fields: Any) -> None:
         config = config or Config.from_env()
         prints = _check_outlets()
     except ConfigError as error:
-        guard.say(f"{error}; tracing is off")
+        guard.say(f"{error}; tracing is off" if live.tracer is None else f"{error}; tracing stays as it is")
         return
     config = replace(config, **fields)
     if live.tracer is None:
@@ -171,7 +171,10 @@ def bind_by_environment(tracer: Tracer) -> None:
 
 @guard.guarded
 def stop() -> None:
-    """End the current step, hand everything to the drain and wait for it, at most two seconds."""
+    """End the current step, hand everything to the drain and wait for it, at most two seconds.
+
+    A drain that is a thread of this process gets a minute at the interpreter's end.
+    """
     tracer, live.tracer = live.tracer, None
     if tracer is None:
         return

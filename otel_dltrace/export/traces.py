@@ -70,7 +70,7 @@ class OutsideBudget:
             is_top = rows["parent_id"] == 0 if part >= _PHASES else np.zeros(len(rows), bool)
             left = max(0, room - int(is_top.sum()))
             below = rows.compress(~is_top)
-            first = np.argsort(below["start"], kind="stable")[:left]
+            first = np.lexsort((below["level"], below["start"]))[:left]
             rows = stack_rows([rows.compress(is_top), below.take(np.sort(first))])
         self._sent[part] = self._most - room + len(rows)
         return rows

@@ -33,10 +33,13 @@ class Loop:
 
     A step lasts one optimizer cycle. After an optimizer has stepped, the next batch begins a step;
     where no batches are fetched, the next forward of a root module does, and where no forward is
-    seen either, the next backward. An epoch is a pass over the data: it is over when the iterator
-    whose batches begin steps has no more. Two optimizers in turn on one batch are one step. An evaluation
+    seen either, the next backward. Two optimizers in turn on one batch are one step. An evaluation
     between two steps is the beginning of the second, and one after the last step adds none. Where
     the program marks its steps, nothing here begins one. All times are monotonic ns.
+
+    An epoch is a pass over the data: it is over when the iterator whose batches begin steps has no
+    more. A loop that leaves it before tells its epochs itself, with ``set_epoch`` or ``step(epoch=)``,
+    which count from then on.
 
     What a batch is for shows only when it is used: batches from a source that is not known yet are
     held back until then, and a source is taken to be used as it was the time before.
@@ -164,7 +167,8 @@ class Loop:
             self._batches = self._last
         if not training:
             self._sizes.clear()
-            if self._leading() is self._last():  # the first step began with a batch of an evaluation
+            leading = self._leading()
+            if leading is not None and leading is self._last():  # the first step began with a batch of an evaluation
                 self._leading, self._is_passed = _nobody, False
         ahead, self._ahead = self._ahead, []
         for source, start, end, size in ahead:

@@ -1,5 +1,6 @@
 """A worker's push_pulls as records: an operation for each tensor, below it the stages of its partitions."""
 
+from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.model.identity import NO_STEP, Bind, mix64, trace_id
@@ -71,7 +72,7 @@ class Pushed:
         self._operations: dict[str, int] = {}
         self._stages: dict[str, dict[QueueType, int]] = {}
         self._sending: dict[tuple[int, int], int] = {}
-        self._waits: dict[int, tuple[_Open, int]] = {}
+        self._waits: dict[tuple[int, int], tuple[_Open, int]] = {}
         self._wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
         self._context: _Context | None = None
 
@@ -153,14 +154,14 @@ class Pushed:
         """Remember that the program waits for a push_pull."""
         operation = self._open.get(event.operation)
         if operation is not None:
-            self._waits[event.operation] = (operation, event.time_ns)
+            self._waits[event.operation, get_ident()] = (operation, event.time_ns)
 
     def wait_finished(self, event: "WaitFinished") -> None:
         """Write how long the program was blocked: a child of what it waited for, and over when that was.
 
         It goes on somewhat later, when the machine has a core for it: a viewer would find the child outside its parent.
         """
-        operation, start = self._waits.pop(event.operation, (None, 0))
+        operation, start = self._waits.pop((event.operation, get_ident()), (None, 0))
         if operation is None:
             return
         end = min([event.time_ns, *operation.ended])

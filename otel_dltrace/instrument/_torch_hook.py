@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._torch_buckets import describe
-from otel_dltrace.instrument._torch_callbacks import call_back, expect, outstanding, writers
+from otel_dltrace.instrument._torch_callbacks import called, outstanding, writers
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, sequence_number
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record.guard import guarded
@@ -123,11 +123,9 @@ class BucketHook:
         future = model.reducer._run_allreduce_hook(bucket)
         if span is None:
             token = object()
-            expect(token)
-            return future.then(partial(_first, token))
+            return called(future.then, token, partial(_first, token))
         span.seq = sequence_number(model.process_group)
-        expect(span)
-        return future.then(span.summed)
+        return called(future.then, span, span.summed)
 
 
 def _first(token: object, future: Any) -> Any:
@@ -142,7 +140,7 @@ def _present(reducer: Any) -> int:
 
 
 def _watch(future: Any, span: _Launched) -> None:
-    call_back(future, span, span.done)
+    called(future.add_done_callback, span, span.done)
 
 
 def backend_of_model(model: Any) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._torch_callbacks import call_back, outstanding
+from otel_dltrace.instrument._torch_callbacks import called, outstanding
 from otel_dltrace.instrument._torch_groups import c10d
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.device import Mark
@@ -173,7 +173,7 @@ class Works:
         # The callback holds its group, through *pending*, until `flush`: it must not end on a thread of its own.
         pending.watched = True
         self._in_flight += 1
-        call_back(to_watch, pending, partial(self._done, pending))
+        called(to_watch.add_done_callback, pending, partial(self._done, pending))
 
     def _done(self, pending: Pending, _future: object) -> None:
         # Here runs a thread of the backend. It has no chunk of the ring, and gets a new Python

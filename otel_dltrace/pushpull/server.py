@@ -249,7 +249,7 @@ async def _serve(layout: Layout, options: Options) -> None:
     _, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
-    await listener.stop(grace=_LAST_WORDS_S)
+    await listener.stop(grace=1.0 if ended.is_set() else _LAST_WORDS_S)
 
 
 def _bind(listener: Any, options: Options) -> int:
