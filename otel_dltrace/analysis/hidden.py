@@ -65,13 +65,13 @@ def overlap_unblocked(workers: Sequence[SpanBatch], which: Callable[[Descriptor]
     if not len(operated):
         return None
     operated = in_steps(operated)
-    extent = sum(
-        int(mine["end"].max() - mine["start"].min())
-        for rank in np.unique(operated["rank"])
-        for mine in [operated[operated["rank"] == rank]]
-    )
-    during = covered(blocked) + covered(operated) - covered(blocked, operated)
-    return Overlap(covered(operated), max(0, extent - during), covered(operated) - during, UNBLOCKED)
+    extents = np.zeros(0, TIMES)
+    for rank in np.unique(operated["rank"]):
+        mine = operated[operated["rank"] == rank]
+        extents = np.append(extents, np.array([(rank, 0, mine["start"].min(), mine["end"].max())], TIMES))
+    idle = covered(blocked)
+    beside = covered(operated, blocked) - idle
+    return Overlap(covered(operated), covered(extents, blocked) - idle, beside, UNBLOCKED)
 
 
 def _communicates(d: Descriptor) -> bool:

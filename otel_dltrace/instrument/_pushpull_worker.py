@@ -47,13 +47,15 @@ class _Open(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """What all requests of a step tell the servers; *part* is the step, or what stands for it where there is none.
+    """What all requests of a step tell the servers; where there is none, those of a *turn* of operations.
 
-    *seed* is what the ids of the step's spans are made of, but for the span's number.
+    *seed* is what the ids of the step's spans are made of, with the ring's *nonce*, but for the span's number.
     """
 
     bind: Bind
-    part: int | str
+    nonce: bytes
+    step: int
+    turn: int
     head: str
     state: str
     seed: int
@@ -180,20 +182,26 @@ class Pushed:
         number = operation.number
         if recorder.level >= _PARTITION:
             number = self._sending[event.operation, event.partition] = recorder.number()
+        step = operation.step
+        turn = operation.seq // OPERATIONS_PER_TRACE if step == NO_STEP else 0
         context = self._context
-        if context is None or context.part != operation.step or context.bind is not bind:
-            context = self._context_of(bind, operation, ring.nonce)
+        if (
+            context is None
+            or (context.step, context.turn) != (step, turn)
+            or context.bind is not bind
+            or context.nonce is not ring.nonce  # a forked child has another
+        ):
+            context = self._context_of(bind, ring.nonce, step, turn)
         metadata = event.metadata
         metadata[TRACEPARENT] = traceparent(context.head, mix64(context.seed ^ number) or 1)
         metadata[TRACESTATE] = context.state
 
-    def _context_of(self, bind: Bind, operation: _Open, nonce: bytes) -> _Context:
-        step = operation.step
-        part = step if step != NO_STEP else f"ops.{operation.seq // OPERATIONS_PER_TRACE}"
+    def _context_of(self, bind: Bind, nonce: bytes, step: int, turn: int) -> _Context:
+        part = step if step != NO_STEP else f"ops.{turn}"
         head = traceparent_head(trace_id(bind, part, shard_of(self._tracer, bind, bind.rank, step)))
         state = tracestate_entry(step, bind.world, bind.rank)
         seed = int.from_bytes(nonce, "little") ^ step << 32
-        self._context = context = _Context(bind, part, head, state, seed)
+        self._context = context = _Context(bind, nonce, step, turn, head, state, seed)
         return context
 
     def _operation(self, event: "TensorEnqueued") -> int:
