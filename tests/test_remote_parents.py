@@ -11,15 +11,15 @@ import pytest
 
 from otel_dltrace.export.gate import SETTLE_S, StepGate
 from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.instrument._pushpull_server import Served
-from otel_dltrace.instrument._pushpull_worker import Pushed
+from otel_dltrace.instrument._pushpull_server import Server
+from otel_dltrace.instrument._pushpull_worker import Worker
 from otel_dltrace.model.identity import NO_STEP, Bind, span_id, trace_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import Window, share_of
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.semconv import PHASE, PUSH, Flag, Level
 from otel_dltrace.model.spans import Column, empty_rows, fill_ids
-from otel_dltrace.pushpull import trace
+from otel_dltrace.pushpull.wire import Request
 from otel_dltrace.record.blocks import phase
 from otel_dltrace.record.carrier import (
     Sender,
@@ -55,23 +55,25 @@ def a_tracer(rings: Path, bind: Bind | None, server_key: int = -1) -> Tracer:
 
 def sent_by(tracer: Tracer, step: int = STEP) -> tuple[dict[str, str], int]:
     """Have a worker push the partition *KEY* in *step*; return the metadata and the id of its stage."""
-    worker, recorder = Pushed(tracer), tracer.recorder
+    worker, recorder = Worker(tracer), tracer.recorder
     recorder.step = step
-    worker.enqueued(trace.TensorEnqueued(1, "w", KEY >> 16, 0, 2, 96, "float32", 0, 100))
-    request = trace.RequestSending(1, KEY, 1, QueueType.PUSH, 0, {})
-    worker.sending(request)
-    worker.finished(trace.StageFinished(1, "w", KEY, 1, QueueType.PUSH, 32, 0, 0, 100, 110, 190))
-    worker.completed(trace.TensorCompleted(1, "w", 200))
+    pushed = worker.started("w", KEY >> 16, 0, 96, "float32", 100)
+    assert pushed is not None
+    metadata = dict(pushed.request_sending(1))
+    pushed.stage_finished(1, QueueType.PUSH, 32, 0, 100, 110, 190)
+    pushed.completed(200, None)
     (stage,) = (row for row in read(recorder) if row["level"] == Level.PARTITION)
     assert recorder.ring is not None
     nonce = int.from_bytes(recorder.ring.nonce, "little")
-    return request.metadata, span_id(nonce, step, int(stage["span_no"]))
+    return metadata, span_id(nonce, step, int(stage["span_no"]))
 
 
 def served_by(tracer: Tracer, metadata: dict[str, str], key: int = KEY) -> Column:
     """Have a server answer a push with *metadata*; return the rows that its drain makes of it."""
-    request = trace.ServerRequestStarted("push", "w", key, 0, 0, 1, 32, metadata, 120)
-    Served(tracer).finished(trace.ServerRequestFinished(request, 0, 0, 150))
+    request = Request(key, 0, 0, 1, "w", "float32", 32)
+    followed = Server(tracer).started("push", request, metadata, 120)
+    if followed is not None:
+        followed.finished(0, 0, 150, None)
     return read(tracer.recorder) if tracer.recorder.ring else empty_rows()
 
 

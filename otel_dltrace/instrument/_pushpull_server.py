@@ -1,5 +1,6 @@
 """A server's pushes and pulls as records, each below the worker's span that caused it."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.instrument._pushpull_worker import BACKEND, shard_of
@@ -7,10 +8,11 @@ from otel_dltrace.model.identity import NO_STEP, Bind, trace_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, read_tracestate, span_below, traceparent_head
+from otel_dltrace.record.guard import failed
 from otel_dltrace.record.steps import Tracer
 
 if TYPE_CHECKING:
-    from otel_dltrace.pushpull.trace import ServerRequestFinished, ServerRequestStarted
+    from otel_dltrace.pushpull.wire import Request
 
 _PARTITION = int(Level.PARTITION)  # plain ints, as in the worker's file
 _REMOTE, _ERROR = int(Flag.REMOTE), int(Flag.ERROR)
@@ -30,56 +32,40 @@ class _Sender(NamedTuple):
     rank: int
 
 
-class Served:
-    """Writes what a server answers; where a key is asked for, that one alone.
+class Server:
+    """Follows the requests that a server gets; where a key is asked for, those of that one alone.
 
     Args:
         tracer: The live tracer.
     """
 
     def __init__(self, tracer: Tracer) -> None:
-        self._tracer, self._recorder = tracer, tracer.recorder
+        self.recorder = tracer.recorder
+        self._tracer = tracer
         self._descriptors: dict[tuple[str, str, int, int], int] = {}
         self._senders: dict[tuple[str, int], _Sender] = {}
         self._bind: Bind | None = None
 
-    def finished(self, event: "ServerRequestFinished") -> None:
-        """Write a request."""
-        request, _, waited, end, error = event
-        kind, name, key, round_, worker, rank, size, metadata, start = request
-        recorder, asked = self._recorder, self._tracer.server_key
-        if recorder.level < _PARTITION or asked not in (-1, key):
-            return
-        number, seq, flags = recorder.number(), round_ + 1, 0
-        sender = self._sender(metadata.get(TRACESTATE, ""), seq // OPERATIONS_PER_TRACE)
-        span = None if sender is None else span_below(sender.head, metadata.get(TRACEPARENT, ""))
-        if sender is not None and span is not None:
-            flags = _REMOTE
-            recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
-        if error is not None:
-            flags |= _ERROR
-            recorder.failure(number, _PARTITION, f"{_ERRORS}.{error}", "", NO_STEP)
-        wait = waited // 1000
-        recorder.span(
-            self._descriptors.get((kind, name, key >> 16, worker)) or self._descriptor(request),
-            _PARTITION,
-            start,
-            end,
-            size,
-            0,
-            seq,
-            key & 0xFFFF,
-            wait if wait < _MOST_WAIT else _MOST_WAIT,  # noqa: FURB136  -- `min` is a call
-            rank,
-            flags,
-            0,
-            number,
-            NO_STEP,
-        )
+    def started(self, kind: str, request: "Request", metadata: Mapping[str, str], start: int) -> "_Answered | None":
+        """Return who writes *request* when it is answered, None where it is not asked for."""
+        asked = self._tracer.server_key
+        if self.recorder.level < _PARTITION or asked not in (-1, request.key):
+            return None
+        return _Answered(self, kind, request, metadata, start)
 
-    def _sender(self, state: str, turn: int) -> _Sender | None:
+    def descriptor(self, kind: str, request: "Request") -> int:
+        """Return the descriptor of *request*."""
+        name, key, worker = request.name, request.key >> 16, request.worker
+        known = self._descriptors.get((kind, name, key, worker))
+        if known is None:
+            activity = f"{kind}-{_FIRST_WORKER + 2 * worker}"
+            descriptor = Descriptor(PHASE, kind, backend=BACKEND, tensor=name, key=key, activity=activity)
+            known = self._descriptors[kind, name, key, worker] = self.recorder.intern(descriptor)
+        return known
+
+    def sender(self, state: str, turn: int) -> _Sender | None:
         """Return who of our own run says *state*: another's ids would be no ids here."""
-        bind = self._recorder.bound
+        bind = self.recorder.bound
         if bind is not self._bind:
             self._bind = bind
             self._senders.clear()
@@ -97,10 +83,47 @@ class Served:
         self._senders[state, turn] = known
         return known
 
-    def _descriptor(self, request: "ServerRequestStarted") -> int:
-        activity = f"{request.kind}-{_FIRST_WORKER + 2 * request.worker}"
-        key = request.key >> 16
-        descriptor = Descriptor(PHASE, request.kind, backend=BACKEND, tensor=request.name, key=key, activity=activity)
-        number = self._recorder.intern(descriptor)
-        self._descriptors[request.kind, request.name, key, request.worker] = number
-        return number
+
+class _Answered:
+    """Writes one request."""
+
+    __slots__ = ("_kind", "_metadata", "_request", "_server", "_start")
+
+    def __init__(self, server: Server, kind: str, request: "Request", metadata: Mapping[str, str], start: int) -> None:
+        self._server, self._kind, self._request, self._metadata, self._start = server, kind, request, metadata, start
+
+    def finished(self, sent_nbytes: int, waited: int, end: int, error: str | None) -> None:  # noqa: ARG002
+        """Write it."""
+        try:
+            self._write(waited // 1000, end, error)
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed("push_pull", broken)
+
+    def _write(self, wait: int, end: int, error: str | None) -> None:
+        server, request, metadata = self._server, self._request, self._metadata
+        recorder = server.recorder
+        number, seq, flags = recorder.number(), request.round + 1, 0
+        sender = server.sender(metadata.get(TRACESTATE, ""), seq // OPERATIONS_PER_TRACE)
+        span = None if sender is None else span_below(sender.head, metadata.get(TRACEPARENT, ""))
+        if sender is not None and span is not None:
+            flags = _REMOTE
+            recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
+        if error is not None:
+            flags |= _ERROR
+            recorder.failure(number, _PARTITION, f"{_ERRORS}.{error}", "", NO_STEP)
+        recorder.span(
+            server.descriptor(self._kind, request),
+            _PARTITION,
+            self._start,
+            end,
+            request.nbytes,
+            0,
+            seq,
+            request.key & 0xFFFF,
+            wait if wait < _MOST_WAIT else _MOST_WAIT,  # noqa: FURB136  -- `min` is a call
+            request.rank,
+            flags,
+            0,
+            number,
+            NO_STEP,
+        )

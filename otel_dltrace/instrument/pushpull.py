@@ -1,60 +1,54 @@
 """The push_pulls of our own parameter server: operations and their stages on workers, requests on servers."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from otel_dltrace.instrument._launcher import launcher_bind
-from otel_dltrace.instrument._pushpull_server import Served
-from otel_dltrace.instrument._pushpull_worker import Pushed
+from otel_dltrace.instrument._pushpull_server import Server
+from otel_dltrace.instrument._pushpull_worker import Worker
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
-from otel_dltrace.record.guard import failed
+from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.steps import Tracer, live
+
+if TYPE_CHECKING:
+    from otel_dltrace.pushpull.trace import PushPull, Served
+    from otel_dltrace.pushpull.wire import Request
 
 _LAUNCHER = "byteps"
 
-Handler = Callable[[Any], None]
-
 
 class Observer:
-    """What pushpull tells its events to: each kind has its handler, and none of ours ever raises there.
+    """Has push_pulls and requests followed by the live tracer's writers; none of ours ever raises there."""
 
-    Args:
-        module: ``otel_dltrace.pushpull.trace``, whose classes the events are of.
-    """
-
-    def __init__(self, module: ModuleType) -> None:
-        self._module: Any = module
+    def __init__(self) -> None:
         self._tracer: Tracer | None = None
-        self._handlers: dict[type, Handler] = {}
+        self._worker: Worker
+        self._server: Server
 
-    def take(self, event: object) -> None:
-        """Record *event*."""
+    @guarded
+    def push_pull_started(
+        self, name: str, declared_key: int, round_: int, nbytes: int, dtype: str, start: int
+    ) -> "PushPull | None":
+        """Follow a push_pull of this worker."""
+        if not self._follows():
+            return None
+        return self._worker.started(name, declared_key, round_, nbytes, dtype, start)
+
+    @guarded
+    def request_started(
+        self, kind: str, request: "Request", metadata: Mapping[str, str], start: int
+    ) -> "Served | None":
+        """Follow a request to this server."""
+        return self._server.started(kind, request, metadata, start) if self._follows() else None
+
+    def _follows(self) -> bool:
+        """Return whether there is a tracer; a new one has new writers."""
         tracer = live.tracer
-        if tracer is None:
-            return
-        try:
-            if tracer is not self._tracer:
-                self._follow(tracer)
-            handler = self._handlers.get(type(event))
-            if handler is not None:
-                handler(event)
-        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
-            failed("push_pull", broken)
-
-    def _follow(self, tracer: Tracer) -> None:
-        bind_by_launcher(tracer)
-        worker, server, trace = Pushed(tracer), Served(tracer), self._module
-        self._handlers = {
-            trace.TensorEnqueued: worker.enqueued,
-            trace.RequestSending: worker.sending,
-            trace.StageFinished: worker.finished,
-            trace.TensorCompleted: worker.completed,
-            trace.WaitStarted: worker.wait_started,
-            trace.WaitFinished: worker.wait_finished,
-            trace.ServerRequestFinished: server.finished,
-        }
-        self._tracer = tracer
+        if tracer is not None and tracer is not self._tracer:
+            bind_by_launcher(tracer)
+            self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
+        return tracer is not None
 
 
 def bind_by_launcher(tracer: Tracer) -> None:
@@ -65,7 +59,7 @@ def bind_by_launcher(tracer: Tracer) -> None:
 
 
 def _attach(module: ModuleType) -> Undo:
-    before = module.observe(Observer(module).take)
+    before = module.observe(Observer())
     return lambda: module.observe(before)
 
 

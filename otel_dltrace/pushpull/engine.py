@@ -1,6 +1,5 @@
 """The worker: it cuts tensors into partitions and moves these through their stages, a thread for each stage."""
 
-import itertools
 import os
 import threading
 import time
@@ -37,8 +36,7 @@ class Engine:
         self.error: PushPullError | None = None
         self._lock = threading.RLock()
         self._tensors: dict[str, Tensor] = {}
-        self._under_way: dict[int, Operation] = {}
-        self._numbers = itertools.count(1)
+        self._under_way: set[Operation] = set()
         self._process = os.getpid()
         self._stopped = False
         self._peers = Peers(layout, options, self)
@@ -103,11 +101,11 @@ class Engine:
                 raise self.error
             self._settle(tensor, values)
             divisor = self.layout.size if average else 1
-            number, round_ = next(self._numbers), tensor.rounds
-            operation = Operation(number, tensor, values, divisor, initial is not None, round_)
+            round_ = tensor.rounds
+            operation = Operation(tensor, values, divisor, initial is not None, round_)
             operation.tasks = self._cut(operation)
             operation.remaining = len(operation.tasks)
-            self._under_way[number] = operation
+            self._under_way.add(operation)
             tensor.rounds += 1
         if initial is not None and not round_:
             self._initialize(operation, initial)
@@ -120,15 +118,15 @@ class Engine:
         Raises:
             PushPullError: It cannot be done, or nobody answered within the timeout.
         """
-        observer = trace.observer
-        if observer is None or operation.done.is_set():
+        followed = operation.followed
+        if followed is None or operation.done.is_set():
             self._wait(operation)
             return
-        observer(trace.WaitStarted(operation.number, time.monotonic_ns()))
+        start = time.monotonic_ns()
         try:
             self._wait(operation)
         finally:
-            observer(trace.WaitFinished(operation.number, time.monotonic_ns()))
+            followed.waited(start, time.monotonic_ns())
 
     def _wait(self, operation: Operation) -> None:
         limit = self.options.timeout_s
@@ -211,35 +209,22 @@ class Engine:
         observer = trace.observer  # read once: it may be gone a moment later
         if observer is not None:
             tensor, now = operation.tensor, time.monotonic_ns()
-            observer(
-                trace.TensorEnqueued(
-                    operation.number,
-                    tensor.name,
-                    tensor.declared_key,
-                    operation.round,
-                    len(operation.tasks),
-                    tensor.nbytes,
-                    tensor.dtype,
-                    tensor.priority,
-                    now,
-                )
+            operation.followed = observer.push_pull_started(
+                tensor.name, tensor.declared_key, operation.round, tensor.nbytes, tensor.dtype, now
             )
         for task in operation.tasks:
-            self._enqueue(task)
+            if operation.followed is not None:
+                task.enqueued_ns = time.monotonic_ns()
+            self._queues[task.queue].put(task)
         if not operation.tasks:
             self._complete(operation, None)
-
-    def _enqueue(self, task: Task) -> None:
-        if trace.observer is not None:
-            task.enqueued_ns, task.started_ns = time.monotonic_ns(), 0
-        self._queues[task.queue].put(task)
 
     def _loop(self, queue: StageQueue) -> None:
         """Do one stage's work until the engine stops."""
         do = self._work.table[queue.queue]
         try:
             while (task := queue.take()) is not None:
-                if trace.observer is not None:
+                if task.operation.followed is not None:
                     task.started_ns = time.monotonic_ns()
                 if do(task):
                     self._proceed(task)
@@ -257,14 +242,17 @@ class Engine:
 
     def _proceed(self, task: Task) -> None:
         """Move a partition to its next stage, or out."""
-        observer = trace.observer
-        if observer is not None and task.started_ns:
-            observer(_stage(task))
-        self._queues[task.queue].finished(task)
-        operation = task.operation
+        operation, queue = task.operation, task.queue
+        followed = operation.followed
+        if followed is not None:
+            now, enqueued = time.monotonic_ns(), task.enqueued_ns
+            server = task.server if queue is _PUSH or queue is _PULL else None
+            followed.stage_finished(task.partition, queue, task.nbytes, server, enqueued, task.started_ns, now)
+            task.enqueued_ns = now  # into the next stage's queue
+        self._queues[queue].finished(task)
         if task.at + 1 < len(operation.tensor.stages):
             task.at += 1
-            self._enqueue(task)
+            self._queues[task.queue].put(task)
             return
         task.payload, task.through = b"", True
         with self._lock:
@@ -275,16 +263,15 @@ class Engine:
 
     def _complete(self, operation: Operation, error: PushPullError | None) -> None:
         with self._lock:
-            if self._under_way.pop(operation.number, None) is None:
+            if operation not in self._under_way:
                 return  # the engine gave up in the meantime
+            self._under_way.remove(operation)
         operation.error = error
         tensor = operation.tensor
         if error is None and self.layout.is_root and tensor.buffers is not None:
             tensor.buffers.unlink()
-        observer = trace.observer
-        if observer is not None:
-            kind = type(error).__name__ if error else None
-            observer(trace.TensorCompleted(operation.number, tensor.name, time.monotonic_ns(), kind))
+        if operation.followed is not None:
+            operation.followed.completed(time.monotonic_ns(), type(error).__name__ if error else None)
         tensor.busy = False
         operation.done.set()
 
@@ -294,7 +281,7 @@ class Engine:
                 return
             self._stopped = True
             self.error = error
-            open_ones = list(self._under_way.values())
+            open_ones = list(self._under_way)
         for queue in self._queues.values():
             queue.close()
         # First tell the others: whoever waits here may end the process as soon as it learns of the error.
@@ -327,26 +314,3 @@ def _slowest(operation: Operation) -> Task | None:
     """Return the partition that is furthest behind."""
     waiting = (task for task in operation.tasks if not task.through)
     return min(waiting, key=lambda task: task.at, default=None)
-
-
-def _stage(task: Task) -> trace.StageFinished:
-    """Return what is told of the stage that *task* is through with."""
-    operation, started = task.operation, task.started_ns
-    tensor = operation.tensor
-    queue = tensor.stages[task.at]
-    return tuple.__new__(
-        trace.StageFinished,
-        (
-            operation.number,
-            tensor.name,
-            task.key,
-            task.partition,
-            queue,
-            task.nbytes,
-            operation.round,
-            task.server if queue is _PUSH or queue is _PULL else None,
-            task.enqueued_ns or started,  # nobody observed when it was put into the queue
-            started,
-            time.monotonic_ns(),
-        ),
-    )

@@ -148,7 +148,7 @@ class Server:
 
     async def _push(self, body: bytes, metadata: Metadata) -> bytes:
         request, payload = decode(body)
-        begun = _begin("push", request, metadata, time.monotonic_ns())
+        followed = _followed("push", request, metadata, time.monotonic_ns())
         error = None
         try:
             if self.store.push(request, unpack(request, payload)):
@@ -157,13 +157,14 @@ class Server:
             error = type(failure).__name__
             raise
         finally:
-            _end(begun, 0, 0, error)
+            if followed is not None:
+                followed.finished(0, 0, time.monotonic_ns(), error)
         return b""
 
     async def _pull(self, body: bytes, metadata: Metadata) -> bytes:
         request, _ = decode(body)
         arrived, waited, answer, error = time.monotonic_ns(), 0, b"", None
-        begun = _begin("pull", request, metadata, arrived)
+        followed = _followed("pull", request, metadata, arrived)
         try:
             packing, total = await self._sum(request)
             waited = time.monotonic_ns() - arrived
@@ -172,7 +173,8 @@ class Server:
             error = type(failure).__name__
             raise
         finally:
-            _end(begun, len(answer), waited, error)
+            if followed is not None:
+                followed.finished(len(answer), waited, time.monotonic_ns(), error)
         return answer
 
     async def _sum(self, request: Request) -> tuple[int, Any]:
@@ -198,36 +200,14 @@ class Server:
             event.set()
 
 
-def _begin(kind: str, request: Request, metadata: Metadata, arrived: int) -> trace.ServerRequestStarted | None:
-    """Tell the observer of a *request*, with all of its *metadata* but the token; return what it was told."""
+def _followed(kind: str, request: Request, metadata: Metadata, arrived: int) -> trace.Served | None:
+    """Tell the observer of a *request*, with all of its *metadata* but the token."""
     observer = trace.observer
     if observer is None:
         return None
     told = dict(metadata)
     told.pop(AUTHORIZATION, None)
-    event = tuple.__new__(
-        trace.ServerRequestStarted,
-        (
-            kind,
-            request.name,
-            request.key,
-            request.round,
-            request.worker,
-            request.rank,
-            request.nbytes,
-            told,
-            arrived,
-        ),
-    )
-    observer(event)
-    return event
-
-
-def _end(begun: trace.ServerRequestStarted | None, sent: int, waited: int, error: str | None) -> None:
-    observer = trace.observer
-    if observer is not None and begun is not None:
-        now = time.monotonic_ns()
-        observer(tuple.__new__(trace.ServerRequestFinished, (begun, sent, waited, now, error)))
+    return observer.request_started(kind, request, told, arrived)
 
 
 def serve(layout: Layout, options: Options) -> None:

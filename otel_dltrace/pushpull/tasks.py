@@ -7,6 +7,7 @@ from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.pushpull.buffers import Buffers
 from otel_dltrace.pushpull.compression import Compressor, Packer
 from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.trace import PushPull
 from otel_dltrace.pushpull.wire import Request, Values
 
 
@@ -32,7 +33,6 @@ class Tensor:
 class Operation:
     """One push_pull: *values* are pushed, and become what comes back, divided by *divisor*."""
 
-    number: int
     tensor: Tensor
     values: Values
     divisor: int
@@ -42,6 +42,8 @@ class Operation:
     remaining: int = 0
     error: PushPullError | None = None
     done: threading.Event = field(default_factory=threading.Event)
+    followed: PushPull | None = None
+    """By whom it is observed."""
 
 
 @dataclass(slots=True, eq=False)

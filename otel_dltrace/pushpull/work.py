@@ -1,12 +1,11 @@
 """What each stage does with a partition: one method per queue type, and the table of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 
 from otel_dltrace.model.queue_types import QueueType
-from otel_dltrace.pushpull import trace
 from otel_dltrace.pushpull.buffers import Buffers, Bytes, share
 from otel_dltrace.pushpull.client import Servers
 from otel_dltrace.pushpull.compression import NONE, unpack
@@ -103,7 +102,7 @@ class Work:
             return True
         request = task.request(self.layout.worker, self.layout.rank, _packing(task))
         payload = task.payload or _sum(task).data
-        extra = _metadata(task, task.server)
+        extra = _metadata(task)
         self.servers.push(task.server, request, payload, extra, lambda _, error: self.ended(task, error))
         return False
 
@@ -119,7 +118,7 @@ class Work:
                     _result(task)[:] = np.frombuffer(answer, np.uint8, offset=1)
             self.ended(task, error)
 
-        self.servers.pull(task.server, request, _metadata(task, task.server), came)
+        self.servers.pull(task.server, request, _metadata(task), came)
         return False
 
     def _decompress(self, task: Task) -> bool:
@@ -187,16 +186,10 @@ def _packing(task: Task) -> int:
     return packers[task.partition].packing if packers else NONE
 
 
-def _metadata(task: Task, server: int) -> dict[str, str]:
+def _metadata(task: Task) -> Mapping[str, str]:
     """Return what the observer wants to send along."""
-    metadata: dict[str, str] = {}
-    observer = trace.observer
-    if observer is not None:
-        operation = task.operation
-        queue = operation.tensor.stages[task.at]
-        event = (operation.number, task.key, task.partition, queue, server, metadata)
-        observer(tuple.__new__(trace.RequestSending, event))
-    return metadata
+    followed = task.operation.followed
+    return {} if followed is None else followed.request_sending(task.partition)
 
 
 def _add(target: Bytes, values: Bytes, task: Task) -> None:
