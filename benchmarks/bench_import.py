@@ -72,7 +72,7 @@ def _cases(folder: Path) -> tuple[dict[str, Callable[[], float]], int]:
 
     def exported() -> float:
         begun = perf_counter()
-        write_byteps(read_run(folder / "RUN"), folder / "traces", lambda _: None)
+        write_byteps({batch.process: [batch] for batch in read_run(folder / "RUN")}, folder / "traces", lambda _: None)
         return perf_counter() - begun
 
     def loads() -> float:

@@ -82,11 +82,6 @@ def ids(data: TracesData) -> Counter[bytes]:
     return Counter(span.span_id for span in servers.spans_of(data))
 
 
-def values(attributes: Iterable[KeyValue]) -> dict[str, Any]:
-    """Return attributes as plain values."""
-    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in attributes}
-
-
 _numbers = count(1)
 
 

@@ -1,13 +1,23 @@
 """What all tests share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
-from tests import build_horovod
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.steps import Steps
+from tests import build_horovod, chromium
+from tests.certificates import Certificates, make_certificates
+from tests.support import Place, a_place
 
 DATA = Path(__file__).parent / "data"
+
+# How long an example takes says more of the machine than of the code; what examples share they begin anew.
+_CALM = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=_CALM)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,3 +46,33 @@ def horovod_site() -> Path:
         return build_horovod.horovod()
     except build_horovod.CannotBuildError as error:
         pytest.skip(f"Horovod cannot be built: {error}")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Give a working folder with rings of its own."""
+    with a_place(tmp_path) as it:
+        yield it
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Iterator[Steps]:
+    """Give the steps of a recorder of its own."""
+    recorder = Recorder(tmp_path, 1 << 20)
+    yield Steps(recorder)
+    recorder.close()
+
+
+@pytest.fixture(scope="module")
+def viewers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Viewers]:
+    """Run a real Chromium, in which traces are opened."""
+    if reason := chromium.missing():
+        pytest.skip(reason)
+    with chromium.viewers(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Give a server's certificate, and an authority nobody knows."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))

@@ -208,6 +208,11 @@ def spans_of(data: TracesData) -> list[Span]:
     return [span for r in data.resource_spans for scope in r.scope_spans for span in scope.spans]
 
 
+def attributes(holder: Any) -> dict[str, Any]:
+    """Return the attributes of a span or a resource as plain values."""
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in holder.attributes}
+
+
 def receiver(tls: Mapping[str, str] | None = None, token: str = "") -> dict[str, Any]:
     """Return the settings of one protocol of the OTLP receiver, but for its endpoint."""
     settings: dict[str, Any] = {"tls": dict(tls)} if tls else {}

@@ -21,18 +21,11 @@ from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch
 from tests import servers
-from tests.support import Place, a_place
+from tests.support import Place
 
 EVERYTHING = {"OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_SPAN_BUDGET": "0"}
 SLACK_S = 8.0
 """For a busy machine; who waited for a collector's answer would take 60 s and more."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def spans_named(batch: SpanBatch, name: str) -> np.ndarray:

@@ -10,11 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import chromium
 import numpy as np
 import pytest
 from chrome_rules import complaints, ns
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_dltrace.export.chrome.flows import FLOW_DTYPE, Flows
@@ -382,7 +381,7 @@ SPANS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 2), SPANS), max_size=4))
 def test_slices_nest_whatever_was_recorded(tmp_path, batches):
     """No viewer has a complaint, whatever the batches; each span is drawn once, children only shortened."""
@@ -436,15 +435,6 @@ def test_memory_does_not_grow_with_the_trace(tmp_path):
     one, ten = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
     assert path.read_bytes().count(b'"ph":"X"') == 300_000
     assert ten - one < 20_000
-
-
-@pytest.fixture(scope="module")
-def viewers(tmp_path_factory) -> Iterator[chromium.Viewers]:
-    """A real Chromium."""
-    if reason := chromium.missing():
-        pytest.skip(reason)
-    with chromium.viewers(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 LANES = {

@@ -2,11 +2,9 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chromium
 import pytest
 from chrome_rules import complaints, ns
 from runs import MS, Rank
@@ -152,15 +150,6 @@ def test_remarks_are_drawn_below_the_rank_they_are_about(tmp_path):
         (1, "slow stages 2", "slow residual", 200, 100, {}),
         (2, "slow stages", "slow forward", 0, 1, {}),
     ]
-
-
-@pytest.fixture(scope="module")
-def viewers(tmp_path_factory) -> Iterator[chromium.Viewers]:
-    """A real Chromium."""
-    if reason := chromium.missing():
-        pytest.skip(reason)
-    with chromium.viewers(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 def test_both_viewers_show_the_counters_and_remarks(tmp_path, viewers):

@@ -12,15 +12,14 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import chromium
 import pytest
 from chrome_rules import complaints
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
@@ -249,7 +248,7 @@ ROWS = st.lists(
 KINDS = {"loader": {"thread.id": 1}, "phase": {"dl.time.source": "x"}, "operation": {"dl.comm.operation": "x"}}
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(ROWS)
 def test_slices_nest_whatever_was_exported(tmp_path, rows):
     """Viewers have no complaint about any spans, exported in any order; each is drawn once, as long as it was."""
@@ -577,15 +576,6 @@ def test_opentelemetry_instrument_writes_a_trace(tmp_path):
 
 
 # -- in a browser ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def viewers(tmp_path_factory) -> Iterator[chromium.Viewers]:
-    """A real Chromium."""
-    if reason := chromium.missing():
-        pytest.skip(reason)
-    with chromium.viewers(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "still open"])

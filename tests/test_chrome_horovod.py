@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,15 +159,6 @@ def original(name: str) -> tuple[Counter[Any], Counter[Any]]:
         while left:
             close(tensor)
     return bars, ticks
-
-
-@pytest.fixture(scope="module")
-def viewers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Viewers]:
-    """A real Chromium."""
-    if reason := chromium.missing():
-        pytest.skip(reason)
-    with chromium.viewers(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 def test_the_viewers_nest_it_as_horovods_own(tmp_path: Path, viewers: chromium.Viewers) -> None:

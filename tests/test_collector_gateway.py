@@ -24,7 +24,6 @@ from tests.collector_traffic import (
     scrape,
     send,
     span,
-    values,
 )
 from tests.support import a_place
 
@@ -165,7 +164,7 @@ def test_every_span_is_counted_by_rank(counting):
     """Before sampling: as many as were sent, of each name, of each rank of workers and servers."""
     sent = {}
     for resource in data_of(real_run()).resource_spans:
-        who = values(resource.resource.attributes)
+        who = servers.attributes(resource.resource)
         for it in resource.scope_spans[0].spans:
             key = (who[s.SERVICE_NAME], it.name, who[s.DL_ROLE], str(who[s.DL_RANK]))
             sent[key] = sent.get(key, 0) + 1
@@ -203,7 +202,7 @@ def test_pushes_and_pulls_are_edges_of_a_graph(counting):
         return by_label(scrape(counting.env["PROMETHEUS_ENDPOINT"]).get(name, {}), *labels)
 
     servers.wait_until(lambda: sum(edges().values()) >= sum(answered.values()), what="the graph")
-    (service,) = {values(resource.resource.attributes)[s.SERVICE_NAME] for resource in data.resource_spans}
+    (service,) = {servers.attributes(resource.resource)[s.SERVICE_NAME] for resource in data.resource_spans}
     assert edges() == {
         (f"{service}-worker", f"{service}-server", queue_type, ""): number for queue_type, number in answered.items()
     }
@@ -350,7 +349,7 @@ def test_jaeger_by_rank_names_services_after_ranks(running, tmp_path):
     assert sorted(names) == ["job rank 0000", "job rank 0001", "job server 0000"]
     assert found == len(traces(data_of(real_run())))
     assert ids(first.traces()) == sent
-    kept = {values(r.resource.attributes)[s.SERVICE_NAME] for r in first.traces().resource_spans}
+    kept = {servers.attributes(r.resource)[s.SERVICE_NAME] for r in first.traces().resource_spans}
     assert kept == {"job"}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from otel_dltrace.export.otlp.sender import Delivery
 from tests import servers
-from tests.collector_traffic import bulk, data_of, ids, real_run, scrape, send, sender, values
+from tests.collector_traffic import bulk, data_of, ids, real_run, scrape, send, sender
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def contents(data):
     """Return each span with its resource, in the order of ids; what stood before what in a request is lost."""
     found = []
     for resource in data.resource_spans:
-        who = values(resource.resource.attributes)
+        who = servers.attributes(resource.resource)
         found += [(it.span_id, it, who) for scope in resource.scope_spans for it in scope.spans]
     return sorted(found, key=lambda each: each[0])
 

@@ -1,21 +1,10 @@
 """Settings: good ones are read once, bad ones are one sentence, and training goes on."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from otel_dltrace import Config
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.settings.config import VARIABLES
-from tests.support import Place, a_place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def test_every_setting_has_a_variable_and_reads_back():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_device import FakeDevice, FakeEvent
-from support import Place, a_place, attributes_of
+from support import Place, attributes_of
 
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.export.device import PATIENCE_S
@@ -498,13 +498,6 @@ def test_a_span_whose_times_do_not_come_goes_on_with_the_host_s(traced: Traced) 
 
     assert taken == [[], [], [], [("all_reduce", Source.HOST_ISSUE, 0)]]
     assert source.late == 1
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A working folder and a ring folder."""
-    with a_place(tmp_path) as place:
-        yield place
 
 
 PROGRAM = """

@@ -1,13 +1,12 @@
 """The times of a real GPU: work that the host only asks for is found to last as long as the device says itself."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Place, a_place
+from support import Place
 
-from otel_dltrace.model.semconv import Source
+from otel_dltrace.model.semconv import COLLECTIVE, Source
 
 # Looked for without PyTorch, whose import takes seconds.
 if not (importlib.util.find_spec("torch") and Path("/dev/nvidiactl").exists()):
@@ -47,13 +46,6 @@ PROGRAM = """
             time.sleep(0.001)
     otel_dltrace.stop()
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A working folder and a ring folder."""
-    with a_place(tmp_path) as place:
-        yield place
 
 
 def test_a_gpu_s_work_is_found_to_last_as_long_as_it_does(place: Place) -> None:
@@ -102,3 +94,36 @@ def test_the_capture_of_a_graph_is_left_alone(place: Place) -> None:
     """An event recorded or asked inside of it would end the capture with an error."""
     done = place.run(GRAPH)
     assert done.returncode == 0, done.stderr
+
+
+COLLECTIVES = """
+    import time
+    import otel_dltrace
+    otel_dltrace.instrument()
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as functional
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    tensor, kept = torch.ones(1 << 24, device="cuda"), []
+    for _ in range(4):
+        with otel_dltrace.step():
+            kept.append(dist.all_reduce(tensor, async_op=True))
+            kept.append(functional.all_reduce(tensor, "sum", dist.group.WORLD))
+            time.sleep(0.5)
+    otel_dltrace.stop()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("timing", "source"), [("1", Source.RECORDER), ("0", Source.HOST_ISSUE)])
+def test_collectives_that_nobody_waits_for_have_what_the_recorder_measured(
+    place: Place, timing: str, source: Source
+) -> None:
+    """NCCL's own watchdog tells, of a group of one; where nothing is measured only the call is known."""
+    done = place.run(COLLECTIVES, TORCH_NCCL_ENABLE_TIMING=timing)
+    assert done.returncode == 0, done.stderr
+    place.wait_for_rings()
+    (batch,) = place.spans()
+
+    assert batch["source"][batch.is_kind(COLLECTIVE)].tolist() == [source] * 8

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from certificates import make_certificates
 
 from otel_dltrace.doctor import endpoint, environment, frameworks, host, installation, runs
 from otel_dltrace.doctor.checks import examine
@@ -32,12 +31,6 @@ for number in range(3):
 print("trained")
 """
 TOKEN = "authorization=Bearer%20"
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """Give a server's certificate, and an authority nobody knows."""
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")

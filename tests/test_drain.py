@@ -3,7 +3,6 @@
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +16,7 @@ from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import guard
 from tests.servers import wait_until
-from tests.support import Place, a_place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
-
+from tests.support import Place
 
 STEPS = """
     import otel_dltrace as d, sys, time

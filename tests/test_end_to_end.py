@@ -51,18 +51,6 @@ TRAIN = """
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
-
-
-def attributes(span) -> dict[str, object]:
-    """Return a span's (or resource's) attributes as plain values."""
-    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
-
-
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_both_ranks_of_a_step_are_one_trace_in_the_collector(place, tmp_path, protocol):
     """One trace per step under one root, the same collective ids on both ranks, every recorded span once."""
@@ -84,7 +72,7 @@ def test_both_ranks_of_a_step_are_one_trace_in_the_collector(place, tmp_path, pr
         arrived = collector.wait_for(len(recorded) + STEPS)
         by_rank = defaultdict(list)
         for resource in collector.traces().resource_spans:
-            rank = attributes(resource.resource)[s.DL_RANK]
+            rank = servers.attributes(resource.resource)[s.DL_RANK]
             by_rank[rank] += [span for scope in resource.scope_spans for span in scope.spans]
 
     ids = [span.span_id.hex() for span in arrived]
@@ -122,7 +110,7 @@ def check_against_the_flight_recorder(by_rank, folder: Path) -> None:
     for rank, spans in by_rank.items():
         rows = {}
         for span in spans:
-            a = attributes(span)
+            a = servers.attributes(span)
             if s.DL_COMM_SEQ in a:
                 rows[a[s.DL_COMM_SEQ]] = (a[s.DL_COMM_OPERATION], a[s.DL_COMM_SIZE], a[s.DL_COMM_COLLECTIVE_ID])
         mine[rank] = rows
@@ -177,7 +165,7 @@ def test_outside_the_window_only_stages_go_out(place, tmp_path):
 
         def arrived() -> list[tuple[int, int]]:
             """How many spans of each step have arrived beside its root, and how many were left out."""
-            told = [attributes(span) for span in collector.spans()]
+            told = [servers.attributes(span) for span in collector.spans()]
             of = [[said.get(s.DL_SPANS_LEFT_OUT, 0) for said in told if said.get(s.DL_STEP) == n] for n in range(STEPS)]
             return [(len(left_out) - 1, sum(left_out)) for left_out in of]
 

@@ -6,8 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import ConfigError
 from tests import servers
 from tests.runs import Rank
-from tests.support import Place, a_place
+from tests.support import Place
 from tests.test_bad_days import EVERYTHING, SLACK_S, STEPS, recorded
 
 SHOP = """
@@ -78,13 +76,6 @@ OFFERED = {
     "no_exporter": "shop:no_exporter",
 }
 PER_STEP, OUTSIDE = 4, 1  # with the root; and what is before any step
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ def test_a_timeline_cut_at_any_byte_keeps_what_is_before_and_says_what_is_missin
         assert len(part) == data[:cut].count(end), cut
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(REAL), st.floats(0, 1, exclude_max=True))
 def test_a_real_timeline_cut_anywhere_keeps_what_is_before(name, where):
     """Also in a large file, and what was cut still becomes spans with parents."""
@@ -249,7 +249,7 @@ def test_a_real_timeline_cut_anywhere_keeps_what_is_before(name, where):
     assert len(comm_spans.rows_of(part).rows) >= len(part)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=200), st.integers(0, 6000), st.integers(0, 200))
 def test_a_damaged_timeline_never_crashes_the_reader(junk, at, length):
     """Bytes overwritten anywhere cost the events they hit, and are told of unless they changed none."""
@@ -282,7 +282,7 @@ def utf8(events: list[tuple[Series, int, int]]) -> list[tuple[Series, int, int]]
     return [(one._replace(tensor=one.tensor.encode("utf-8", "replace").decode()), ts, dur) for one, ts, dur in events]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(EVENTS)
 def test_what_is_written_is_read_again(events):
     """Whatever names, keys, stages and times: the file is plain JSON, and nothing is lost or changed."""
@@ -292,10 +292,10 @@ def test_what_is_written_is_read_again(events):
     assert sorted(read.events()) == sorted(utf8(events))
     assert read.notes == ()
     assert len(json.loads(data)["traceEvents"]) == len(events)
-    assert text_of(read) == data
+    assert text_of(read) == text_of(comm_of(*utf8(events)))  # names that cannot be written may become the same
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(EVENTS, st.integers(1, 1000))
 def test_spans_of_a_file_written_and_read_again_are_the_same(events, first):
     """From the file's spans to a file, and to spans: every row, column by column."""
@@ -372,11 +372,17 @@ def test_a_server_profile_cut_at_any_byte_keeps_what_is_before(name):
         assert len(part.requests) == len(re.findall(rb'\{"name[^}]*"B"[^}]*\}', data[:cut])), cut
 
 
+def text_of_server(profile: Profile) -> bytes:
+    """Return the file that is written of the spans that *profile* is read as."""
+    batch = as_batch(server_spans.rows_of(profile, {5: "t"}), "server", profile.server, profile.servers)
+    return b"".join(write_profile(server_spans.marks_of([batch])))
+
+
 @pytest.mark.parametrize("name", SERVER)
 def test_a_server_profile_is_written_as_it_was_and_closed(name):
     """The same lines, then the end that no server ever wrote; plain JSON."""
     data = (FILES / name).read_bytes()
-    text = b"".join(write_profile(read_profile(data)))
+    text = text_of_server(read_profile(data))
     events = json.loads(text)["traceEvents"]
     lines = data.rpartition(b"}")[0] + b"}"
 
@@ -391,7 +397,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(REQUESTS, st.integers(0, 3), st.booleans())
 def test_requests_written_are_read_again(chosen, server, last_is_open):
     """One request of a worker and key at a time, as it is: profile, spans and file say the same."""
@@ -402,13 +408,10 @@ def test_requests_written_are_read_again(chosen, server, last_is_open):
     if requests and last_is_open:
         requests[-1] = requests[-1]._replace(end=None)
     profile = Profile(requests, server, 4)
-    data = b"".join(write_profile(profile))
-    read = read_profile(data, servers=4)
-    rows = server_spans.rows_of(profile, {5: "t"})
+    read = read_profile(text_of_server(profile), servers=4)
 
     assert sorted(read.requests, key=str) == sorted(requests, key=str)
     assert not requests or read.server == server
-    assert server_spans.profile_of(as_batch(rows, "server", server, 4)).requests == requests
 
 
 def test_a_pulls_wait_is_told_from_its_transfer():

@@ -66,7 +66,7 @@ TEXT = st.text(max_size=9).map(lambda text: text.encode("utf-8", "replace").deco
 ONE = st.builds(Bar, TEXT, TEXT, st.integers(-(10**6), 10**15), st.integers(0, 10**15))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(ONE, max_size=20))
 def test_bars_written_are_read_again(bars):
     """Whatever the names: file and spans say the same."""

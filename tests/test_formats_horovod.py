@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_whole_file_is_written_again_byte_for_byte(name):
     batch, _ = built(events)
 
     assert notes == []
-    assert list(events_of(batch)) == events
+    assert list(events_of([batch])) == events
     assert text_of(events) == data
 
 
@@ -103,7 +104,7 @@ def test_a_file_cut_at_any_byte_keeps_what_was_whole(name):
         batch, _ = built(events)
 
         assert [event._replace(tensor="") for event in events] == whole[: len(events)]
-        assert list(events_of(batch)) == events
+        assert list(events_of([batch])) == events
         assert [note for note in notes if "end" in note or "closed" in note or "fragment" in note]
         json.loads(text_of(events))
 
@@ -144,7 +145,7 @@ def test_records_of_others_are_left_out_and_counted():
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_damage_is_too_much(data):
     """Bytes that changed, went or came: what is read can be written, and is read the same."""
@@ -156,7 +157,7 @@ def test_no_damage_is_too_much(data):
     batch, _ = built(events)
 
     json.loads(text_of(events))
-    assert len(list(events_of(batch))) == len(events)
+    assert len(list(events_of([batch]))) == len(events)
     assert events == read(text_of(events))[0]
 
 
@@ -232,7 +233,7 @@ def timelines(draw) -> list[Event]:
     return events
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(timelines())
 def test_whatever_a_timeline_holds_comes_back(events):
     """Through text and through spans: orphans, open bars, ticks without a negotiation, marks."""
@@ -240,11 +241,23 @@ def test_whatever_a_timeline_holds_comes_back(events):
     batch, _ = built(events)
 
     assert read(data)[0] == events
-    assert list(events_of(batch)) == events
+    assert list(events_of([batch])) == events
     json.loads(data)
 
 
-@settings(max_examples=60, deadline=None)
+@given(timelines(), st.lists(st.integers(0, 60), max_size=8), st.booleans())
+def test_a_run_in_pieces_is_the_same_timeline(events, borders, is_compacted):
+    """Wherever it is cut, and also where what is outside any step comes last, as in a compacted run."""
+    batch, _ = built(events)
+    if is_compacted:
+        batch = batch.take(np.lexsort((batch["start"], batch["step"])))
+    cuts = sorted({0, *borders})
+    pieces = [batch.take(slice(*cut)) for cut in zip_longest(cuts, cuts[1:])]
+
+    assert list(events_of(pieces)) == list(events_of([batch]))
+
+
+@settings(max_examples=60)
 @given(st.lists(TEXT, min_size=1, max_size=4, unique=True))
 def test_any_name_is_written_as_json(names):
     """Control characters, quotes, what looks like an escape."""
@@ -363,7 +376,7 @@ def test_unnamed_tensors_do_not_grow_the_table():
 
     assert len(batch.descriptors) == 4
     assert operations["seq"].tolist() == list(range(500))
-    assert list(events_of(batch)) == events
+    assert list(events_of([batch])) == events
     assert unfold(*fold("a.noname.17_2of3")) == "a.noname.17_2of3"
 
 
@@ -387,7 +400,7 @@ def test_a_clock_that_goes_back_is_told():
     events = [Event(BEGIN, 20, "a", "ALLREDUCE"), Event(BEGIN, 10, "b", "ALLREDUCE"), Event(OVER, 30, "a")]
     batch, notes = built(events)
 
-    assert list(events_of(batch)) == [events[1], events[0], events[2]]
+    assert list(events_of([batch])) == [events[1], events[0], events[2]]
     assert "1 events are earlier than the one before them" in notes
 
 

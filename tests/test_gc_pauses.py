@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Place, a_place
+from support import Place
 from torch_harness import Recorded, read_ring
 
 from otel_dltrace.instrument import process
@@ -31,13 +31,6 @@ def tracer(tmp_path: Path) -> Iterator[Tracer]:
     yield tracer
     live.tracer = None
     tracer.recorder.close()
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A working folder and a ring folder."""
-    with a_place(tmp_path) as place:
-        yield place
 
 
 def recorded(tracer: Tracer) -> Recorded:

@@ -33,13 +33,6 @@ def need(controller: str) -> None:
         pytest.skip("there is no Open MPI to build Horovod with: mpirun and mpicxx")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A working folder with rings of its own."""
-    with a_place(tmp_path) as made:
-        yield made
-
-
 JOBS = [("mpi", 2), ("gloo", 2), ("mpi", 4), ("gloo", 4)]
 Ran = tuple[Place, list[SpanBatch]]
 
@@ -230,7 +223,7 @@ def test_a_step_is_one_trace_in_the_collector(place: Place, horovod_site: Path, 
     traces = defaultdict(list)
     for span in spans:
         if span.name == "allreduce":
-            said = {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
+            said = servers.attributes(span)
             if said[s.DL_TENSOR_NAME] == GRADIENTS[0]:
                 traces[span.trace_id.hex()].append(said[s.DL_COMM_COLLECTIVE_ID])
     bind = batches[0].process.bind

@@ -3,13 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.servers import collector, wait_until
-from tests.support import Place, a_place
 
 STEPS = """
     import otel_dltrace as d
@@ -19,13 +14,6 @@ STEPS = """
             with d.phase("rollout"):
                 pass
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def test_a_sidecar_delivers_to_a_collector_that_comes_back_while_it_ends(place, tmp_path):

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import venv
 from collections import Counter
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pytest
 from otel_dltrace._version import __version__
 from otel_dltrace.record.ring import SPAN
 from tests.servers import ROOT
-from tests.support import Place, a_place
 from tests.torch_harness import read_ring
 
 DOCKER = ROOT / "deploy" / "docker"
@@ -52,13 +50,6 @@ def injected(tmp_path_factory: pytest.TempPathFactory, bare: Path) -> Path:
     folder = tmp_path_factory.mktemp("autoinstrumentation")
     subprocess.run([bare, COLLECT, folder], check=True)
     return folder
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def test_a_folder_on_the_python_path_traces_a_program_without_any_package(place, bare, injected):

@@ -17,7 +17,7 @@ from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.semconv import RANK_STEP, TRAIN_STEP
 from tests.kube import overlay, pod_templates
 from tests.pods import Around, Pod, Stage, stage
-from tests.servers import ROOT, Collector, Jaeger, collector, free_port, jaeger, spans_of, wait_until
+from tests.servers import ROOT, Collector, Jaeger, attributes, collector, free_port, jaeger, spans_of, wait_until
 from tests.torch_harness import read_ring
 
 pytest.importorskip("torch")
@@ -73,11 +73,6 @@ class Namespace:
         assert once == Counter(span.span_id.hex() for span in shown)
         assert set(once.values()) == {1}
         return {span.span_id.hex(): (resource, span) for resource, span in kept}
-
-
-def attributes(holder: Any) -> dict[str, Any]:
-    """Return the attributes of a span or a resource."""
-    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in holder.attributes}
 
 
 def names(spans: dict[str, tuple[dict[str, Any], Any]]) -> dict[str, str]:

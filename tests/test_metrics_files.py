@@ -1,7 +1,6 @@
 """Metrics in the run directory: written through, read back whatever state they were left in."""
 
 import contextlib
-import importlib.util
 import io
 import re
 import resource
@@ -147,16 +146,6 @@ def test_a_run_without_metrics_has_none(folder):
     assert read_metrics(folder.parents[1]) == []
     with pytest.raises(RunNotFoundError):
         read_metrics(folder)
-
-
-def test_the_docs_have_every_metric_as_it_is():
-    """`make docs` was run after the last change of the table."""
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    page = (ROOT / "docs" / "metrics.md").read_text()
-
-    assert generate.with_tables(page) == page
 
 
 def test_the_snippet_in_the_docs_runs(folder):

@@ -16,7 +16,6 @@ from otel_dltrace.export.metric_reader import read_host_metrics
 from otel_dltrace.export.metrics import gpu, host, metering, pipeline
 from otel_dltrace.export.metrics.gpu import NoGpuError
 from otel_dltrace.export.metrics.metering import Metering
-from otel_dltrace.export.metrics.process import pid_namespace
 from otel_dltrace.export.metrics.run import RunMetrics
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
@@ -27,6 +26,7 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Descriptors, Process
 from otel_dltrace.model.summary import summary_line
 from otel_dltrace.record import guard
+from otel_dltrace.record.ring import pid_namespace
 from tests.runs import Rank
 from tests.servers import wait_until
 

@@ -2,8 +2,10 @@
 
 import ast
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -265,3 +267,19 @@ def test_a_buffer_says_its_bytes_and_type(name: str) -> None:
     value, known = specifications()[name]
     size, kind = content_of(value, is_object=False)
     assert (size, name_of(kind) if kind != "" else "") == known
+
+
+def test_the_short_way_of_usual_calls_says_what_the_way_of_all_calls_says(tmp_path: Path) -> None:
+    """Arrays and objects, by position and by name, of any rank and tag, and what goes wrong: the same records."""
+    said = [
+        subprocess.run(
+            [sys.executable, str(PROGRAM.with_name("mpi_usual.py")), str(tmp_path), way],
+            env={**os.environ, **ALLOWED, "PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for way in ("usual", "general")
+    ]
+
+    assert said[0].splitlines() == said[1].splitlines()

@@ -2,14 +2,12 @@
 
 import json
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from otel_dltrace.model.identity import Bind, rank_step_id, trace_id
-from tests.support import Place, a_place
+from tests.support import Place
 
 USER = """
 import asyncio, json, sys, threading
@@ -52,13 +50,6 @@ bind = live.tracer.recorder.bound if live.tracer else None
 print(json.dumps({{"bind": bind and bind.fields(), "spans": [plain(span) for span in memory.get_finished_spans()]}}))
 assert trace.get_current_span() is trace.INVALID_SPAN, trace.get_current_span()
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def joined(text: str) -> dict[str, tuple[str, list[str]]]:

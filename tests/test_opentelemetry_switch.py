@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ pytest.importorskip("opentelemetry.distro")
 INSTRUMENT = str(Path(sys.executable).with_name("opentelemetry-instrument"))
 NO_EXPORTERS = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
 OF_ONE_RUN = (s.DL_STAGE_TOTAL, s.DL_QUEUE_WAIT, s.DL_COMM_COLLECTIVE_ID)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def instrumented(place: Place, program: str, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":

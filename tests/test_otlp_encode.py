@@ -203,7 +203,7 @@ def batches(draw):
     return batch.take(slice(None, None, draw(st.sampled_from([1, -1]))))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(batches(), resources, st.binary(min_size=16, max_size=16), st.booleans(), st.data())
 def test_a_request_says_what_the_official_exporter_says(batch, resource, trace, with_left_out, data):
     """Whatever is in a batch, our bytes decode to the official exporter's request for the same spans."""
@@ -223,7 +223,7 @@ def test_a_request_says_what_the_official_exporter_says(batch, resource, trace, 
     assert decoded.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(batches(), min_size=2, max_size=3), resources, st.integers(100, 3000))
 def test_processes_encoded_together_say_what_each_says_alone(parts, resource, limit):
     """Different tables, errors, clocks and jobs: each process's spans stand under its own resource, in any request."""

@@ -29,16 +29,9 @@ from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch, empty_rows
 from tests import servers
 from tests.runs import Rank
-from tests.support import Place, a_place, requests_of
+from tests.support import Place, requests_of
 from tests.test_bad_days import EVERYTHING
 from tests.test_otlp_encode import BIND, batches, normal, texts
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def traces_in(text: str) -> TracesData:
@@ -67,7 +60,7 @@ def by_id(data: TracesData) -> dict[bytes, object]:
 # -- the same as our requests ----------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(batches(), st.dictionaries(texts.filter(bool), texts, max_size=3))
 def test_lines_say_what_our_requests_say(batch, resource):
     """Whatever is in a batch, surrogates and extremes too, the official parser reads the same from both."""

@@ -236,11 +236,6 @@ def test_a_damaged_certificate_is_a_bad_setting(tmp_path, protocol):
 # -- one attempt, real collectors ----------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture(scope="module", params=["plain", "tls", "mtls"])
 def secured(request, tmp_path_factory, certificates) -> Iterator[tuple[servers.Collector, dict[str, str]]]:
     """A collector, and the variables that its clients need."""

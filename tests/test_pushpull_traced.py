@@ -136,13 +136,6 @@ class Job(NamedTuple):
     sent: Any
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
-
-
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Run one job, told nothing of levels, with a real collector behind it."""
@@ -230,9 +223,9 @@ def test_the_collector_has_every_stage_in_order(job):
     """With its queue type, key and partition as attributes, by the times that were sent."""
     found = defaultdict(list)
     for resource in job.sent.resource_spans:
-        process = attributes(resource.resource)
+        process = servers.attributes(resource.resource)
         for span in (span for scope in resource.scope_spans for span in scope.spans):
-            told = attributes(span)
+            told = servers.attributes(span)
             if s.DL_QUEUE_TYPE in told:
                 assert told[s.DL_KEY] == {"plain": 0, "packed": 1}[told[s.DL_TENSOR_NAME]] << 16 | told[s.DL_PARTITION]
                 which = (process[s.DL_RANK], told[s.DL_TENSOR_NAME], told.get(s.DL_STEP, NO_STEP), told[s.DL_PARTITION])
@@ -247,7 +240,7 @@ def test_the_collector_has_them_in_one_trace(job):
     bind = next(batch.process.bind for batch in read_run(job.run))
     sent = {}
     for resource in job.sent.resource_spans:
-        role = attributes(resource.resource)[s.DL_ROLE]
+        role = servers.attributes(resource.resource)[s.DL_ROLE]
         for scope in resource.scope_spans:
             sent |= {int.from_bytes(span.span_id, "big"): (role, span) for span in scope.spans}
     traces = {key: int.from_bytes(span.trace_id, "big") for key, (_, span) in sent.items()}
@@ -256,8 +249,8 @@ def test_the_collector_has_them_in_one_trace(job):
     assert {key: traces[key] for key in expected} == expected
     for role, span in sent.values():
         if role == "server":
-            told, parent = attributes(span), sent[int.from_bytes(span.parent_span_id, "big")][1]
-            above = attributes(parent)
+            told, parent = servers.attributes(span), sent[int.from_bytes(span.parent_span_id, "big")][1]
+            above = servers.attributes(parent)
             assert parent.trace_id == span.trace_id
             assert (told[s.DL_KEY], told[s.DL_TENSOR_NAME], told.get(s.DL_STEP)) == (
                 above[s.DL_KEY],
@@ -265,11 +258,6 @@ def test_the_collector_has_them_in_one_trace(job):
                 above.get(s.DL_STEP),
             )
             assert told[s.DL_COMM_PEER_RANK] in (1, 3)
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    """Return a span's (or resource's) attributes as plain values."""
-    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
 def test_a_slow_worker_is_named_from_both_sides(job, place):

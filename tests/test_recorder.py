@@ -13,7 +13,8 @@ from ring_files import Read, by_lane, environment, lane_descriptor, read_file, r
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.record.recorder import BLOCK, Recorder
+from otel_dltrace.record.lanes import BLOCK
+from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, CHUNK, COUNTER, SPAN
 
 SMALLEST = 17 * CHUNK  # 16 chunks
@@ -181,7 +182,7 @@ def test_a_record_interrupted_by_a_handler_that_records_is_not_written_over(
         recorder.span(0, 3, 1, 2, parent=2)
 
     plain()
-    lane = recorder._local.lane
+    lane = recorder.local.lane
     slots, lease, buffer, index = lane.chunk
     lane.chunk = (Interrupting(slots, records, plain), lease, buffer, index)
     write = {

@@ -164,6 +164,24 @@ def test_a_device_that_is_behind_leaves_no_residual():
     )
 
 
+def test_buckets_that_the_recorder_has_measured_are_exposed_from_the_last_one_s_begin():
+    """The device reduces the last one behind what it has computed; their times are the device's, and known."""
+    rank = Rank()
+    for n in range(4):
+        rank.step(n, 20 * n, 20 * n + 20).stage(n, "backward", 20 * n, 20 * n + 12)
+        rank.rows[-1] |= {"source": s.Source.DEVICE, "b": 2_500}
+        for seq, (start, end) in enumerate(((3, 5), (9, 12)), 2 * n + 1):
+            rank.collective(n, 20 * n + start, 20 * n + end, seq, source=s.Source.RECORDER, flags=s.Flag.ASYNC)
+
+    report = analyse([rank.batch()])
+
+    assert by_name(report.timings)["grad_sync"] == [(0, 3.0, 3.0)]
+    assert [(row.source, row.time.mean / MS) for row in report.operations] == [("recorder", 2.5)]
+    text = rendered(report, 400)
+    assert "recorder: the device measured how long it took" in text
+    assert "The times of 12 spans are their device's, " in text
+
+
 # -- what the machine did ------------------------------------------------------------------------
 
 

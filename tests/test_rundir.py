@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from otel_dltrace.model.semconv import COLLECTIVE, PHASE, Level
 from otel_dltrace.model.spans import Process, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor
 from tests import servers
-from tests.support import Place, a_place
 
 DESCRIPTORS = [
     OTHER,
@@ -30,13 +28,6 @@ DESCRIPTORS = [
     Descriptor(PHASE, "PUSH", tensor="w", key=3, queue_type="PUSH"),
 ]
 ERRORS = [("", ""), ("ValueError", "no"), ("OSError", "gone")]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def a_process(rank: int = 0, host: str = "node-0") -> Process:

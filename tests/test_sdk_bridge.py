@@ -89,7 +89,7 @@ def said_by_sdk(spans):
 resources = st.dictionaries(texts.filter(bool), texts, max_size=3)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(batches(), resources, st.binary(min_size=16, max_size=16), st.booleans(), st.data())
 def test_the_sdk_objects_say_what_our_requests_say(batch, resource, trace, with_left_out, data):
     """Whatever is in a batch: ids, times, attributes with their types, status, resource and scope are the same."""

@@ -1,26 +1,16 @@
 """The variables of BytePS say what ours leave open."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from otel_dltrace import Config
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.settings.switch import is_switched_off, is_switched_on
-from tests.support import Place, a_place
 
 ON = {"BYTEPS_TRACE_ON": "1"}
 PROFILE = {"BYTEPS_SERVER_ENABLE_PROFILE": "1"}
 SERVER = {"DMLC_ROLE": "server"}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 @pytest.mark.parametrize(

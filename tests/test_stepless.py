@@ -4,17 +4,16 @@ import json
 import signal
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from otel_dltrace.model.identity import NO_STEP, Bind, trace_id
 from otel_dltrace.model.semconv import Flag
 from tests import servers
-from tests.support import Place, a_place
+from tests.support import Place
 
 RUN = "00c0ffee00c0ffee"
 BIND = Bind("solver", f"1.{RUN}")
@@ -47,13 +46,6 @@ for _ in range(1001):
 """
 SOLVED = ["all_reduce", "all_reduce", "copy", "smooth", "solve"]
 """What is in the trace of one phase `solve`."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a working folder with rings of its own."""
-    with a_place(tmp_path) as it:
-        yield it
 
 
 def solve(place: Place, go_on: Path, **env: str) -> "list[subprocess.Popen[str]]":

@@ -1,7 +1,6 @@
 """Where a step's time goes: what is planted in a stage is found in it, nowhere twice, and adds up to the step."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from torch_loops import PLAIN, SETUP, Ran
 
 from otel_dltrace.instrument._loop import Loop
 from otel_dltrace.model.semconv import CHECKPOINT
-from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Steps
 
 if not importlib.util.find_spec("torch"):
@@ -342,14 +340,6 @@ def test_every_rank_has_its_own_timings(tmp_path: Path) -> None:
 
 
 # -- the arithmetic ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def steps(tmp_path: Path) -> Iterator[Steps]:
-    """The steps of a recorder of its own."""
-    recorder = Recorder(tmp_path, 1 << 20)
-    yield Steps(recorder)
-    recorder.close()
 
 
 PIECES = {

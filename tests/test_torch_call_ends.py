@@ -81,6 +81,19 @@ def many():
     for work in works:
         work.wait()
 
+bare = getattr(dist.Work.is_completed, "__wrapped__", dist.Work.is_completed)  # what it says is not seen
+
+def unseen():
+    same = lambda: launched(lambda: dist.all_reduce(torch.ones(200), async_op=True))
+    for _ in range(9):
+        same().wait()
+    for _ in range(9):
+        work = same()
+        while not bare(work):
+            time.sleep(0.001)
+        time.sleep(0.001)
+        work.wait()
+
 def object_of_future():
     launched(lambda: dist.all_reduce_coalesced([torch.ones(next(size))], async_op=True)).wait()
     time.sleep(0.2)
@@ -108,6 +121,7 @@ for again in range(2):
     case("future", future)
     case("overlap", overlap)
 case("many", many)
+case("unseen", unseen)
 case("object of future", object_of_future)
 case("waited message", lambda: message(True))
 case("forgotten message", lambda: message(False))
@@ -162,6 +176,14 @@ def test_many_at_once_are_each_done_or_bound(ended: list[Recorded]) -> None:
     assert len(spans) == 10
     assert {s.source for s in spans} == {HOST_DONE, BOUND}
     assert all(begun(ended, s) < s.end < until for s in spans if s.source == HOST_DONE)
+
+
+def test_ends_that_come_unseen_are_soon_told_again(ended: list[Recorded]) -> None:
+    """A kind that was waited for at once, and from then on is computed beside, has a few bounds and then its ends."""
+    ((spans, _),) = cases(ended[1])["unseen"]
+    assert len(spans) == 18
+    assert {s.source for s in spans[9:-4]} <= {HOST_DONE, BOUND}
+    assert [s.source for s in spans[-4:]] == [HOST_DONE] * 4
 
 
 def test_a_message_that_nobody_waits_for_was_issued(ended: list[Recorded]) -> None:

@@ -1,6 +1,5 @@
 """Steps and stages of loops that people write in PyTorch."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from torch_harness import read_ring, run_each
 from torch_loops import NO_LOADER, PLAIN, SETUP, Loops, Ran, check
 
 from otel_dltrace.instrument._loop import Loop
-from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Steps
 
 pytest.importorskip("torch")
@@ -240,14 +238,6 @@ def test_a_step_begins_where_the_evaluation_before_it_began(recorded: Ran) -> No
 def test_a_step_knows_its_batch_size(recorded: Ran) -> None:
     """The step carries the number of samples of its last batch."""
     assert [step.a for step in recorded["plain"][0].spans("step")] == [4] * 6
-
-
-@pytest.fixture
-def steps(tmp_path: Path) -> Iterator[Steps]:
-    """The steps of a recorder of its own."""
-    recorder = Recorder(tmp_path, 1 << 20)
-    yield Steps(recorder)
-    recorder.close()
 
 
 class Batches:

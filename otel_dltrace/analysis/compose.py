@@ -153,7 +153,7 @@ def _device(batches: Sequence[SpanBatch]) -> tuple[int, int]:
     spans, residual = 0, 0
     for batch in batches:
         of_device = batch["source"] == Source.DEVICE
-        spans += int(of_device.sum())
+        spans += int(np.isin(batch["source"], (Source.DEVICE, Source.RECORDER)).sum())
         residual = max(residual, int(batch["b"][of_device & batch.is_kind(STAGE)].max(initial=0)))
     return spans, residual
 

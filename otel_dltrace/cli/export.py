@@ -12,7 +12,7 @@ trace goes to trace.json, trace.1.json, trace.2.json ..., each of which can be o
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from otel_dltrace.analysis.select import select, select_metrics
 from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
+from otel_dltrace.cli.selection import add_selection, steps_of
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.byteps_out import (
@@ -37,13 +37,13 @@ from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.horovod_out import write_horovod
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
-from otel_dltrace.export.run_stream import read_outline, stream_in_turns, stream_spans
+from otel_dltrace.export.run_stream import Pieces, pieces_of, read_outline, stream_in_turns, stream_spans
 from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.errors import ConfigError, DltraceError, RunNotFoundError
 from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.model.plan import FINEST, Window, parse_completions
-from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.spans import Process, SpanBatch
 from otel_dltrace.report.machine import meanwhile, sentence
 
 _BYTES_A_TURN = 1200
@@ -51,7 +51,7 @@ _BYTES_A_TURN = 1200
 _MOST_NAMED = 4
 
 
-def _as_told(_batches: Iterable[SpanBatch], path: Path) -> Sequence[Path]:
+def _as_told(_spans: Any, path: Path) -> Sequence[Path]:
     return [path]
 
 
@@ -64,17 +64,19 @@ class Format(NamedTuple):
 
     about: str
     output: str
-    read: Callable[[Sequence[Path], Container[int] | None, Collection[int] | None], Iterable[SpanBatch]]
+    read: Callable[[Sequence[Path], Container[int] | None, Collection[int] | None], Any]
     write: Callable[..., int]
     unit: str
     shows_metrics: bool = False
-    places: Callable[[Iterable[SpanBatch], Path], Sequence[Path]] = _as_told
+    places: Callable[[Any, Path], Sequence[Path]] = _as_told
 
 
-def _read_whole(
+def _by_process(
     runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None
-) -> Iterable[SpanBatch]:
-    return select(read_spans(runs), steps, ranks)
+) -> dict[Process, Pieces]:
+    found = {pieces.steps.process: pieces for pieces in pieces_of(runs, steps)}
+    chosen = select([pieces.steps for pieces in found.values()], steps, ranks)
+    return {batch.process: found[batch.process] for batch in chosen}
 
 
 FORMATS = {
@@ -100,7 +102,7 @@ FORMATS = {
         "how often each tensor was completed, from 1, and so does --completions; --steps chooses\n"
         "by our steps, from 0",
         "traces",
-        _read_whole,
+        _by_process,
         write_byteps,
         "events",
     ),
@@ -108,7 +110,7 @@ FORMATS = {
         "BytePS's server profile, and closed; of several servers each in a folder beside FILE:\n"
         "<server>/server_profile.json",
         "server_profile.json",
-        _read_whole,
+        _by_process,
         write_byteps_server,
         "pushes and pulls",
         places=profile_paths,
@@ -116,7 +118,7 @@ FORMATS = {
     "horovod": Format(
         "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\nwith names escaped",
         "timeline.json",
-        _read_whole,
+        _by_process,
         write_horovod,
         "events",
     ),
@@ -154,10 +156,10 @@ def run(args: argparse.Namespace) -> int:
     beside = _machine(args) if form.shows_metrics else {}
     if args.to == "byteps":
         beside["window"] = _completions(args)
-    batches, parts = form.read(args.runs, steps_of(args), args.rank), list[Path]()
+    spans, parts = form.read(args.runs, steps_of(args), args.rank), list[Path]()
     if max_bytes:
         beside |= {"max_bytes": max_bytes, "wrote": parts.append}
-        batches = stream_in_turns(args.runs, steps_of(args), args.rank, max(1, max_bytes // _BYTES_A_TURN))
+        spans = stream_in_turns(args.runs, steps_of(args), args.rank, max(1, max_bytes // _BYTES_A_TURN))
     done = 0
     with progress(f"writing {output}") as count:
 
@@ -167,16 +169,16 @@ def run(args: argparse.Namespace) -> int:
             count(done)
 
         try:
-            written = form.write(batches, output, add, **beside)
+            written = form.write(spans, output, add, **beside)
         except OSError as error:
             raise DltraceError(_cannot(output, parts, error)) from None
-    places = parts or form.places(batches, output)
+    places = parts or form.places(spans, output)
     size = sum(path.stat().st_size for place in places for path in _files(place))
     print(f"{_named(places)}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
     older = part_path(output, len(places))
     if form.shows_metrics and older.exists():
         print(f"otel-dltrace: {short_path(older)} is of an earlier export, and no part of this one", file=sys.stderr)
-    if args.to == "byteps" and not any(map(has_stages, batches)):
+    if args.to == "byteps" and not has_stages(spans):
         print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
     return 0
 

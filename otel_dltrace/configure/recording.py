@@ -23,7 +23,7 @@ from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.record.steps import Tracer, live
 from otel_dltrace.settings.config import Config
-from otel_dltrace.settings.process import environment_bind, horovod_timeline, job_name_of, resource_of
+from otel_dltrace.settings.process import environment_bind, horovod_timeline, job_name_of, nccl_timing, resource_of
 
 EXIT_S = 2.0
 """How long a process waits at its end for the drain."""
@@ -84,6 +84,7 @@ def _tracer(config: Config, prints: bool) -> Tracer:
     key = int(config.server_key or -1)
     tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget, key)
     tracer.horovod_timeline = partial(horovod_timeline, os.environ)
+    tracer.nccl_timing = partial(nccl_timing, os.environ)
     _follow_steps(tracer)
     if config.metrics:
         _follow_process(tracer)

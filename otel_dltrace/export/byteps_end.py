@@ -1,13 +1,12 @@
 """BytePS's files at the end of a job, as those expect them who switch tracing on by BytePS's variables."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from otel_dltrace.export.byteps_out import of_completions, write_byteps, write_byteps_server
 from otel_dltrace.export.run_reader import read_host
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import parse_completions
-from otel_dltrace.model.spans import SpanBatch, concatenate
+from otel_dltrace.model.spans import Process, SpanBatch
 
 BACKEND = "pushpull"
 """Of other push_pulls BytePS itself has written the files."""
@@ -27,27 +26,22 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
         OSError: A file cannot be written.
     """
     window = parse_completions(completions)
-    parts: dict[int, list[SpanBatch]] = {}
+    parts: dict[Process, list[SpanBatch]] = {}
     for batch in read_host(folder):
         if batch.process.bind is not None and wanted.get(batch.process.bind.role):
             ours = batch.take(batch.lookup(lambda d: d.backend == BACKEND, bool))
             if len(ours):
-                parts.setdefault(batch.process.nonce, []).append(of_completions(ours, window))
-    whole = [one for part in parts.values() if (one := concatenate(part)) is not None]
+                parts.setdefault(batch.process, []).append(of_completions(ours, window))
     notes = []
     for role, write in (("worker", write_byteps), ("server", write_byteps_server)):
-        batches = _of_role(whole, role)
+        spans = {process: part for process, part in parts.items() if process.bind and process.bind.role == role}
         try:
-            if batches:
-                write(batches, Path(wanted[role]), _unseen)
+            if spans:
+                write(spans, Path(wanted[role]), _unseen)
         except RunNotFoundError as error:
             asked = f" ({completions} of each tensor are asked for)" if role == "worker" and completions else ""
             notes.append(f"{wanted[role]} is not written: {error}{asked}")
     return notes
-
-
-def _of_role(batches: Sequence[SpanBatch], role: str) -> list[SpanBatch]:
-    return [batch for batch in batches if batch.process.bind and batch.process.bind.role == role]
 
 
 def _unseen(_rows: int) -> None:

@@ -1,17 +1,17 @@
 """A run as BytePS's own files: ``<local rank>/comm.json`` of each worker, ``server_profile.json`` of each server."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from otel_dltrace.export.byteps_ingest import author_of
-from otel_dltrace.export.files import open_whole, read_json
+from otel_dltrace.export.files import begun, read_json, write_pieces
 from otel_dltrace.export.run_reader import host_folders
 from otel_dltrace.formats.comm_json import Comm, joined, write_comm
 from otel_dltrace.formats.comm_spans import comm_of
-from otel_dltrace.formats.server_profile import write_profile
-from otel_dltrace.formats.server_spans import profile_of
+from otel_dltrace.formats.server_profile import BEGIN, Mark, write_profile
+from otel_dltrace.formats.server_spans import marks_of
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.plan import FINEST, Window
@@ -20,6 +20,8 @@ from otel_dltrace.model.spans import Process, SpanBatch
 
 COMM = "comm.json"
 Progress = Callable[[int], None]
+Spans = Mapping[Process, Iterable[SpanBatch]]
+"""Those of each process, in pieces that are gone through more than once."""
 
 
 def of_completions(batch: SpanBatch, window: Window) -> SpanBatch:
@@ -40,13 +42,17 @@ def completions_of(run: Path) -> str:
     return next(filter(None, (str(one.get("comm_steps", "")) for one in asked)), "")
 
 
-def has_stages(batch: SpanBatch) -> bool:
-    """Return whether *batch* holds a stage of a partition."""
-    return bool(batch.lookup(lambda d: d.kind == PHASE and bool(d.queue_type), bool).any())
+def has_stages(spans: Spans) -> bool:
+    """Return whether *spans* hold a stage of a partition."""
+    return any(
+        batch.lookup(lambda d: d.kind == PHASE and bool(d.queue_type), bool).any()
+        for pieces in spans.values()
+        for batch in pieces
+    )
 
 
 def write_byteps(
-    batches: Iterable[SpanBatch],
+    spans: Spans,
     path: Path,
     progress: Progress,
     window: Window = Window(everything=True),  # noqa: B008  -- frozen
@@ -57,7 +63,7 @@ def write_byteps(
     machines: BytePS lets them overwrite each other.
 
     Args:
-        batches: One per process.
+        spans: What the run holds.
         path: The directory.
         progress: Is told of rows that are done.
         window: Which completions of each tensor are written.
@@ -65,19 +71,21 @@ def write_byteps(
     Raises:
         RunNotFoundError: There is no push_pull.
     """
-    workers = (of_completions(batch, window) for batch in batches if _role(batch) == "worker")
-    held = _whole({batch.process: comm_of(batch) for batch in workers})
+    workers = {process: pieces for process, pieces in spans.items() if _role(process) == "worker"}
+    held = _whole(
+        {process: [comm_of(of_completions(batch, window)) for batch in pieces] for process, pieces in workers.items()}
+    )
     events = [(process.bind, comm) for process, comm in held.items() if len(comm)]
     if not events:
         raise RunNotFoundError("no push_pull is in there, and a comm.json holds nothing else")
     folders = _folders([bind for bind, _ in events])
     for (_, comm), folder in zip(events, folders, strict=True):
-        _write(path / folder / COMM, write_comm(comm))
+        write_pieces(path / folder / COMM, write_comm(comm))
         progress(len(comm))
     return sum(len(comm) for _, comm in events)
 
 
-def write_byteps_server(batches: Iterable[SpanBatch], path: Path, progress: Progress) -> int:
+def write_byteps_server(spans: Spans, path: Path, progress: Progress) -> int:
     """Write the ``server_profile.json`` of a server to *path*; return the number of its pushes and pulls.
 
     Of several servers each has a folder, see `profile_path`.
@@ -85,40 +93,53 @@ def write_byteps_server(batches: Iterable[SpanBatch], path: Path, progress: Prog
     Raises:
         RunNotFoundError: There is no server, or none served anything.
     """
-    held = [(profile_path(batch, path), profile_of(batch)) for batch in batches if _role(batch) == "server"]
-    profiles = [(place, profile) for place, profile in held if profile.requests]
-    if not profiles:
+    written = 0
+
+    def counted(marks: Iterable[Mark]) -> Iterator[Mark]:
+        nonlocal written
+        for mark in marks:
+            written += mark.phase == BEGIN
+            yield mark
+
+    for process, pieces in spans.items():
+        marks = begun(marks_of(pieces)) if _role(process) == "server" else None
+        if marks is not None:
+            before = written
+            write_pieces(profile_path(process, path), write_profile(counted(marks)))
+            progress(written - before)
+    if not written:
         raise RunNotFoundError(f"no push or pull that a server answered is in there; {FINEST}")
-    for place, profile in profiles:
-        _write(place, write_profile(profile))
-        progress(len(profile.requests))
-    return sum(len(profile.requests) for _, profile in profiles)
+    return written
 
 
-def profile_path(batch: SpanBatch, path: Path) -> Path:
+def profile_path(process: Process, path: Path) -> Path:
     """Return *path*, of several servers in a folder for each beside it: BytePS lets them overwrite each other."""
-    bind = batch.process.bind
+    bind = process.bind
     assert bind is not None
     return path if bind.servers < 2 else path.parent / str(bind.rank) / path.name
 
 
-def profile_paths(batches: Iterable[SpanBatch], path: Path) -> list[Path]:
-    """Return where `write_byteps_server` wrote the profiles of *batches*."""
-    paths = {profile_path(batch, path) for batch in batches if _role(batch) == "server" and batch.is_request.any()}
-    return sorted(paths)
+def profile_paths(spans: Spans, path: Path) -> list[Path]:
+    """Return where `write_byteps_server` wrote the profiles of *spans*."""
+    servers = [
+        process
+        for process, pieces in spans.items()
+        if _role(process) == "server" and any(batch.is_request.any() for batch in pieces)
+    ]
+    return sorted({profile_path(process, path) for process in servers})
 
 
-def _role(batch: SpanBatch) -> str:
-    return batch.process.bind.role if batch.process.bind else "worker"
+def _role(process: Process) -> str:
+    return process.bind.role if process.bind else "worker"
 
 
-def _whole(held: dict[Process, Comm]) -> dict[Process, Comm]:
+def _whole(held: dict[Process, list[Comm]]) -> dict[Process, Comm]:
     """Return *held* with what BytePS itself wrote of a process put to what we saw of it."""
     ours = {author_of(process).nonce: process for process in held}
     parts: dict[Process, list[Comm]] = {}
-    for process, comm in held.items():
-        parts.setdefault(ours.get(process.nonce, process), []).append(comm)
-    return {process: joined(comms) for process, comms in parts.items()}
+    for process, comms in held.items():
+        parts.setdefault(ours.get(process.nonce, process), []).extend(comms)
+    return {process: joined(comms) for process, comms in parts.items() if comms}
 
 
 def _folders(binds: Sequence[Bind | None]) -> list[str]:
@@ -141,10 +162,3 @@ def _names(base: str) -> Iterator[str]:
     while True:
         number += 1
         yield f"{base}-{number}"
-
-
-def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_whole(path) as out:
-        for piece in pieces:
-            out.write(piece)

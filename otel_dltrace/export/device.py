@@ -40,9 +40,9 @@ class DeviceAmends:
             now: Seconds of the drain's clock.
             is_last: Whether nothing more will come.
         """
-        waits = rows["flags"] & _DEVICE != 0
-        if not (len(times) or len(self.held) or waits.any()):
+        if not (len(times) or len(self.held) or np.bitwise_or.reduce(rows["flags"]) & _DEVICE):
             return rows
+        waits = rows["flags"] & _DEVICE != 0
         is_late = np.isin(times["span_no"], self._given_up)
         self.late += int(is_late.sum())
         # The times of a stage come before it does, which is held until its step is over.

@@ -262,7 +262,7 @@ class Drain:
         for member in follower.members:
             decided = member.outgoing(now, follower.is_drained)
             if decided and self.outlet is not None:
-                self.outlet.spill_to(member.writer.folder / "spill")
+                self.outlet.spill_to(member.writer.folder)
                 self.outlet.send(member.batch(empty_rows(), self._anchor(member)), decided)
             if decided and member.bind.role == "worker":
                 self._note_steps(member, decided, now)

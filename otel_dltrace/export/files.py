@@ -3,14 +3,16 @@
 import gzip
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+T = TypeVar("T")
 _COMPRESSION = 4
 """Of gzip: half the time of the usual 9 for a few percent more bytes."""
 
@@ -46,6 +48,21 @@ def open_whole(path: Path) -> Iterator[BufferedIOBase]:
         partial.unlink(missing_ok=True)
 
 
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write *path*, whole or not at all, and the folders that it is in, as *pieces* come."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_whole(path) as out:
+        for piece in pieces:
+            out.write(piece)
+
+
+def begun(pieces: Iterator[T]) -> Iterator[T] | None:
+    """Return *pieces* if there are any, and what is to be found out before the first has been: else None."""
+    for first in pieces:
+        return chain([first], pieces)
+    return None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write *value* as JSON, whole or not at all."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
@@ -61,11 +78,11 @@ def read_json(path: Path) -> Any:
 
 def read_stream(path: Path) -> pa.Table | None:
     """Return the record batches of an Arrow stream that its writer may not have closed; None if it has none."""
-    batches = []
-    try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            for batch in reader:
-                batches.append(batch)  # noqa: PERF402  -- what was read before a torn end stays
-    except (pa.ArrowInvalid, OSError):
-        pass
+    batches = list(stream_batches(path, pa.memory_map))
     return pa.Table.from_batches(batches) if batches else None
+
+
+def stream_batches(path: Path, opened: Callable[[str], pa.NativeFile] = pa.OSFile) -> Iterator[pa.RecordBatch]:
+    """Yield the same one by one; where the stream is torn, they end."""
+    with suppress(pa.ArrowInvalid, OSError), opened(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        yield from reader

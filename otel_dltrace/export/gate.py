@@ -1,7 +1,7 @@
 """What goes out over OTLP: each step once, in full or as its stages, within the budget (contract 5)."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,15 +19,13 @@ LOST_STEPS = 64
 """A step is given up that many steps later: its own span was overwritten before it was read."""
 
 
-@dataclass(frozen=True)
-class _Ended:
+class _Ended(NamedTuple):
     extent: tuple[int, int]
     seq: int
     since: float
 
 
-@dataclass(frozen=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """Rows that go out together: a step's (all of one *shard*), or some made outside any step.
 
     *extent* is the rank's, in ns, and *seq* the WORLD group's number at its start (0: not known); a
@@ -145,7 +143,7 @@ class StepGate:
         while len(self._served) > _REMEMBERED:
             del self._served[next(iter(self._served))]
         out = [Outgoing(step, stack_rows(part), shard=shard, stepless=True) for shard, part in parts.items()]
-        out[0] = replace(out[0], left_out=len(rows) - sum(len(one.rows) for one in out))
+        out[0] = out[0]._replace(left_out=len(rows) - sum(len(one.rows) for one in out))
         return out
 
     def _decide(self, step: int) -> Outgoing:

@@ -40,8 +40,8 @@ class Outlet:
         self.sent = 0
 
     def spill_to(self, folder: Path) -> None:
-        """Keep requests in *folder* while the collector is away; the first one named stays."""
-        self._folder = self._folder or folder
+        """Keep requests in a folder of *folder* while the collector is away; the first one named stays."""
+        self._folder = self._folder or folder / "spill"
 
     def send(self, batch: SpanBatch, outgoing: Sequence[Outgoing]) -> None:
         """Take *outgoing*, whose rows together are *batch*'s, to be sent with the next `flush`."""

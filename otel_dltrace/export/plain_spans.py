@@ -18,6 +18,7 @@ from otel_dltrace.model.attributes import (
 )
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.text import clean
 
 _KNOWN_FLAGS = int(s.Flag.ASYNC | s.Flag.ERROR | s.Flag.TRUNCATED)
 
@@ -78,11 +79,6 @@ def plain_spans(batch: SpanBatch, trace_ids: Column, left_out: Column | None = N
         _own_attributes(batch, left_out),
         [launcher if is_root else None for is_root in batch.is_root.tolist()],
     )
-
-
-def clean(text: str) -> str:
-    """Return *text* as UTF-8 can hold it; lone surrogates (file names read as bytes) become question marks."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def clean_values(attributes: dict[str, Value]) -> dict[str, Value]:

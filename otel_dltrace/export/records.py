@@ -1,10 +1,11 @@
 """From the ring's 64-byte records to rows, in bulk."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import SPAN_DTYPE, Column
 from otel_dltrace.record.ring import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
 
@@ -47,10 +48,11 @@ DEVICE_DTYPE = np.dtype(
 )
 """What an AMEND says of when a device was at a span; the upper half of the byte *source* is the level."""
 _AMEND_TYPE_AT = RECORD - 8
+_BEGINNING = np.dtype({"names": ["record"], "formats": [f"V{RECORD}"], "offsets": [0], "itemsize": SPAN_DTYPE.itemsize})
+"""What a row begins with."""
 
 
-@dataclass(frozen=True)
-class ErrorAmend:
+class ErrorAmend(NamedTuple):
     """What a later record says of a span that failed."""
 
     span_no: int
@@ -58,33 +60,34 @@ class ErrorAmend:
     message: str
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Records by kind; *begun* and *spans* are rows of ``SPAN_DTYPE`` without ids, *parents* of `PARENT_DTYPE`.
+class Decoded(NamedTuple):
+    """Records by kind; *own*, *spans* and *begun* are rows of ``SPAN_DTYPE`` without ids, *parents* of `PARENT_DTYPE`.
 
-    *devices* are of `DEVICE_DTYPE`. *counters* are records as they are: their size is the value of the metric that
-    their descriptor names.
+    *own* are the process's steps and their stages. *devices* are of `DEVICE_DTYPE`. *counters* are records as they
+    are: their size is the value of the metric that their descriptor names.
     """
 
+    own: Column
     spans: Column
     begun: Column
     errors: Sequence[ErrorAmend] = ()
-    parents: Column = field(default_factory=lambda: np.zeros(0, PARENT_DTYPE))
-    devices: Column = field(default_factory=lambda: np.zeros(0, DEVICE_DTYPE))
-    counters: Column = field(default_factory=lambda: np.zeros(0, RECORD_DTYPE))
+    parents: Column = np.zeros(0, PARENT_DTYPE)
+    devices: Column = np.zeros(0, DEVICE_DTYPE)
+    counters: Column = np.zeros(0, RECORD_DTYPE)
 
 
 def decode(records: Column) -> Decoded:
     """Return *records* by kind; those of an unknown kind (a newer writer's) are left out."""
-    kind = records["kind"]
-    rows = _rows(records)
+    kind, level = records["kind"], records["level_source"] >> 4
+    is_span, is_own = kind == SPAN, level == Level.STEP
+    rows = _rows(records, level)
+    by_kind = (rows.compress(is_span & is_own), rows.compress(is_span & ~is_own), rows.compress(kind == BEGIN))
     if kind.max(initial=0) <= SPAN:
-        return Decoded(rows.compress(kind == SPAN), rows.compress(kind == BEGIN))
+        return Decoded(*by_kind)
     amends = records.compress(kind == AMEND)
     types = amends.view(np.uint8).reshape(-1, RECORD)[:, _AMEND_TYPE_AT]
     return Decoded(
-        rows.compress(kind == SPAN),
-        rows.compress(kind == BEGIN),
+        *by_kind,
         [_error(record.tobytes()) for record in amends.compress(types == AMEND_ERROR)],
         amends.compress(types == AMEND_PARENT).view(PARENT_DTYPE),
         amends.compress(types == AMEND_DEVICE).view(DEVICE_DTYPE),
@@ -98,11 +101,10 @@ def _error(record: bytes) -> ErrorAmend:
     return ErrorAmend(int.from_bytes(record[:4], "little"), int.from_bytes(payload[:4], "little"), message)
 
 
-def _rows(records: Column) -> Column:
+def _rows(records: Column, level: Column) -> Column:
     """Return *records* as rows: their 64 bytes are a row's first (`SPAN_DTYPE`)."""
-    whole = np.zeros((len(records), SPAN_DTYPE.itemsize), np.uint8)
-    whole[:, :RECORD] = records.view(np.uint8).reshape(-1, RECORD)
-    rows = whole.view(SPAN_DTYPE)[:, 0]
-    rows["level"], rows["source"] = records["level_source"] >> 4, records["level_source"] & 15
+    rows = np.zeros(len(records), SPAN_DTYPE)
+    rows.view(_BEGINNING)["record"] = records.view(f"V{RECORD}")
+    rows["level"], rows["source"] = level, records["level_source"] & 15
     rows["error"] = 0
     return rows

@@ -33,9 +33,9 @@ class RemoteParents:
             parents: Rows of `PARENT_DTYPE`.
             is_last: Whether nothing more will come.
         """
-        is_remote = rows["flags"] & _REMOTE != 0
-        if not (len(parents) or len(self.held) or is_remote.any()):
+        if not (len(parents) or len(self.held) or np.bitwise_or.reduce(rows["flags"]) & _REMOTE):
             return rows
+        is_remote = rows["flags"] & _REMOTE != 0
         parents = self._parents = np.concatenate([self._parents, parents])[-MOST_WAITING:]
         waited = len(self.held)
         children = stack_rows([self.held, rows.compress(is_remote)])

@@ -14,7 +14,7 @@ _PLACES = CHUNK // RECORD  # of 64 bytes in a chunk: its header, then the slots;
 _ALL_SLOTS = np.uint64(0xFFFF_FFFF_FFFF_FFFE)
 _HISTORY = slice(HISTORY_AT // 4, HISTORY_AT // 4 + LEVELS)  # in words of 32 bits
 _LEVEL_CODES = 16  # what four bits can hold; 1 to 4 are levels
-_STRIDE = 64
+_STRIDE = 32
 
 
 class RingReader:
@@ -43,7 +43,6 @@ class RingReader:
         self._done = np.where(self._slots == _ALL_SLOTS, self._lease, np.uint32(0))
         self._open = np.zeros(0, np.intp)
         self._next = 0
-        self._round = np.arange(chunks + _STRIDE) % chunks
         self._lapped = np.zeros(LEVELS, np.int64)
 
     @property
@@ -114,13 +113,13 @@ class RingReader:
         """Return the chunks that were leased, one after the other, since the last call; none if that is no end."""
         chunks, begin = len(self._done), self._next
         while self._next < begin + chunks:
-            ahead = self._round[self._next % chunks :][:_STRIDE]
+            ahead = slice(self._next % chunks, self._next % chunks + _STRIDE)
             is_old = self._leases[ahead] == self._lease[ahead]
             first = int(is_old.argmax())
             if is_old[first]:
                 self._next += first
                 return np.arange(begin, self._next) % chunks
-            self._next += _STRIDE
+            self._next += len(is_old)
         return np.zeros(0, np.intp)
 
     def _begin_leases(self, at: Column, lease: Column) -> None:
@@ -150,8 +149,9 @@ class RingReader:
 
     def _count_lapped(self, at: Column, history: Column) -> None:
         lapped = history - self._levels[at]  # both are 32 bits wide and go round
-        self._lapped += np.where(lapped < 1 << 31, lapped, 0).sum(axis=0, dtype=np.int64)
-        self._levels[at] = history
+        if lapped.any():
+            self._lapped += np.where(lapped < 1 << 31, lapped, 0).sum(axis=0, dtype=np.int64)
+            self._levels[at] = history
 
     def _count_lost(self, at: Column) -> None:
         """Count what a writer erased that was killed while it leased a chunk anew."""

@@ -11,14 +11,14 @@ import numpy as np
 
 from otel_dltrace.export.device import HELD, DeviceAmends
 from otel_dltrace.export.joint_names import JointNames
-from otel_dltrace.export.records import RECORD_DTYPE, ErrorAmend, decode
+from otel_dltrace.export.records import RECORD_DTYPE, Decoded, ErrorAmend, decode
 from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import NO_STEP, Bind, h64
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import Column, Descriptors, Process, distinct, empty_rows, stack_rows
+from otel_dltrace.model.spans import Column, Descriptors, Process, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import writer_is_alive
@@ -78,8 +78,8 @@ class RingSource:
         self._is_over = False
         self._begun, self._stages = empty_rows(), empty_rows()
         self._ended_before = np.zeros(0, np.uint32)
-        self._closing = np.zeros(0, np.uint32)
-        self._closed = np.zeros(0, np.uint32)
+        self._closing: list[int] = []
+        self._closed: set[int] = set()
         self._remote, self._device = RemoteParents(), DeviceAmends()
         self._counters: list[Column] = []
         self._error_numbers: dict[tuple[str, str], int] = {}
@@ -135,22 +135,20 @@ class RingSource:
         """
         self.read_names()  # after the scan: a descriptor is in the file before it is used
         is_last = self._is_over and not self.ended
-        held = len(self._closing) or len(self._remote.held) or len(self._device.held)
+        held = self._closing or len(self._remote.held) or len(self._device.held)
         if not (self._records or held or is_last):
             return empty_rows()
         records, self._records, self.waiting = self._records, [], 0
         decoded = decode(records[0] if len(records) == 1 else np.frombuffer(b"".join(records), RECORD_DTYPE))
-        for times in (decoded.spans["end"], decoded.begun["start"]):
+        for times in (decoded.own["end"], decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
         if len(decoded.counters):
             self._counters = [*self._counters, decoded.counters][-MAX_COUNTERS:]
-        self._pending_errors.update((error.span_no, error) for error in decoded.errors)
-        self._late += _keep_newest(self._pending_errors, MAX_OPEN)
-        is_own = decoded.spans["level"] == Level.STEP
-        self._hold_begun(decoded.begun, decoded.spans)
-        final = self._release(decoded.spans.compress(is_own))
-        others = self._remote.place(decoded.spans.compress(~is_own), decoded.parents, is_last)
-        rows = stack_rows([others, final])
+        if decoded.errors:
+            self._pending_errors.update((error.span_no, error) for error in decoded.errors)
+            self._late += _keep_newest(self._pending_errors, MAX_OPEN)
+        self._hold_begun(decoded)
+        rows = stack_rows([self._remote.place(decoded.spans, decoded.parents, is_last), self._release(decoded.own)])
         if is_last:
             self.ended = True
             rows = stack_rows([rows, self._truncate()])
@@ -163,16 +161,16 @@ class RingSource:
         counters, self._counters = self._counters, []
         return counters
 
-    def _hold_begun(self, begun: Column, spans: Column) -> None:
+    def _hold_begun(self, decoded: Decoded) -> None:
         """Hold the spans that are still open.
 
         A scan reads chunk after chunk, so a BEGIN in one may come a scan later than its SPAN in the next.
         """
         # Phases have no BEGIN, but for those outside any step.
-        has_begun = (spans["level"] <= Level.COLLECTIVE) | (spans["step"] == NO_STEP)
-        ended = spans["span_no"].compress(has_begun)
+        has_begun = (decoded.spans["level"] <= Level.COLLECTIVE) | (decoded.spans["step"] == NO_STEP)
+        ended = np.concatenate([decoded.own["span_no"], decoded.spans["span_no"].compress(has_begun)])
         over, self._ended_before = np.concatenate([self._ended_before, ended]), ended
-        open_now = stack_rows([self._begun, begun])
+        open_now = stack_rows([self._begun, decoded.begun])
         self._begun = open_now.compress(~is_among(open_now["span_no"], over))
         if len(self._begun) > MAX_OPEN:
             self._begun = self._begun[-MAX_OPEN // 2 :]
@@ -183,21 +181,23 @@ class RingSource:
         They are so one call after their step's end: a stage that ended just before it may come a scan later.
         """
         closed, self._closing = self._closing, self._steps_of(rows)
-        is_late = is_among(rows["step"], self._closed)
-        self._late += int(is_late.sum())
-        self._stages = newest(stack_rows([self._stages, rows.compress(~is_late)]))
-        if not len(closed):
+        is_late = [step in self._closed for step in rows["step"].tolist()]
+        if any(is_late):
+            self._late += sum(is_late)
+            rows = rows.compress(np.logical_not(is_late))
+        self._stages = newest(stack_rows([self._stages, rows]))
+        if not closed:
             return empty_rows()
-        last = closed.max()
-        known = np.concatenate([self._closed, closed])
-        self._closed = known[known > int(last) - REMEMBERED_STEPS]
+        last = max(closed)
+        self._closed = {step for step in self._closed.union(closed) if step > last - REMEMBERED_STEPS}
         is_final = self._stages["step"] <= last
         final, self._stages = self._stages.compress(is_final), self._stages.compress(~is_final)
         return final
 
-    def _steps_of(self, rows: Column) -> Column:
+    def _steps_of(self, rows: Column) -> list[int]:
         """Return which steps ended, of *rows* that are steps and stages."""
-        return rows["step"].compress(self.own.is_kind(rows, semconv.STEP))
+        ended: list[int] = rows["step"].compress(self.own.is_kind(rows, semconv.STEP)).tolist()
+        return ended
 
     def open_outside(self) -> Column:
         """Return what is open outside any step, without ids."""
@@ -328,9 +328,5 @@ def is_among(values: Column, known: Column) -> Column:
 
 def newest(rows: Column) -> Column:
     """Return of each span in *rows* the last row: a stage is written again with every piece of it."""
-    numbers, which = distinct(rows["span_no"])
-    if len(numbers) == len(rows):
-        return rows
-    last = np.zeros(len(numbers), np.intp)
-    last[which] = np.arange(len(rows))  # of several with one number the last assignment stays
-    return rows.take(np.sort(last))
+    last = {number: at for at, number in enumerate(rows["span_no"].tolist())}
+    return rows if len(last) == len(rows) else rows.take(sorted(last.values()))

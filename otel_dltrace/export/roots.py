@@ -48,7 +48,9 @@ class Roots:
             self._owner = member
         if step in self._sent:
             return
-        seen = self._steps.setdefault(step, _Seen(set(), set(), extent[0], extent[1], now))
+        seen = self._steps.get(step)
+        if seen is None:
+            seen = self._steps[step] = _Seen(set(), set(), extent[0], extent[1], now)
         seen.members.add(member.process.nonce)
         seen.shards.add(shard)
         seen.start, seen.end = min(seen.start, extent[0]), max(seen.end, extent[1])

@@ -1,6 +1,7 @@
 """Read a run directory back: one batch per process, whatever state its writers left it in."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.files import read_json, read_stream
+from otel_dltrace.export.files import read_json, read_stream, stream_batches
 from otel_dltrace.export.rundir import PARQUETS, SEGMENTS, segment_number
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, Descriptor
-from otel_dltrace.model.spans import Process, SpanBatch, concatenate
+from otel_dltrace.model.spans import Descriptors, Process, SpanBatch, concatenate
 from otel_dltrace.model.time import Anchor
+
+_PIECE = 1 << 15
 
 
 def host_folders(run: Path) -> list[Path]:
@@ -76,6 +79,29 @@ def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Tab
     return read_stream(path)
 
 
+def read_pieces(path: Path) -> Iterator[pa.Table]:
+    """Yield a file's spans in its order as Arrow columns, some `_PIECE` at a time."""
+    parts: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in _record_batches(path):
+        for at in range(0, batch.num_rows, _PIECE):
+            parts.append(batch.slice(at, _PIECE))
+            rows += parts[-1].num_rows
+            if rows >= _PIECE:
+                yield pa.Table.from_batches(parts)
+                parts, rows = [], 0
+    if parts:
+        yield pa.Table.from_batches(parts)
+
+
+def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    if path.suffix != ".parquet":
+        yield from stream_batches(path)
+        return
+    with suppress(pa.ArrowInvalid, OSError), pq.ParquetFile(path) as file:
+        yield from file.iter_batches(_PIECE, columns=columns.SPANS.names)
+
+
 def extent_of(path: Path) -> tuple[int, int]:
     """Return when the first span of a file begins, in ns of its host's monotonic clock, and how many there are."""
     table = read_table(path, ["start"])
@@ -90,27 +116,38 @@ def read_batches(run: Path) -> Iterator[SpanBatch]:
 
 def read_host(folder: Path) -> Iterator[SpanBatch]:
     """Yield the spans in a host's *folder* file by file, one batch per process and file."""
-    read = file_reader(folder)
+    host = Host(folder)
     for path in span_files(folder):
-        yield from read(path)
+        yield from host.read(path)
 
 
-def file_reader(folder: Path) -> Callable[[Path], Iterator[SpanBatch]]:
-    """Return what yields the spans in a file of the host's *folder*, one batch per process."""
-    processes = read_processes(folder)
-    names = read_descriptors(folder)
+class Host:
+    """Reads the files in a host's *folder*: knows who wrote there, and their descriptors."""
 
-    def read(path: Path) -> Iterator[SpanBatch]:
+    def __init__(self, folder: Path) -> None:
+        self._processes = read_processes(folder)
+        self._names = {nonce: Descriptors.of(table) for nonce, table in read_descriptors(folder).items()}
+
+    def process(self, nonce: int) -> Process:
+        """Return the process *nonce*."""
+        return self._processes.get(nonce) or Process(nonce, None)
+
+    def read(self, path: Path) -> Iterator[SpanBatch]:
+        """Yield the spans in a file, one batch per process."""
         table = read_table(path)
-        if table is None:
-            return
-        for nonce in table.column("process").unique().to_pylist():
-            part = table.filter(columns.of_process(table, nonce))
-            rows, errors = columns.from_arrow(part)
-            process = processes.get(nonce) or Process(nonce, None)
-            yield SpanBatch(rows, names.get(nonce, [OTHER]), process, tuple(errors))
+        if table is not None:
+            for nonce in table.column("process").unique().to_pylist():
+                yield self._batch(table, nonce)
 
-    return read
+    def read_pieces(self, path: Path, nonce: int) -> Iterator[SpanBatch]:
+        """Yield the spans of the process *nonce* in a file, piece by piece."""
+        for piece in read_pieces(path):
+            yield self._batch(piece, nonce)
+
+    def _batch(self, table: pa.Table, nonce: int) -> SpanBatch:
+        mine = columns.of_process(table, nonce)
+        rows, errors = columns.from_arrow(table if pc.all(mine).as_py() else table.filter(mine))
+        return SpanBatch(rows, self._names.get(nonce, [OTHER]), self.process(nonce), tuple(errors))
 
 
 def read_run(run: Path) -> list[SpanBatch]:

@@ -1,25 +1,29 @@
 """Read runs file by file, for what is written as it is read: what is held does not grow with a run's length."""
 
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from otel_dltrace.export.columns import numbers_of, of_process
 from otel_dltrace.export.damage import nothing_in
 from otel_dltrace.export.run_reader import (
+    Host,
     extent_of,
-    file_reader,
     host_folders,
     read_batches,
     read_processes,
+    read_table,
     span_files,
 )
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.spans import Column, SpanBatch, concatenate
+from otel_dltrace.model.operation import OTHER
+from otel_dltrace.model.spans import Column, SpanBatch, concatenate, empty_rows
 
 _AT_ONCE = 1 << 19
 
@@ -42,7 +46,11 @@ def read_outline(run: Path, progress: Callable[[int], None], with_operations: bo
     if not parts:
         raise RunNotFoundError(nothing_in(run))
     whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
-    return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
+    return sorted(whole, key=_place)
+
+
+def _place(batch: SpanBatch) -> tuple[str, int]:
+    return batch.process.bind.role if batch.process.bind else "", batch.rank
 
 
 def _of_outline(batch: SpanBatch, with_operations: bool) -> Column:
@@ -97,6 +105,60 @@ def _begins(batch: SpanBatch) -> Column:
     return begins
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """The spans of one process, read whenever they are gone through: some at a time, in the order of its files.
+
+    Attributes:
+        steps: A row for each of its steps; in those nothing else is told.
+        chosen: Which steps are read, None for all.
+    """
+
+    steps: SpanBatch
+    chosen: Container[int] | None
+    _host: Host
+    _paths: Sequence[Path]
+
+    def __iter__(self) -> Iterator[SpanBatch]:
+        """Yield a batch for each piece."""
+        for path in self._paths:
+            for batch in self._host.read_pieces(path, self.steps.process.nonce):
+                yield batch if self.chosen is None else _in_steps(batch, self.chosen)
+
+
+def pieces_of(runs: Sequence[Path], steps: Container[int] | None) -> list[Pieces]:
+    """Return what the processes of *runs* did in *steps* (None: all), those of a run by role and rank.
+
+    Raises:
+        RunNotFoundError: One is no run directory, or none holds a span.
+    """
+    found: list[Pieces] = []
+    for run in runs:
+        of_run = [pieces for folder in host_folders(run) for pieces in _of_host(folder, steps)]
+        found += sorted(of_run, key=lambda pieces: _place(pieces.steps))
+    if not found:
+        raise RunNotFoundError("; ".join(map(nothing_in, runs)))
+    return found
+
+
+def _of_host(folder: Path, steps: Container[int] | None) -> Iterator[Pieces]:
+    paths: dict[int, list[Path]] = {}
+    known: dict[int, Column] = {}
+    for path in span_files(folder):
+        table = read_table(path, ["process", "step"])
+        if table is None:
+            continue
+        for nonce in table.column("process").unique().to_pylist():
+            of_one = numbers_of(table.column("step").filter(of_process(table, nonce)))
+            known[nonce] = np.unique(np.append(known.get(nonce, of_one[:0]), of_one))
+            paths.setdefault(nonce, []).append(path)
+    host = Host(folder)
+    for nonce, ordinals in known.items():
+        rows = empty_rows(len(ordinals))
+        rows["step"] = ordinals
+        yield Pieces(SpanBatch(rows, [OTHER], host.process(nonce)), steps, host, paths[nonce])
+
+
 class _File(NamedTuple):
     """A file of a host: when its first span begins (Unix ns), how many it has, and what yields them."""
 
@@ -110,12 +172,12 @@ def _files(runs: Sequence[Path]) -> list[_File]:
     files = []
     for run in runs:
         for folder in host_folders(run):
-            read, begin = file_reader(folder), 0
+            host, begin = Host(folder), 0
             wall = next((process.anchor.offset for process in read_processes(folder).values()), 0)
             for path in span_files(folder):
                 start, spans = extent_of(path)
                 begin = max(begin, start + wall)
-                files.append(_File(begin, spans, partial(read, path)))
+                files.append(_File(begin, spans, partial(host.read, path)))
     return sorted(files, key=lambda file: file.begin)
 
 

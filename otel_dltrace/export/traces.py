@@ -62,7 +62,7 @@ class OutsideBudget:
         )
         while len(self._sent) > _REMEMBERED:
             del self._sent[next(iter(self._sent))]
-        return replace(outgoing, rows=rows, left_out=len(batch) - len(rows))
+        return outgoing._replace(rows=rows, left_out=len(batch) - len(rows))
 
     def _chosen(self, part: int, rows: Column) -> Column:
         room = self._most - self._sent.get(part, 0)

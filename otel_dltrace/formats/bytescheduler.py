@@ -15,6 +15,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import empty_rows
+from otel_dltrace.model.text import clean
 
 _BACKEND = "bytescheduler"
 _US = 1000
@@ -78,7 +79,7 @@ def _paired(events: Iterable[Any]) -> tuple[list[Bar], int, int]:
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
             strange += 1
     lone += sum(bar is None for bar in bars)
-    whole = [bar._replace(tensor=_clean(names.get(int(bar.tensor), bar.tensor))) for bar in bars if bar is not None]
+    whole = [bar._replace(tensor=clean(names.get(int(bar.tensor), bar.tensor))) for bar in bars if bar is not None]
     return whole, strange, lone
 
 
@@ -87,10 +88,6 @@ def _us(value: Any) -> int:
     if abs(us) > _LATEST:
         raise ValueError(value)
     return int(us)
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 def rows_of(bars: Sequence[Bar]) -> Rows:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from otel_dltrace.formats import comm_layout
-from otel_dltrace.formats.json_events import Event, read_events
+from otel_dltrace.formats.json_events import Event, quote, read_events
 from otel_dltrace.model.spans import Column
+from otel_dltrace.model.text import clean
 
 TOTAL = "total"
 NO_KEY = -1
@@ -68,11 +69,12 @@ class Comm:
 
 
 def joined(parts: Sequence[Comm]) -> Comm:
-    """Return *parts*, of which no two hold the same series, as one."""
-    starts = np.cumsum([0, *(len(part.series) for part in parts)])
+    """Return *parts* as one: their events one after the other."""
+    numbers: dict[Series, int] = {}
+    of_parts = [np.array([numbers.setdefault(one, len(numbers)) for one in part.series], np.int32) for part in parts]
     return Comm(
-        [series for part in parts for series in part.series],
-        np.concatenate([part.which + start for part, start in zip(parts, starts, strict=False)]),
+        list(numbers),
+        np.concatenate([of_part[part.which] for of_part, part in zip(of_parts, parts, strict=True)]),
         np.concatenate([part.ts for part in parts]),
         np.concatenate([part.dur for part in parts]),
         tuple(note for part in parts for note in part.notes),
@@ -158,14 +160,14 @@ def _us(value: Any) -> int:
 
 
 def _series(pid: str, name: str, tid: str) -> Series:
-    tensor = _clean(pid.removeprefix(_PREFIX))
+    tensor = clean(pid.removeprefix(_PREFIX))
     if tid == TOTAL:
         return Series(tensor)
     key = _key(tid)
     stage = name[len(pid) + 1 :] if name.startswith(f"{pid}.") else name.rpartition(".")[2]
     if not stage:
         raise ValueError(name)
-    return Series(tensor, key, _clean(stage))
+    return Series(tensor, key, clean(stage))
 
 
 def _key(tid: str) -> int:
@@ -175,10 +177,6 @@ def _key(tid: str) -> int:
     if key < 0:
         raise ValueError(tid)
     return key
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -223,14 +221,10 @@ def _order(comm: Comm) -> Column:
 def _around(series: Series) -> tuple[str, str]:
     """Return what stands before and behind an event's times."""
     name = f"{_PREFIX}{series.tensor}"
-    pid, own = _quote(name), _quote(f"{name}.{series.stage}" if series.stage else name)
+    pid, own = quote(name), quote(f"{name}.{series.stage}" if series.stage else name)
     tid = series.key if series.stage else TOTAL
     before = (
         f'        {{\n            "ph": "X",\n            "args": {{\n                "name": {pid}\n'
         f'            }},\n            "pid": {pid},\n            "name": {own},\n            "ts": '
     )
     return before, f',\n            "tid": "{tid}",\n            "cat": "Comm"\n        }}'
-
-
-def _quote(text: str) -> str:
-    return json.dumps(_clean(text), ensure_ascii=False)

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from otel_dltrace.formats.json_events import EMPTY
+from otel_dltrace.formats.json_events import EMPTY, quote
+from otel_dltrace.model.text import clean
 
 Buffer: TypeAlias = Any
 """``bytes``, or a file mapped into memory: it is read once, front to back, so memory does not grow with it."""
@@ -124,7 +125,7 @@ class Reader:
         name = self._names.get(pid)
         if name is None:
             self._nameless.add(pid)
-            name = self._names[pid] = _clean(str(pid))
+            name = self._names[pid] = clean(str(pid))
         return name
 
     def _other(self, at: int) -> tuple[Event | None, int] | None:
@@ -161,12 +162,12 @@ class Reader:
             return self._metadata(value)
         ts = _us(value["ts"])
         if phase == MARK:
-            event = Event(MARK, ts, name=_clean(str(value["name"])))
+            event = Event(MARK, ts, name=clean(str(value["name"])))
         elif phase in (BEGIN, OVER, TICK) and not value.get("dur"):
             args = value.get("args") or {}
             told = f"{args['dtype']}{args['shape']}" if "dtype" in args else ""
             name = str(value["name"]) if phase != OVER else ""
-            event = Event(phase, ts, self._tensor(value["pid"]), _clean(name), _clean(told))
+            event = Event(phase, ts, self._tensor(value["pid"]), clean(name), clean(told))
         else:
             raise ValueError(phase)
         self._count += 1
@@ -178,7 +179,7 @@ class Reader:
             self._has_origin = True
             return Event(START, _us(args["start_time_since_epoch_in_micros"]))
         if "name" in args:
-            self._name(value["pid"], _clean(str(args["name"])))
+            self._name(value["pid"], clean(str(args["name"])))
         return None
 
     def _name(self, pid: Any, name: str) -> None:
@@ -233,7 +234,7 @@ def _is_closed(data: Buffer) -> bool:
 def _unquoted(text: bytes) -> str | None:
     """Return the text between quotes; None if it is no JSON, for then none of the file's was escaped."""
     try:
-        return _clean(str(json.loads(b'"' + text + b'"', strict=False)))
+        return clean(str(json.loads(b'"' + text + b'"', strict=False)))
     except ValueError:
         return None
 
@@ -243,10 +244,6 @@ def _us(value: Any) -> int:
     if abs(us) > LATEST:
         raise ValueError(value)
     return int(us)
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -287,7 +284,7 @@ def _started(at: int) -> str:
 
 
 def _named(pid: int, tensor: str) -> str:
-    return f'{{"name": "process_name", "ph": "M", "pid": {pid}, "args": {{"name": {_quote(tensor)}}}}},\n'
+    return f'{{"name": "process_name", "ph": "M", "pid": {pid}, "args": {{"name": {quote(tensor)}}}}},\n'
 
 
 def _sorted(pid: int) -> str:
@@ -297,14 +294,10 @@ def _sorted(pid: int) -> str:
 def _text(event: Event, pid: int) -> str:
     phase, ts, _, name, args = event
     if phase == MARK:
-        return f'{{"ph": "i", "name": {_quote(name)}, "ts": {ts}, "s": "g"}}'
-    named = "" if phase == OVER else f', "name": {_quote(name)}'
+        return f'{{"ph": "i", "name": {quote(name)}, "ts": {ts}, "s": "g"}}'
+    named = "" if phase == OVER else f', "name": {quote(name)}'
     rest = ', "dur": 0' if phase == TICK else ""
     if args:
         dtype, bracket, shape = args.partition("[")
-        rest += f', "args": {{"dtype": {_quote(dtype)}, "shape": {_quote(bracket + shape)}}}'
+        rest += f', "args": {{"dtype": {quote(dtype)}, "shape": {quote(bracket + shape)}}}'
     return f'{{"ph": "{phase}"{named}, "ts": {ts}, "pid": {pid}{rest}}}'
-
-
-def _quote(text: str) -> str:
-    return json.dumps(_clean(text), ensure_ascii=False)

@@ -6,13 +6,14 @@ a tensor is negotiated that the step has already.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from otel_dltrace.formats.horovod_json import BEGIN, MARK, OVER, START, TICK, Event
+from otel_dltrace.formats.in_order import NEVER, InOrder
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
@@ -27,6 +28,7 @@ _RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 _COLUMNS = ("span_no", "step", "descriptor", "level", "flags", "start", "end", "size", "parent_no", "seq", "a")
 _Y2000 = 946_684_800_000_000
 Row = tuple[int, ...]
+_Kind = tuple[str, str, str | None, str]
 
 
 class _Bar(NamedTuple):
@@ -302,44 +304,51 @@ def as_rows(rows: list[Row]) -> Column:
 # -- to the file --------------------------------------------------------------------------------
 
 
-def events_of(batch: SpanBatch) -> Iterator[Event]:
-    """Yield the events that a timeline holds of *batch*, in the order of their times."""
-    held = batch.take(batch.lookup(_is_held, bool))
-    if not len(held):
+def events_of(pieces: Iterable[SpanBatch]) -> Iterator[Event]:
+    """Yield the events that a timeline holds of *pieces*, which are gone through twice, in the order of their times."""
+    moments = InOrder(pieces, _held, _times)
+    if moments.first == NEVER:
         return
-    start, end = (held[name] + np.int64(held.wall) for name in ("start", "end"))
-    kinds = [_kind(d) for d in held.descriptors]
-    first = np.array([phase for phase, *_ in kinds])[held["descriptor"]]
-    ended = np.flatnonzero((first == BEGIN) & (held["flags"] & s.Flag.TRUNCATED == 0))
-    which = np.concatenate((np.arange(len(held)), ended))
-    times = np.concatenate((start, end[ended]))
-    phases = np.concatenate((first, np.full(len(ended), OVER)))
-    order = np.argsort(times, kind="stable")
     origin = 0
-    if not (first == START).any() and int(times.min()) // _US > _Y2000:
-        origin = int(times.min()) // _US
+    if moments.first // _US > _Y2000 and h.TIMELINE_START not in {d.name for d in moments.descriptors}:
+        origin = moments.first // _US
         yield Event(START, origin)
-    seqs, ranks, numbers = (held[name].tolist() for name in ("seq", "a", "descriptor"))
-    for time, row, phase in zip(times[order].tolist(), which[order].tolist(), phases[order].tolist(), strict=True):
-        us = time // _US
-        _, tensor, name, args = kinds[numbers[row]]
-        if phase == START:
-            origin = us
-            yield Event(START, us)
-        elif phase == MARK:
-            yield Event(MARK, us - origin, name=name or "")
-        else:
-            tensor = unfold(tensor, seqs[row])
-            name = str(ranks[row]) if name is None else name
-            is_end = phase == OVER
-            yield Event(phase, us - origin, tensor, "" if is_end else name, args if is_end else "")
+    kinds: dict[int, _Kind] = {}
+    for spans, times, are_ends, _ in moments:
+        columns = (spans[name].tolist() for name in ("descriptor", "seq", "a"))
+        for time, is_end, number, seq, rank in zip(times.tolist(), are_ends.tolist(), *columns, strict=True):
+            us = time // _US
+            known = kinds.get(number)
+            if known is None:
+                known = kinds[number] = _kind(spans.descriptors[number])
+            phase, tensor, name, args = known
+            if phase == START:
+                origin = us
+                yield Event(START, us)
+            elif phase == MARK:
+                yield Event(MARK, us - origin, name=name or "")
+            elif is_end or phase == OVER:
+                yield Event(OVER, us - origin, unfold(tensor, seq), "", args)
+            else:
+                yield Event(phase, us - origin, unfold(tensor, seq), str(rank) if name is None else name)
+
+
+def _held(batch: SpanBatch) -> SpanBatch:
+    return batch.take(batch.lookup(_is_held, bool))
+
+
+def _times(held: SpanBatch) -> tuple[Column, Column]:
+    """Return when rows begin, and when those end that are bars and complete."""
+    begin, end = (held[name] + np.int64(held.wall) for name in ("start", "end"))
+    is_whole = held.is_kind(s.PHASE) & (held["flags"] & s.Flag.TRUNCATED == 0)
+    return begin, np.where(is_whole, end, NEVER)
 
 
 def _is_held(d: Descriptor) -> bool:
     return d.backend == h.BACKEND and (d.kind == s.TICK or (d.kind == s.PHASE and bool(d.activity)))
 
 
-def _kind(d: Descriptor) -> tuple[str, str, str | None, str]:
+def _kind(d: Descriptor) -> _Kind:
     """Return the phase, the tensor, the name and what an end says of rows of *d*; a ready tick has no name of its own.
 
     A row of a phase is a begin, and an end where it is complete.

@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from otel_dltrace.model.text import clean
+
 Event = dict[str, Any]
 RawEvent = Callable[[str, int], tuple[Event, int] | None]
 """Reads an event, at a place in a text, that is no JSON since its writer escaped nothing; returns it and its end."""
@@ -131,3 +133,8 @@ def _nothing(text: str) -> str:
 
 def _damage(scan: _Scan) -> str:
     return f"{len(scan.damaged):,} events could not be read and are missing, the first at character {scan.damaged[0]:,}"
+
+
+def quote(text: str) -> str:
+    """Return *text* as a string of JSON."""
+    return json.dumps(clean(text), ensure_ascii=False)

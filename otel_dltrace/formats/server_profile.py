@@ -4,7 +4,6 @@ No writer ever closed the file, and its last 8 KB are lost; what we write is clo
 interleave on one key, so an end belongs to the earliest open begin of the same key and name.
 """
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ _KEYS = 1 << 47
 """A key of a tensor is below; what is above is a server's place in ps-lite's range of keys."""
 _LATEST = 9_000_000_000_000_000
 _MOST_SERVERS = 1 << 12
+BEGIN, END = "B", "E"
 _CLOSED = "\n\t]\n}\n"
 
 
@@ -101,9 +101,9 @@ def _paired(events: Iterable[Any]) -> tuple[list[Request], int, int]:
 def _event(event: Any) -> tuple[bool, Request]:
     """Return whether *event* is a begin, and its request as if it began then."""
     phase, key, at, name = event["ph"], int(event["pid"]), int(event["ts"]), _NAME.fullmatch(event["name"])
-    if name is None or phase not in ("B", "E") or not 0 <= key <= _RANGE or abs(at) > _LATEST:
+    if name is None or phase not in (BEGIN, END) or not 0 <= key <= _RANGE or abs(at) > _LATEST:
         raise ValueError(event)
-    return phase == "B", Request(name[1], int(name[2]), key, at, None)
+    return phase == BEGIN, Request(name[1], int(name[2]), key, at, None)
 
 
 def _place(keys: Sequence[int], servers: int) -> tuple[int | None, int, int]:
@@ -111,29 +111,35 @@ def _place(keys: Sequence[int], servers: int) -> tuple[int | None, int, int]:
     if not keys:
         return 0, max(servers, 1), 0
     for count in [servers] if servers else range(1, _MOST_SERVERS):
-        share = _RANGE // count
-        server = min(min(keys) // share, count - 1)
-        if all(0 <= key - server * share < _KEYS for key in keys):
-            return server, count, server * share
+        server = min(min(keys) // first_key(1, count), count - 1)
+        first = first_key(server, count)
+        if all(0 <= key - first < _KEYS for key in keys):
+            return server, count, first
     return None, max(servers, 1), 0
 
 
 # -- writing ------------------------------------------------------------------------------------
 
 
-def write_profile(profile: Profile) -> Iterator[bytes]:
-    """Yield the text of a ``server_profile.json``, in pieces, by time; unlike its first writers we close it."""
-    offset = profile.server * (_RANGE // profile.servers)
-    events = [(r.start, 0, i, r.start) for i, r in enumerate(profile.requests)]
-    # An end is never before its begin, whatever a clock that was set back says.
-    events += [(max(r.start, r.end), 1, i, r.end) for i, r in enumerate(profile.requests) if r.end is not None]
-    yield b'{\n\t"traceEvents": [\n'
-    for number, (_, is_end, i, ts) in enumerate(sorted(events)):
-        request = profile.requests[i]
-        key = request.key + offset
-        line = (
-            f'\t\t{{"name": {json.dumps(f"{request.operation}-{request.sender}")}, "ph": "{"BE"[is_end]}", '
-            f'"pid": {key}, "tid": {key}, "ts": {ts}}}'
-        )
-        yield (",\n" + line if number else line).encode()
+class Mark(NamedTuple):
+    """A begin or an end (*phase*) as the file has it: ``push-9``, the server's own key, Unix us."""
+
+    name: str
+    phase: str
+    key: int
+    ts: int
+
+
+def write_profile(marks: Iterable[Mark]) -> Iterator[bytes]:
+    """Yield the text of a ``server_profile.json``, in pieces, as *marks* come; unlike its first writers we close it."""
+    behind = b'{\n\t"traceEvents": [\n'
+    for name, phase, key, ts in marks:
+        line = f'\t\t{{"name": "{name}", "ph": "{phase}", "pid": {key}, "tid": {key}, "ts": {ts}}}'
+        yield behind + line.encode()
+        behind = b",\n"
     yield _CLOSED.encode()
+
+
+def first_key(server: int, servers: int) -> int:
+    """Return what ps-lite adds to the keys of a server: its share of all keys begins there."""
+    return server * (_RANGE // servers)

@@ -3,12 +3,13 @@
 A server counts the pushes of a key by each worker from 1; the n-th goes into step n - 1, as the worker's n-th does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from otel_dltrace.formats.comm_spans import BACKEND, Rows
-from otel_dltrace.formats.server_profile import Profile, Request
+from otel_dltrace.formats.in_order import NEVER, InOrder
+from otel_dltrace.formats.server_profile import BEGIN, END, Mark, Profile, Request, first_key
 from otel_dltrace.formats.van_profile import VanProfile
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
@@ -97,23 +98,31 @@ def _waits(requests: Sequence[Request], rows: Column) -> list[int]:
     return waits
 
 
-def profile_of(batch: SpanBatch) -> Profile:
-    """Return what of *batch*, a server's, a ``server_profile.json`` holds."""
-    held = batch.take(batch.lookup(_is_held, bool))
-    is_open = held["flags"] & s.Flag.TRUNCATED != 0
-    start, end = (((held[name] + np.int64(held.wall)) // _US).tolist() for name in ("start", "end"))
-    constant = [held.descriptors[number] for number in held["descriptor"].tolist()]
-    columns = zip(constant, held["partition"].tolist(), held["b"].tolist(), start, end, is_open.tolist(), strict=True)
-    requests = [
-        Request(d.name, _sender(d, rank), d.key << 16 | partition, begun, None if cut else over)
-        for d, partition, rank, begun, over, cut in columns
-    ]
-    bind = batch.process.bind
-    return Profile(requests, bind.rank if bind else 0, max(bind.servers, bind.rank + 1) if bind else 1)
+def marks_of(pieces: Iterable[SpanBatch]) -> Iterator[Mark]:
+    """Yield what a ``server_profile.json`` holds of *pieces*, a server's, which are gone through twice, by time."""
+    for spans, _, are_ends, _ in InOrder(pieces, _held, _times):
+        bind = spans.process.bind
+        first = first_key(bind.rank, max(bind.servers, bind.rank + 1)) if bind else 0
+        columns = [are_ends, *(spans[name] for name in ("descriptor", "partition", "b")), *_us(spans)]
+        for is_end, number, partition, rank, *extent in zip(*(column.tolist() for column in columns), strict=True):
+            d = spans.descriptors[number]
+            name = f"{d.name}-{_sender(d, rank)}"
+            yield Mark(name, END if is_end else BEGIN, first + (d.key << 16 | partition), extent[is_end])
 
 
-def _is_held(d: Descriptor) -> bool:
-    return d.kind == s.PHASE and d.name in (s.PUSH, s.PULL) and d.key >= 0 and not d.queue_type
+def _held(batch: SpanBatch) -> SpanBatch:
+    return batch.take(batch.is_request & (batch.keys >= 0))
+
+
+def _times(held: SpanBatch) -> tuple[Column, Column]:
+    """Return when requests begin, and when those end that are complete: not before, whatever the clock says."""
+    begin, end = _us(held)
+    return begin, np.where(held["flags"] & s.Flag.TRUNCATED == 0, np.maximum(begin, end), NEVER)
+
+
+def _us(spans: SpanBatch) -> list[Column]:
+    """Return when *spans* begin and end, in Unix us."""
+    return [(spans[name] + np.int64(spans.wall)) // _US for name in ("start", "end")]
 
 
 def _sender(d: Descriptor, rank: int) -> int:

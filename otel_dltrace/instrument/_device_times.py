@@ -134,11 +134,22 @@ class Marks:
         self._pending.append(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)]))
         return True
 
-    def waited(self, number: int, step: int, begun: Place, asked: Place) -> None:
+    def waited(self, number: int, step: int, begun: Place, asked: Place) -> bool:
         """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done."""
         ended = self.mark(elsewhere=True)
-        if ended is not None and ended.used is begun.used is asked.used:
-            self._pending.append(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)], asked))
+        if ended is None or not ended.used is begun.used is asked.used:
+            return False
+        self._pending.append(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)], asked))
+        return True
+
+    def is_open(self) -> bool:
+        """Return whether a device may be asked anything now."""
+        return bool(self._tried(self._device.is_open))
+
+    def when(self, mark: Place) -> int | None:
+        """Return when the device passed *mark*, monotonic ns of the host; None where that is not known yet."""
+        at: int | None = self._tried(self._when, mark)
+        return at
 
     def step_ends(self) -> None:
         """Write what has become known; know that the stages of the step so far have no more pieces."""
@@ -157,6 +168,10 @@ class Marks:
             failed("the device's clock", result)
             return None
         return result
+
+    def _when(self, mark: Place) -> int | None:
+        # The device is never before the host that asked it.
+        return max(mark.used.clock.host(mark.time), mark.host) if mark.event.query() else None
 
     def _mark(self, elsewhere: bool) -> Place | None:
         if not self._device.is_open():

@@ -1,6 +1,6 @@
 """Operations that a framework starts with one call, which returns a handle, and ends with another."""
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from time import monotonic_ns
 
@@ -41,12 +41,12 @@ class Handles:
 
     Args:
         tracer: Where it is recorded.
-        is_done: Whether what is behind a handle is done, asked without being traced.
+        ops: The framework's module that has ``poll`` and knows its handles.
     """
 
-    def __init__(self, tracer: Tracer, is_done: Callable[[int], bool]) -> None:
+    def __init__(self, tracer: Tracer, ops: str) -> None:
         self._recorder = tracer.recorder
-        self._is_done = is_done
+        self._ops = ops
         self._wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
         self.pending: dict[int, Pending] = {}
 
@@ -74,6 +74,11 @@ class Handles:
         if operation.flags & ASYNC:
             self._recorder.phase(self._wait, start, end, parent=operation.number, step=operation.step)
         pending.close(error=error, end=end)
+
+    def _is_done(self, handle: int) -> bool:
+        """Return whether what has *handle* is done, past the site around ``poll``: it is not the program that asks."""
+        ops = sys.modules[self._ops]
+        return handle not in ops._handle_map or bool(getattr(ops.poll, "__wrapped__", ops.poll)(handle))
 
     def leave(self) -> None:
         """End what nobody has waited for, as issued: its end will not be known."""

@@ -1,13 +1,13 @@
 """The operations of a process that uses Horovod: how they are described, numbered and ended."""
 
 import sys
-import threading
 from collections import Counter
 from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._handles import ASYNC, Handles, Pending
+from otel_dltrace.instrument._handle_sites import Calls
+from otel_dltrace.instrument._handles import ASYNC, Pending
 from otel_dltrace.instrument._horovod_calls import OPS, Call
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
@@ -49,24 +49,16 @@ class Described:
     is_global: bool
 
 
-class _Local(threading.local):
-    blocking = 0
-
-
-class Operations:
+class Operations(Calls):
     """The operations of the process that *tracer* follows.
 
     Attributes:
-        handles: Those under way.
-        local: How many blocking calls this thread is in.
         last: How many operations of all ranks there have been; after a `joined`, from a number that all have in common.
         starts: How often Horovod was initialised.
     """
 
     def __init__(self, tracer: Tracer) -> None:
-        self.tracer = tracer
-        self.local = _Local()
-        self.handles = Handles(tracer, _is_done)
+        super().__init__(tracer, OPS)
         self.last = self.starts = 0
         self._described: dict[tuple[Any, ...], Described] = {}
         self._series: dict[tuple[str, str], Series] = {}
@@ -185,9 +177,3 @@ class Operations:
 
 def _ops() -> Any:
     return sys.modules[OPS]
-
-
-def _is_done(handle: int) -> bool:
-    """Return whether what has *handle* is done, past the site around ``poll``: it is not the program that asks."""
-    ops = _ops()
-    return handle not in ops._handle_map or bool(getattr(ops.poll, "__wrapped__", ops.poll)(handle))

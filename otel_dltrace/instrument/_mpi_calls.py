@@ -73,6 +73,7 @@ class Call:
     positions: dict[str, int] = field(init=False, compare=False)
     span: str = field(init=False, compare=False)
     takes: tuple[tuple[str, int], ...] = field(init=False, compare=False)
+    first_buffer: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Number the parameters; name the span."""
@@ -81,6 +82,7 @@ class Call:
         object.__setattr__(self, "span", self.name.removesuffix("_init").lower())
         taken = [name for name in self.buffers.split() if name in self.positions]
         object.__setattr__(self, "takes", tuple((name, self.positions[name]) for name in taken))
+        object.__setattr__(self, "first_buffer", self.takes[0][1] if taken and not self.is_object else 0)
 
     def argument(self, name: str, args: Args, kwargs: Kwargs) -> Any:
         """Return the argument for parameter *name* of a call, None if it is not given."""

@@ -14,8 +14,6 @@ from otel_dltrace.model.semconv import COLLECTIVE, MPI, P2P, PHASE, WAIT, Source
 from otel_dltrace.record.steps import Operation, Tracer
 
 _HOST_DONE = int(Source.HOST_DONE)
-Short = tuple[Operation, int]
-"""The one operation of a call that blocks, and its number: quicker made than a `Part`."""
 
 
 class Comm:
@@ -35,15 +33,18 @@ class Comm:
     ) -> Operation:
         """Begin an operation of *group*; *series* tells apart what is counted apart."""
         size, named = content
+        return Operation(self.tracer.recorder, self.descriptor(span, group, named, kind, series), size, a, b, flags)
+
+    def descriptor(self, span: str, group: Group, named: Any, kind: str, series: str = "") -> int:
+        """Return the number of what the operations *span* of *group*, of the type that *named* names, have alike."""
         key = (span, named, series)
         try:
-            descriptor = group.described[key]
+            return group.described[key]
         except KeyError:
-            descriptor = group.described[key] = self._describe(span, group, named, kind, series)
+            number = group.described[key] = self._describe(span, group, named, kind, series)
+            return number
         except TypeError:  # a datatype has no hash
-            named = name_of(named)
-            return self.operation(span, group, (size, named), kind, a, b, flags, series)
-        return Operation(self.tracer.recorder, descriptor, size, a, b, flags)
+            return self.descriptor(span, group, name_of(named), kind, series)
 
     def _describe(self, span: str, group: Group, named: Any, kind: str, series: str) -> int:
         return self.tracer.recorder.intern(
@@ -65,44 +66,10 @@ class Comm:
         group = self.groups.of(handle)
         if group is None:
             return None
-        return Running(self, call, handle, group, self._content(call, args, kwargs), args, kwargs)
+        return Running(self, call, handle, group, self.content(call, args, kwargs), args, kwargs)
 
-    def begin_plain(self, call: Call, args: Args, kwargs: Kwargs) -> "Short | None":
-        """Return the span of a blocking collective, as `begin` does: the shortest way for the commonest."""
-        handle = args[0]
-        group = self.groups.of(handle)
-        if group is None:
-            return None
-        root = self.peer(group, handle, call.argument(call.root, args, kwargs), 0) if call.root else NOBODY
-        content = self._content(call, args, kwargs) if call.takes else NOTHING
-        return self.operation(call.span, group, content, COLLECTIVE, 0, root, 0), group.number()
-
-    def begin_send(self, call: Call, args: Args, kwargs: Kwargs) -> "Short | None":
-        """Return the span of a blocking send, as `begin` does."""
-        handle = args[0]
-        group = self.groups.of(handle)
-        if group is None:
-            return None
-        to = self.peer(group, handle, call.argument(call.peer, args, kwargs), NOBODY)
-        tag = call.argument(call.tag, args, kwargs) or 0
-        operation = self.operation(call.span, group, self._content(call, args, kwargs), P2P, to, tag, 0)
-        return operation, group.number_message("", to, tag, sends=True)
-
-    def begin_receive(self, call: Call, args: Args, kwargs: Kwargs) -> "Short | Running | None":
-        """Return the span of a blocking receive; only one that says from whom, and with which tag, is short."""
-        handle = args[0]
-        group = self.groups.of(handle)
-        if group is None:
-            return None
-        source, tag = call.argument(call.peer, args, kwargs), call.argument(call.tag, args, kwargs)
-        content = self._content(call, args, kwargs)
-        if source is None or source < 0 or tag is None or tag < 0:
-            return Running(self, call, handle, group, content, args, kwargs)
-        peer = group.rank_in_world(handle, source)
-        operation = self.operation(call.span, group, content, P2P, peer, tag, 0)
-        return operation, group.number_message("", peer, tag, sends=False)
-
-    def _content(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[int, Any]:
+    def content(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[int, Any]:
+        """Return what *call* moves: of the buffers (or objects) that it may be given, the first one that it is."""
         for name, position in call.takes:
             value = args[position] if position < len(args) else kwargs.get(name)
             if value is not None and value is not self._in_place:
@@ -121,14 +88,30 @@ class Comm:
     def settle(self, group: Group, handle: Any, series: str, part: Part, status: Any) -> None:
         """Learn from *status* who has sent, with which tag, and how much."""
         operation = part.operation
+        learned = self.learned(group, handle, status, operation.size)
+        if learned is not None:
+            operation.size, operation.a, operation.b = learned
+            part.seq = part.seq or group.number_message(series, operation.a, operation.b, sends=False)
+
+    def learned(self, group: Group, handle: Any, status: Any, size: int) -> tuple[int, int, int] | None:
+        """Return how much has come (*size* if that is not known), from whom, with which tag; None for nothing."""
         source, tag = status.Get_source(), status.Get_tag()
         if source < 0:
-            return
-        operation.a, operation.b = group.rank_in_world(handle, source), tag
+            return None
         count = status.Get_count(self.module.BYTE)
-        if count >= 0:
-            operation.size = count
-        part.seq = part.seq or group.number_message(series, operation.a, tag, sends=False)
+        return count if count >= 0 else size, group.rank_in_world(handle, source), tag
+
+
+class Current:
+    """The communication that the live tracer follows, where MPI is there; `comm` may be an earlier tracer's."""
+
+    __slots__ = ("comm",)
+
+    def __init__(self) -> None:
+        self.comm: Comm | None = None
+
+
+current = Current()
 
 
 class Running:

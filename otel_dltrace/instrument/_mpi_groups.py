@@ -1,7 +1,9 @@
 """Which communicator, window or file a call is made on: an id that all its ranks compute alike (contract 1)."""
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from otel_dltrace.model.identity import h64
@@ -35,7 +37,7 @@ class Group:
         self.members: Counter[tuple[Any, ...]] = Counter()
         self.described: dict[tuple[Any, ...], int] = {}
         self._ranks = ranks
-        self._sent: dict[tuple[str, int, int, bool], int] = {}
+        self._sent: dict[tuple[str, int, int, bool], Iterator[int]] = {}
 
     def number(self) -> int:
         """Return the number of the next collective; 0 where its ranks may count differently."""
@@ -44,16 +46,18 @@ class Group:
         self.last += 1  # no two threads may call collectives of one group at a time
         return self.last
 
-    def number_message(self, series: str, peer: int, tag: int, *, sends: bool) -> int:
+    def number_message(self, series: str, peer: int, tag: int, sends: bool) -> int:
         """Return the number of the next message to or from *peer* with *tag*, from 1; 0 if not known.
 
         Both sides count alike: messages between two ranks with one tag do not overtake each other.
         """
-        if not self.id or peer < 0:
+        if not self.id or peer < 0 or tag < 0:
             return 0
         key = (series, peer, tag, sends)
-        number = self._sent[key] = self._sent.get(key, 0) + 1
-        return number
+        try:
+            return next(self._sent[key])
+        except KeyError:
+            return next(self._sent.setdefault(key, count(1)))
 
     def rank_in_world(self, handle: Any, rank: int) -> int:
         """Return the rank in the world of *rank* in the communicator, window or file *handle*."""
@@ -90,7 +94,11 @@ def _sides(comm: Any) -> list[list[int]]:
 
 
 class Groups:
-    """The communicators, windows and files of one process, by handle."""
+    """The communicators, windows and files of one process.
+
+    Attributes:
+        known: By handle.
+    """
 
     def __init__(self, module: Any) -> None:
         self._error = module.Exception
@@ -99,12 +107,12 @@ class Groups:
         self.world = Group("world", self.size, is_given=True)
         # Each rank has its own: the id must not be another rank's.
         mine = Group(f"self.{self.rank}", 1, {0: self.rank}, is_given=True)
-        self._known = {world.handle: self.world, alone.handle: mine}
+        self.known = {world.handle: self.world, alone.handle: mine}
 
     def of(self, handle: Any) -> Group | None:
         """Return the group of *handle*; None where it is none, which is for the call to refuse."""
         try:
-            return self._known[handle.handle]
+            return self.known[handle.handle]
         except KeyError:
             pass
         except AttributeError:
@@ -113,7 +121,7 @@ class Groups:
             return None
         with suppress(self._error, AttributeError):
             size = handle.Get_size() if hasattr(handle, "Get_rank") else 0
-            group = self._known[handle.handle] = Group(UNKNOWN, size, {})
+            group = self.known[handle.handle] = Group(UNKNOWN, size, {})
             return group
         return None
 
@@ -130,7 +138,7 @@ class Groups:
             parent.made += 1  # on every rank, also on one that is outside of the new one
         if not new:
             return
-        self._known[new.handle] = Group(self._id_of(parent, part, value, new), _size_of(new), {})
+        self.known[new.handle] = Group(self._id_of(parent, part, value, new), _size_of(new), {})
 
     def _id_of(self, parent: Group, part: str, value: Any, new: Any) -> str:
         if not parent.id or part == "unknown":
@@ -149,9 +157,9 @@ class Groups:
 
     def forget(self, handle: int) -> None:
         """Know that the group of *handle* is gone: the number may come again for another."""
-        known = self._known.get(handle)
+        known = self.known.get(handle)
         if known is not None and not known.is_given:
-            del self._known[handle]
+            del self.known[handle]
 
 
 def _size_of(new: Any) -> int:

@@ -29,6 +29,7 @@ class Layout:
     buckets: tuple[Bucket, ...]
     plain: bool
     source: int
+    group: str
 
 
 _layouts: "weakref.WeakKeyDictionary[Any, tuple[tuple[Recorder, bool, bool], Layout]]" = weakref.WeakKeyDictionary()
@@ -75,7 +76,7 @@ def _describe(
         described.append(Bucket(tuple(members), size, number))
     # On a device the end of backward is no bound: the transfer may go on after it.
     source = Source.BOUND if backend in HOST_BACKENDS else Source.HOST_ISSUE
-    return Layout(tuple(described), plain, source)
+    return Layout(tuple(described), plain, source, group.group_name)
 
 
 def describe(recorder: Recorder, group: Any, backend: str, k: int, dtype: Any, plain: bool) -> int:

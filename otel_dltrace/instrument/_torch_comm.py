@@ -18,6 +18,7 @@ from otel_dltrace.instrument._torch_groups import (
 )
 from otel_dltrace.instrument._torch_naming import tensor_name
 from otel_dltrace.instrument._torch_p2p import ANY, Ends, Messages, ends_of, rank_in_world
+from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.instrument._torch_works import Pending, Works
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import P2P, PHASE, WAIT, Flag, Source
@@ -52,7 +53,8 @@ class Comm:
         steps = tracer.steps
         # What rank 0 said in the store comes before what others make of the environment.
         steps.on_begin = _both(self.binding.poll, steps.on_begin)
-        steps.on_end = _both(self.works.step_ends, steps.on_end)
+        self.recorded = recorded_of(tracer)
+        steps.on_end = _both(self.recorded.step_ends, _both(self.works.step_ends, steps.on_end))
 
     def begin(self, call: Call, args: Args, kwargs: Kwargs) -> Span | None:
         """Return the span of a *call*; None where it is none of its own."""
@@ -143,7 +145,7 @@ class Running:
             a, b = self.ends.peer, self.ends.tag
         elif group is not None:
             b = _root(call, group, args, kwargs)
-        flags = Flag.ASYNC if self.waits else 0
+        flags = int(Flag.ASYNC) if self.waits else 0
         self.mark = comm.tracer.steps.mark_operation() if self.source == Source.HOST_ISSUE else None
         self.operation = Operation(comm.tracer.recorder, descriptor, size, a, b, flags)
 
@@ -184,8 +186,10 @@ class Running:
             settle = None if known else self._take_source
             pending = Pending(self.operation, self.seq, self.source, pollable=self.ends is None, settle=settle)
             pending.mark = self.mark
+            self._expect()
             works.launched(result, pending, self.group)
         elif self.call.is_operator:
+            self._expect()
             tensors = list(tensors_in(result))
             works.launched_tensor(tensors, Pending(self.operation, self.seq, self.source, pollable=False))
         elif self.waits and result is not None:
@@ -195,6 +199,15 @@ class Running:
             if device and self.mark and device.operation(operation.number, operation.step, self.mark):
                 operation.flags |= Flag.DEVICE
             operation.close(self.seq, self.source)
+
+    def _expect(self) -> None:
+        """Have the Flight Recorder tell of it, whose end nobody may wait for."""
+        recorded, of = self._comm.recorded, self.operation
+        if self.source != Source.HOST_ISSUE or self.call.kind == P2P or self.group is None or not recorded.is_on():
+            return
+        recorded.look()
+        if recorded.follows(self.group.group_name, self.seq, of.number, of.step, of.start, self.mark):
+            of.flags |= Flag.DEVICE
 
     def _take_source(self, pending: Pending, work: Any) -> None:
         """Learn from *work*, which is done, who has sent."""

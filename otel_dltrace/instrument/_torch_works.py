@@ -1,9 +1,9 @@
 """Operations that have been launched and not waited for: when each of them is over, found out cheaply.
 
 A callback on a work's future knows the end exactly. But it runs on a thread of the backend that
-takes Python's lock from the program, which costs tens of microseconds, and a program that waits
-at once would have known without. So a kind of operation that was last seen to be waited for before
-it was done goes without a callback, until one of its kind is found done when nobody looked.
+takes Python's lock from the program, which costs tens of microseconds, before the backend goes on to
+the next operation. A program that waits for what it has launched, or looks often, would have known
+without. So a kind of operation has callbacks only while its ends come unseen, as the program computes.
 """
 
 import weakref
@@ -11,23 +11,33 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._torch_callbacks import called, outstanding
 from otel_dltrace.instrument._torch_groups import c10d
+from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.device import Mark
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.steps import Operation, Tracer
 
+_ASYNC = int(Flag.ASYNC)
+"""To ask a flag of an enumeration costs 2 us."""
 LARGE = 1 << 16
 """From so many bytes on, an operation takes longer than a callback costs."""
 IN_FLIGHT = 4
 """How many small operations have a callback at a time."""
 
 KINDS = 1 << 12
-"""How many kinds are known by how they are waited for."""
+"""How many kinds are known by whether their ends are seen."""
+UNSEEN = 2
+"""An end that came unseen counts as much as so many that were seen."""
+TRUST = 8
+"""How far a kind's ends count, either way."""
+LOOKED_AT = 16
+"""How many are looked at before the program blocks: those that it launched first."""
 
 
 def _kind_of(operation: Operation) -> tuple[int, int]:
@@ -114,11 +124,13 @@ class Works:
 
     def __init__(self, tracer: Tracer, wait: int) -> None:
         self._recorder, self._steps, self._wait = tracer.recorder, tracer.steps, wait
+        self._recorded = recorded_of(tracer)
         self._pending: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
         self._by_storage: dict[int, Pending] = {}
         self._finished: deque[Pending] = deque()
         self._unwatched: deque[tuple[Any, Pending]] = deque()
-        self._waits_first: set[tuple[int, int]] = set()
+        self._kinds: dict[tuple[int, int], int] = {}
+        self._resumed = 0
         self._silent: set[int] = set()
         self._in_flight = 0
         work = c10d().Work
@@ -140,7 +152,7 @@ class Works:
             pending.close(pending.seen)
         elif not pending.pollable or operation.descriptor in self._silent:
             pending.pollable, pending.group = False, None
-        elif _kind_of(operation) not in self._waits_first and (operation.size >= LARGE or self._in_flight < IN_FLIGHT):
+        elif self._kinds.get(_kind_of(operation), 0) <= 0 and (operation.size >= LARGE or self._in_flight < IN_FLIGHT):
             self._watch(partial(self._get_future, work), pending)
         else:
             self._unwatched.append((work, pending))
@@ -170,22 +182,36 @@ class Works:
             self._silent.add(pending.operation.descriptor)
             pending.pollable, pending.group = False, None
             return
-        # The callback holds its group, through *pending*, until `flush`: it must not end on a thread of its own.
         pending.watched = True
         self._in_flight += 1
-        called(to_watch.add_done_callback, pending, partial(self._done, pending))
+        called(to_watch.add_done_callback, pending, self._callback_of(pending))
 
-    def _done(self, pending: Pending, _future: object) -> None:
-        # Here runs a thread of the backend. It has no chunk of the ring, and gets a new Python
-        # thread state for each call: it would lease one for every record. So others write it.
-        pending.done = monotonic_ns()
-        self._finished.append(pending)
-        outstanding.discard(pending)
+    def _callback_of(self, pending: Pending) -> Callable[[Any], Any]:
+        """Return what sets when *pending* was done, and has others write it.
+
+        It runs on a thread of the backend, which has no chunk of the ring and gets a new Python thread
+        state for each call: it would lease one for every record. A function in Python would map pages
+        for its frames there each time, so it is C from end to end.
+        It holds the group, through *pending*, until `flush`: that must not end on a thread of its own.
+        """
+        this = repeat(pending)
+        when = map(setattr, this, repeat("done"), iter(monotonic_ns, None))
+        what = zip(when, map(self._finished.append, this), map(outstanding.discard, this), strict=False)
+        return partial(next, what)
 
     # -- looked at ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Write the operations that were done before anybody waited for them."""
+        self._write_finished()
+        while self._unwatched:
+            with suppress(IndexError):
+                work, pending = self._unwatched.popleft()
+                if not self._is_over(work, pending):
+                    self._unwatched.appendleft((work, pending))
+                    return
+
+    def _write_finished(self) -> None:
         while self._finished:
             with suppress(IndexError):  # another thread was quicker
                 pending = self._finished.popleft()
@@ -193,12 +219,13 @@ class Works:
                 pending.group = None
                 if not pending.closed:
                     pending.close(pending.done)
-        while self._unwatched:
-            with suppress(IndexError):
-                work, pending = self._unwatched.popleft()
-                if not self._is_over(work, pending):
-                    self._unwatched.appendleft((work, pending))
-                    return
+                    self._learn(pending.operation, pending.done)
+
+    def _look(self) -> None:
+        """See what is done before the program blocks: what ends later ends while nothing is computed."""
+        self._write_finished()
+        for work, pending in list(self._unwatched)[:LOOKED_AT]:
+            self._is_over(work, pending)
 
     def step_ends(self) -> None:
         """Have those that nobody has waited for in this step say themselves when they are done."""
@@ -228,8 +255,21 @@ class Works:
         if not completed:
             pending.seen = now
             return
-        self._waits_first.discard(_kind_of(pending.operation))
+        self._learn(pending.operation, pending.seen, now)
         pending.close_seen(now)
+
+    def _learn(self, operation: Operation, since: int, now: int = 0) -> None:
+        """Know that *operation*, which may have been done since *since*, is seen to be *now*.
+
+        Where the program was blocked until just now it has computed nothing unseen.
+        """
+        unseen = (now or monotonic_ns()) - max(since, self._resumed) > PRECISE_NS
+        kind = _kind_of(operation)
+        score = self._kinds.get(kind, 0) + (-UNSEEN if unseen else 1)
+        if -TRUST <= score <= TRUST:
+            if len(self._kinds) >= KINDS:
+                self._kinds.clear()
+            self._kinds[kind] = score
 
     def asked(self, work: Any) -> Pending | None:
         """Return what *work* is doing, if it is open and has no callback."""
@@ -253,6 +293,8 @@ class Works:
         if pending is None or (pending.closed and pending.source == Source.HOST_DONE):
             return None
         completed = bool(pending.done) or (pending.pollable and self._is_completed(work))
+        if not completed and (self._unwatched or self._finished):
+            self._look()
         if pending.mark:
             pending.asked = self._steps.mark_operation()
         return pending, work, monotonic_ns(), completed
@@ -268,7 +310,9 @@ class Works:
         """Learn what only a wait that has succeeded tells."""
         device, operation = self._steps.device, pending.operation
         if pending.asked is not None and device is not None:
-            device.waited(operation.number, operation.step, pending.mark, pending.asked)
+            is_followed = device.waited(operation.number, operation.step, pending.mark, pending.asked)
+            if is_followed:
+                self._recorded.knows(operation.number)
         if pending.settle is not None:
             pending.settle(pending, work)
 
@@ -279,13 +323,17 @@ class Works:
         operation = pending.operation
         if error is None and (pending.asked is not None or pending.settle is not None):
             self._succeeded(pending, work)
-        if operation.flags & Flag.ASYNC:
+        if operation.flags & _ASYNC:
             flags = Flag.ERROR if error else 0
             self._recorder.span(
                 self._wait, Level.PHASE, start, end, parent=operation.number, flags=flags, step=operation.step
             )
+        if not completed:
+            self._resumed = end
         if pending.closed:
             return
+        if pending.pollable:
+            self._learn(operation, (pending.done or pending.seen) if completed else end, start if completed else end)
         if error is not None or pending.done:
             pending.close(pending.done or end, error=error)
         elif completed:
@@ -294,10 +342,4 @@ class Works:
             pending.close(end)
         else:
             pending.close_seen(end)
-        if completed:
-            self._waits_first.discard(_kind_of(operation))
-        elif pending.pollable:
-            if len(self._waits_first) >= KINDS:
-                self._waits_first.clear()
-            self._waits_first.add(_kind_of(operation))
         self.flush()

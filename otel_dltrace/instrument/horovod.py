@@ -9,72 +9,37 @@ What happens inside an operation only Horovod's own timeline tells: where there 
 import dataclasses
 import sys
 from functools import partial
-from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._handles import Pending, asked_done
+from otel_dltrace.instrument._handle_sites import LEVEL, Plugin
+from otel_dltrace.instrument._handles import Pending
 from otel_dltrace.instrument._horovod_calls import BLOCKING, CALLS, OPS, SETS, Call
 from otel_dltrace.instrument._horovod_operations import Described, Operations, Series
 from otel_dltrace.instrument._horovod_store import agreed, propose
 from otel_dltrace.instrument._launcher import launcher_bind
-from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
+from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.steps import Operation, live
+from otel_dltrace.record.steps import Operation
 
 DYNAMIC = "DYNAMIC"
 """As ``HOROVOD_TIMELINE``: there is no file until the program asks for one."""
 Launch = tuple[Pending, Described]
-_operations: Operations | None = None
-
-
-def _here() -> Operations:
-    global _operations  # noqa: PLW0603  -- those of the live tracer
-    tracer = live.tracer
-    assert tracer is not None
-    if _operations is None or _operations.tracer is not tracer:
-        _operations = Operations(tracer)
-    return _operations
+_plugin = Plugin(OPS, Operations)
 
 
 # -- operations -------------------------------------------------------------------------------------
 
 
 def _begin(call: Call, args: Args, kwargs: Kwargs) -> Launch:
-    return _here().begin(call, call.positional(args, kwargs))
+    return _plugin.here().begin(call, call.positional(args, kwargs))
 
 
 def _launched(launch: Launch, handle: int) -> None:
-    _here().launched(*launch, handle)
+    _plugin.here().launched(*launch, handle)
 
 
 def _refused(launch: Launch, error: BaseException) -> None:
     launch[0].close(error=error)
-
-
-def _wait_begins(args: Args, kwargs: Kwargs) -> Any:
-    return _here().handles.wait_begins(args[0] if args else kwargs["handle"])
-
-
-def _waited(wait: Any, _result: object) -> None:
-    _here().handles.waited(wait)
-
-
-def _wait_failed(wait: Any, error: BaseException) -> None:
-    _here().handles.waited(wait, error)
-
-
-def _asked(args: Args, kwargs: Kwargs) -> Pending | None:
-    return _here().handles.pending.get(args[0] if args else kwargs["handle"])
-
-
-def _blocking_begins(_args: Args, _kwargs: Kwargs) -> Operations:
-    here = _here()
-    here.local.blocking += 1
-    return here
-
-
-def _blocking_over(here: Operations, _result: object) -> None:
-    here.local.blocking -= 1
 
 
 # -- barrier and join -------------------------------------------------------------------------------
@@ -83,11 +48,11 @@ Plain = tuple[Operation, Series]
 
 
 def _barrier_begins(args: Args, kwargs: Kwargs) -> Plain:
-    return _here().begin_plain("barrier", args[0] if args else kwargs.get("process_set"))
+    return _plugin.here().begin_plain("barrier", args[0] if args else kwargs.get("process_set"))
 
 
 def _join_begins(_args: Args, _kwargs: Kwargs) -> Plain:
-    return _here().begin_plain("join")
+    return _plugin.here().begin_plain("join")
 
 
 def _plain_over(plain: Plain, _result: object) -> None:
@@ -97,7 +62,7 @@ def _plain_over(plain: Plain, _result: object) -> None:
 
 def _joined(plain: Plain, result: object) -> None:
     _plain_over(plain, result)
-    _here().joined()
+    _plugin.here().joined()
 
 
 def _plain_failed(plain: Plain, error: BaseException) -> None:
@@ -108,7 +73,7 @@ def _plain_failed(plain: Plain, error: BaseException) -> None:
 
 
 def _init_begins(_args: Args, _kwargs: Kwargs) -> Operations:
-    here = _here()
+    here = _plugin.here()
     propose(here.tracer)
     return here
 
@@ -138,7 +103,7 @@ def _bind(here: Operations, ops: Any) -> None:
 
 def _follow(ops: Any, path: str) -> None:
     """Have the drain read the timeline *path*, which rank 0 writes."""
-    recorder = _here().tracer.recorder
+    recorder = _plugin.here().tracer.recorder
     if path and path != DYNAMIC and recorder.level >= Level.PHASE and ops.rank() == 0:
         recorder.follow(path)
 
@@ -152,7 +117,7 @@ def _timeline_began(path: str, _result: object) -> None:
 
 
 def _shutdown_begins(_args: Args, _kwargs: Kwargs) -> None:
-    _here().handles.leave()
+    _plugin.here().handles.leave()
 
 
 def _removal_begins(args: Args, kwargs: Kwargs) -> int | None:
@@ -163,29 +128,16 @@ def _removal_begins(args: Args, kwargs: Kwargs) -> int | None:
 
 def _removed(number: int, is_removed: bool) -> None:
     if is_removed:
-        _here().removed(number)
+        _plugin.here().removed(number)
 
-
-def _attach(_module: ModuleType) -> Undo:
-    def detach() -> None:
-        if _operations is not None:
-            _operations.handles.leave()
-
-    return detach
-
-
-_LEVEL = Level.COLLECTIVE
 
 ROWS: tuple[Row, ...] = (
     Site(OPS, "init", _init_begins, _initialised),
     Site(OPS, "shutdown", _shutdown_begins),
     Site(OPS, "start_timeline", _timeline_begins, _timeline_began, level=Level.PHASE),
-    *(Site(OPS, call.function, partial(_begin, call), _launched, _refused, _LEVEL) for call in CALLS),
-    *(Site(OPS, name, _blocking_begins, _blocking_over, _blocking_over, _LEVEL) for name in BLOCKING),
-    Site(OPS, "barrier", _barrier_begins, _plain_over, _plain_failed, _LEVEL),
-    Site(OPS, "join", _join_begins, _joined, _plain_failed, _LEVEL),
-    Site(OPS, "synchronize", _wait_begins, _waited, _wait_failed, _LEVEL),
-    Site(OPS, "poll", _asked, asked_done, level=_LEVEL),
+    *(Site(OPS, call.function, partial(_begin, call), _launched, _refused, LEVEL) for call in CALLS),
+    Site(OPS, "barrier", _barrier_begins, _plain_over, _plain_failed, LEVEL),
+    Site(OPS, "join", _join_begins, _joined, _plain_failed, LEVEL),
     Site(SETS, "remove_process_set", _removal_begins, _removed),
-    Attachment(OPS, _attach),
+    *_plugin.rows(BLOCKING),
 )

@@ -16,30 +16,29 @@ from typing import Any
 
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._mpi_buffers import NOTHING
-from otel_dltrace.instrument._mpi_calls import CALLS, Call, Form, Role
-from otel_dltrace.instrument._mpi_comm import Comm
+from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
+from otel_dltrace.instrument._mpi_comm import Comm, current
 from otel_dltrace.instrument._mpi_probes import begin_matched, begin_probe
+from otel_dltrace.instrument._mpi_usual import is_usual, shortened
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.steps import Tracer, live
 
 MODULE = "mpi4py.MPI"
-_comm: Comm | None = None
 _module: Any = None
 
 
 def _here() -> Comm | None:
     """Return the communication that the live tracer follows; None before MPI is there, and after its end."""
-    global _comm  # noqa: PLW0603  -- the one of the live tracer
-    tracer = live.tracer
+    tracer, comm = live.tracer, current.comm
     if tracer is None or _module is None:
         return None
-    if _comm is None or _comm.tracer is not tracer:
+    if comm is None or comm.tracer is not tracer:
         if not _module.Is_initialized() or _module.Is_finalized():
             return None
-        _comm = Comm(tracer, _module)
-    return _comm
+        comm = current.comm = Comm(tracer, _module)
+    return comm
 
 
 # -- calls ----------------------------------------------------------------------------------------
@@ -64,39 +63,6 @@ def _fail(span: Any, error: BaseException) -> None:
     span.fail(error)
 
 
-def _begin_plain(call: Call, args: Args, kwargs: Kwargs) -> Any:
-    comm = _comm if _comm is not None and _comm.tracer is live.tracer else _here()
-    return None if comm is None else comm.begin_plain(call, args, kwargs)
-
-
-def _begin_send(call: Call, args: Args, kwargs: Kwargs) -> Any:
-    comm = _comm if _comm is not None and _comm.tracer is live.tracer else _here()
-    return None if comm is None else comm.begin_send(call, args, kwargs)
-
-
-def _begin_receive(call: Call, args: Args, kwargs: Kwargs) -> Any:
-    comm = _comm if _comm is not None and _comm.tracer is live.tracer else _here()
-    return None if comm is None else comm.begin_receive(call, args, kwargs)
-
-
-def _finish_short(span: Any, result: Any) -> None:
-    if type(span) is tuple:
-        span[0].close(span[1])
-    else:
-        span.finish(result)
-
-
-def _fail_short(span: Any, error: BaseException) -> None:
-    if type(span) is tuple:
-        span[0].close(span[1], error=error)
-    else:
-        span.fail(error)
-
-
-_SHORT = {Role.COLLECTIVE: _begin_plain, Role.SEND: _begin_send, Role.RECEIVE: _begin_receive}
-"""What begins the commonest calls, which block and move buffers."""
-
-
 # -- requests -------------------------------------------------------------------------------------
 
 
@@ -106,13 +72,13 @@ def _wait_begins(many: str, waiting: bool, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _waited(wait: Any, result: Any) -> None:
-    if _comm is not None:
-        _comm.requests.waited(wait, result)
+    if current.comm is not None:
+        current.comm.requests.waited(wait, result)
 
 
 def _wait_failed(wait: Any, error: BaseException) -> None:
-    if _comm is not None:
-        _comm.requests.wait_failed(wait, error)
+    if current.comm is not None:
+        current.comm.requests.wait_failed(wait, error)
 
 
 def _start_begins(args: Args, _kwargs: Kwargs) -> Any:
@@ -127,8 +93,8 @@ def _startall_begins(args: Args, kwargs: Kwargs) -> Any:
 
 
 def _started(begun: Any, _result: object) -> None:
-    if _comm is not None:
-        _comm.requests.started(begun)
+    if current.comm is not None:
+        current.comm.requests.started(begun)
 
 
 def _start_failed(begun: Any, error: BaseException) -> None:
@@ -231,12 +197,8 @@ def _sites() -> list[tuple[str, Site]]:
 
 
 def _site_of(call: Call) -> Site:
-    begin = _SHORT.get(call.role, _begin) if call.form is Form.BLOCKING else _begin
-    if call.role is Role.RECEIVE and call.is_object:
-        begin = _begin  # only its status says how much came
-    if begin is _begin:
-        return _site(call.name, partial(begin, call), _finish, _fail)
-    return _site(call.name, partial(begin, call), _finish_short, _fail_short)
+    site = _site(call.name, partial(_begin, call), _finish, _fail)
+    return dataclasses.replace(site, around=partial(shortened, call)) if is_usual(call) else site
 
 
 def _replace_method(holder: type, site: Site) -> Undo | None:
@@ -294,8 +256,8 @@ def _attach(module: ModuleType) -> Undo:
         for undo in reversed(undos):
             undo()
         _forget_lookups(holders)
-        if _comm is not None:
-            _comm.requests.leave()
+        if current.comm is not None:
+            current.comm.requests.leave()
         _module = None
 
     return detach

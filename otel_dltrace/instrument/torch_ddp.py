@@ -19,7 +19,9 @@ from otel_dltrace.instrument import _torch_hook, _torch_hooks
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
 from otel_dltrace.instrument._torch_buckets import Layout, layout_of
 from otel_dltrace.instrument._torch_groups import sequence_number
-from otel_dltrace.model.semconv import Flag, Level
+from otel_dltrace.instrument._torch_recorder import recorded_of
+from otel_dltrace.model.semconv import Flag, Level, Source
+from otel_dltrace.record.device import Mark
 from otel_dltrace.record.steps import live
 
 
@@ -44,6 +46,7 @@ class _Synchronised:
     end: int
     step: int
     rebuilt: bool
+    over: Mark | None
 
 
 _prepared_at = [0]
@@ -62,6 +65,7 @@ def _post_forward_begins(args: Args, _kwargs: Kwargs) -> Any:
 
 def _post_forward_ended(model: Any, _output: object) -> None:
     assert live.tracer is not None
+    recorded_of(live.tracer).look()
     if _prepared_at[0]:  # not in no_sync(), nor without gradients
         _prepared[model] = _Prepared(_prepared_at[0])
         if live.tracer.recorder.level >= Level.PARTITION:
@@ -88,13 +92,15 @@ def _backward_ended(models: list[tuple[Any, _Prepared]], _result: object) -> Non
             synchronised.append((model, prepared, ready))
             _prepared.pop(model, None)
     _torch_hook.flush()
+    # The device goes on behind it when all buckets are reduced.
+    over = live.tracer.steps.mark_operation() if recorded_of(live.tracer).is_on() else None
     for model, prepared, ready in synchronised:
         if _torch_hooks.recorded(model):
             continue
         advance = sequence_number(model.process_group) - prepared.seq
         alone, step = len(synchronised) == 1, live.tracer.recorder.step
         rebuilt = bool(getattr(model, "_has_rebuilt_buckets", False))
-        _write(model, _Synchronised(prepared.since, ready, prepared.seq, advance, alone, end, step, rebuilt))
+        _write(model, _Synchronised(prepared.since, ready, prepared.seq, advance, alone, end, step, rebuilt, over))
 
 
 def _write(model: Any, synchronised: _Synchronised) -> None:
@@ -114,19 +120,25 @@ def _record(layout: Layout, backward: _Synchronised) -> None:
     assert tracer is not None
     # A second model, a user's own collective or a hook's breaks the count: no number, then.
     certain = layout.plain and backward.alone and backward.advance == len(layout.buckets)
+    is_issued = layout.source == Source.HOST_ISSUE
     launch = backward.since
     for k, bucket in enumerate(layout.buckets):
         launch = max(launch, backward.since + max(backward.ready[i] for i in bucket.parameters))
+        seq, number = backward.seq + k + 1 if certain else 0, tracer.recorder.number()
+        is_followed = is_issued and recorded_of(tracer).follows(
+            layout.group, seq, number, backward.step, launch, backward.over, is_end=True
+        )
         tracer.recorder.span(
             bucket.descriptor,
             Level.COLLECTIVE,
             launch,
             max(backward.end, launch),
             bucket.size,
-            seq=backward.seq + k + 1 if certain else 0,
+            seq=seq,
             b=-1,
-            flags=Flag.ASYNC,
+            flags=Flag.ASYNC | Flag.DEVICE if is_followed else Flag.ASYNC,
             source=layout.source,
+            number=number,
             step=backward.step,
         )
 

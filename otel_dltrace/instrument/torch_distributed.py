@@ -92,7 +92,7 @@ def _initialised(_span: object, _result: object) -> None:
     comm.binding.initialised(c10d()._get_default_store(), world.rank(), world.size())
 
 
-def _destroy_begins(args: Args, kwargs: Kwargs) -> None:
+def _destroy_begins(args: Args, kwargs: Kwargs) -> bool:
     comm = _here()
     group = args[0] if args else kwargs.get("group")
     everything = group is None or group is c10d().GroupMember.WORLD
@@ -101,6 +101,12 @@ def _destroy_begins(args: Args, kwargs: Kwargs) -> None:
     if everything:
         comm.binding.destroyed()
         comm.tracer.steps.group_seq = lambda: 0
+    return everything
+
+
+def _destroyed(everything: bool, _result: object) -> None:
+    if everything:
+        _here().recorded.leave()  # all is over; the next world's numbers begin anew
 
 
 def _yes(_args: Args, _kwargs: Kwargs) -> bool:
@@ -121,6 +127,7 @@ def _attach(module: ModuleType) -> Undo:
     def detach() -> None:
         if _comm is not None:
             _comm.works.leave()
+            _comm.recorded.leave()
 
     return detach
 
@@ -161,7 +168,7 @@ ROWS: tuple[Row, ...] = (
 WORLD: tuple[Row, ...] = (
     *COUNTS,
     Site(C10D, "init_process_group", begin=_yes, finish=_initialised),
-    Site(C10D, "destroy_process_group", begin=_destroy_begins),
+    Site(C10D, "destroy_process_group", begin=_destroy_begins, finish=_destroyed),
     Attachment(C10D, _attach),
 )
 """Who the ranks are, which every source needs."""

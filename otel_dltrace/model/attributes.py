@@ -16,6 +16,7 @@ from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.resource import instance_id, job_attributes
 from otel_dltrace.model.spans import Column, Process, SpanBatch, distinct
+from otel_dltrace.model.text import clean
 
 Value = str | int | bool
 _TRACE_ID, _SPAN_ID = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16}")
@@ -111,11 +112,12 @@ def collective_ids(batch: SpanBatch, owners: Sequence[tuple[Bind | None, int]] =
 
 
 def _ids_of_series(d: Descriptor, binds: Mapping[int, Bind], whose: Column, rows: Column) -> Column:
-    seqs = rows["seq"].tolist()
     if d.kind != s.P2P:
-        ids = identity.collective_ids(next(iter(binds.values())), s.COLLECTIVE, d.group, _series_name(d), seqs)
-        return np.array(ids, np.uint64)
-    ends = zip(whose.tolist(), rows["a"].tolist(), rows["b"].tolist(), seqs, strict=True)
+        seqs, which = distinct(rows["seq"])  # ranks have the same
+        bind, name = next(iter(binds.values())), _series_name(d)
+        ids = identity.collective_ids(bind, s.COLLECTIVE, d.group, name, seqs.tolist())
+        return np.array(ids, np.uint64)[which]
+    ends = zip(*(column.tolist() for column in (whose, rows["a"], rows["b"], rows["seq"])), strict=True)
     return np.array([_p2p_id(binds[place], d, peer, tag, nth) for place, peer, tag, nth in ends], np.uint64)
 
 
@@ -158,7 +160,7 @@ def resource_attributes(process: Process) -> Mapping[str, Value]:
         s.DL_CLOCK_UNCERTAINTY: process.anchor.uncertainty,
     }
     # Bytes that are no UTF-8 may make two names one.
-    out |= {name.encode("utf-8", "replace").decode(): value for name, value in process.resource}
+    out |= {clean(name): value for name, value in process.resource}
     # Last, since operators set one instance id for all ranks of a container.
     out[s.SERVICE_INSTANCE_ID] = instance_id(process.nonce)
     return out

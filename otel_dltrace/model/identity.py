@@ -10,7 +10,6 @@ from typing import Any
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PREFIX = b"otel_dltrace.1"
 _LENGTHS = tuple(n.to_bytes(4, "little") for n in range(32))  # of a 64-bit integer in decimal, and to spare
-_REMEMBERED = 4096  # of a group's collectives
 _HEAD = struct.Struct(">Q24x")  # the first 8 of a digest's 32 bytes
 NO_STEP = 0xFFFF_FFFF
 """The step of a record made before the first step, or in a program without steps."""
@@ -130,20 +129,8 @@ def rank_step_ids(bind: Bind, steps: Iterable[int]) -> list[int]:
 
 
 def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Sequence[int]) -> list[int]:
-    """Return the ids that name collectives of one group on every rank; those of a host ask for the same: remembered."""
-    series = ("coll", bind.job, bind.generation, bind.world, kind, group, name)
-    known = _known_ids(*series)
-    if len(known) > _REMEMBERED:
-        known.clear()
-    missing = set(seqs).difference(known)
-    if missing:
-        known.update(zip(missing, h64_each(*series, last=missing), strict=True))
-    return [known[seq] for seq in seqs]
-
-
-@lru_cache(maxsize=64)
-def _known_ids(*series: str) -> dict[int, int]:  # noqa: ARG001  -- the cache's key
-    return {}
+    """Return the ids that name collectives of one group on every rank."""
+    return h64_each("coll", bind.job, bind.generation, bind.world, kind, group, name, last=seqs)
 
 
 def p2p_id(bind: Bind, group: str, source: int, destination: int, tag: int, nth: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from otel_dltrace.model import semconv
+from otel_dltrace.model.text import clean
 
 MAX_DESCRIPTORS = 1 << 16
 MAX_TEXT = 4096
@@ -54,8 +55,7 @@ class Descriptor:
 
 def _clean(text: str) -> str:
     text = _NONAME.sub(".noname.N", text[:MAX_TEXT])
-    # Lone surrogates (file names read as bytes) cannot be encoded as UTF-8.
-    return text.encode("utf-8", "replace").decode()
+    return clean(text)
 
 
 _DEFAULTS = {name: f.default for name, f in Descriptor.__dataclass_fields__.items() if name not in ("kind", "name")}

@@ -128,7 +128,7 @@ class Descriptors(Sequence[Descriptor]):
 
     def numbers(self, rows: Column) -> Column:
         """Return where in such a column each of *rows* has its value, shape (n,)."""
-        places: Column = np.minimum(rows["descriptor"], len(self.table))
+        places: Column = np.minimum(rows["descriptor"], len(self.table)).astype(np.intp)  # what numpy indexes with
         return places
 
 

@@ -1,5 +1,6 @@
 """What a program marks itself, as blocks: steps, phases, operations."""
 
+import struct
 from contextvars import Token
 from time import monotonic_ns
 from types import TracebackType
@@ -7,11 +8,14 @@ from types import TracebackType
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
+from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase
 from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.ring import RECORD
 from otel_dltrace.record.steps import Open, Operation, Tracer, live, open_span
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF
+_error = struct.error
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
 
@@ -72,7 +76,8 @@ class phase:  # noqa: N801
         self._name = name
         self.size = size
 
-    # Both inline what `guarded` does: its extra frame would cost a part of a phase that can be seen.
+    # Both inline what `guarded` does, and the end what `Recorder.phase` does: frames are a part of a phase that can be
+    # seen. `parent` is the parent's number and, above its 32 bits, the occurrence, as they lie in the record.
 
     def __enter__(self) -> "phase":
         """Begin the phase."""
@@ -136,27 +141,55 @@ class phase:  # noqa: N801
                 self._end_stage(end)
                 return
             try:
-                if error is None:
-                    recorder.block(self, end)
-                else:
-                    self._fail(recorder, end, error)
+                if error is not None:
+                    recorder.error(self.drawn(), _PHASE, error, self.step)
+                    self._write(recorder, end, self.number, _ERROR)
+                    return
+                try:
+                    lane = recorder.local.lane
+                except AttributeError:
+                    lane = recorder.new_lane()
+                number = self.number or next(lane.numbers, 0) or recorder.next_number(lane)
+                chunk = lane.chunk
+                slots, lease, buffer, _ = chunk
+                offset = next(slots, 0)
+                if offset and lane.chunk is chunk:
+                    try:
+                        pack_phase(
+                            buffer,
+                            offset,
+                            number,
+                            self.step,
+                            self.descriptor,
+                            PHASE_SPAN,
+                            self.start,
+                            end,
+                            self.size,
+                            self.parent,
+                            lease,
+                        )
+                    except _error:
+                        buffer[offset : offset + RECORD] = HOLE
+                    else:
+                        return
+                self._write(recorder, end, number)
             finally:
                 _reset_open(self._token)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("phase", broken)
 
-    def _fail(self, recorder: Recorder, end: int, error: BaseException) -> None:
-        recorder.error(self.drawn(), _PHASE, error, self.step)
+    def _write(self, recorder: Recorder, end: int, number: int, flags: int = 0) -> None:
+        parent, seq = self.parent & _M32, self.parent >> 32
         recorder.span(
             self.descriptor,
             _PHASE,
             self.start,
             end,
             self.size,
-            self.parent & _M32,
-            self.parent >> 32,
-            flags=_ERROR,
-            number=self.number,
+            parent,
+            seq,
+            flags=flags,
+            number=number,
             step=self.step,
         )
 

@@ -30,8 +30,17 @@ class DeviceTimes(Protocol):
         This and `waited` may be called by any thread.
         """
 
-    def waited(self, number: int, step: int, begun: Mark, asked: Mark) -> None:
-        """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done."""
+    def waited(self, number: int, step: int, begun: Mark, asked: Mark) -> bool:
+        """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done.
+
+        Return whether it is followed.
+        """
+
+    def is_open(self) -> bool:
+        """Return whether a device may be asked anything now. Any thread may call this."""
+
+    def when(self, mark: Mark) -> int | None:
+        """Return when the device passed *mark*, monotonic ns of the host; None where that is not known yet."""
 
     def step_ends(self) -> None:
         """Write what has become known; know that the stages of the step so far have no more pieces."""

@@ -121,7 +121,7 @@ class RingWriter:
 
     def _header(self) -> bytes:
         clocks = time.monotonic_ns(), time.time_ns()
-        identity = self.nonce, boot_id(), os.getpid(), _pid_namespace()
+        identity = self.nonce, boot_id(), os.getpid(), pid_namespace()
         return HEADER.pack(MAGIC, VERSION, RECORD, CHUNK, self.chunks, *identity, *clocks)
 
     def lease(self, thread: int) -> tuple[Iterator[int], int, int]:
@@ -150,10 +150,10 @@ class RingWriter:
         levels = buffer[first + LEVEL_AT : end : RECORD].translate(_LEVEL_OF)
         one, two, three, four = CHUNK_HISTORY.unpack_from(buffer, base + HISTORY_AT)
         counts = (
-            one + levels.count(1) & _M32,
-            two + levels.count(2) & _M32,
-            three + levels.count(3) & _M32,
-            four + levels.count(4) & _M32,
+            one + levels.count(1) & _M32 if 1 in levels else one,
+            two + levels.count(2) & _M32 if 2 in levels else two,
+            three + levels.count(3) & _M32 if 3 in levels else three,
+            four + levels.count(4) & _M32 if 4 in levels else four,
         )
         # In this order: a reader that sees the same lease before and after its copy has a whole chunk.
         # The header is one copy, not a pack (which zeroes first): a kill never leaves half a count.
@@ -245,11 +245,12 @@ def boot_id() -> bytes:
     return bytes.fromhex(text.strip().replace("-", ""))
 
 
-def _pid_namespace() -> int:
+def pid_namespace() -> int:
+    """Return the inode of our pid namespace: pids of another mean nothing here; 0 where nobody says."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
-        return 0  # no /proc here
+        return 0
 
 
 def _chunks_that_fit(folder: Path, size: int) -> int:

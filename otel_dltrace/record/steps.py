@@ -167,6 +167,10 @@ class Steps:
         """Return the same for an operation, which may begin in another thread: a backward has its own."""
         return None if self.device is None else self.device.mark(elsewhere=get_ident() != self._thread)
 
+    def trains_here(self) -> bool:
+        """Return whether this is the thread that begins steps: only there a device may be asked anything."""
+        return get_ident() == self._thread
+
     def _block(self, name: str, start: int, end: int, mark: Mark | None) -> None:
         self.stage(name, start, end, mark=mark)
 
@@ -322,6 +326,7 @@ class Tracer:
         span_budget: Spans per trace over OTLP, by which all compute in which trace a rank's step is.
         server_key: The one key of which a parameter server records pushes and pulls; -1: of all.
         horovod_timeline: Returns where the user wants Horovod's own timeline now, "" for nowhere.
+        nccl_timing: Returns whether PyTorch, asked now, measures how long collectives of NCCL take.
         metrics: Whether to record what only this process knows of itself.
     """
 
@@ -339,6 +344,7 @@ class Tracer:
         self.job_name, self.environment, self.world_name = job_name, environment, world_name
         self.starter, self.span_budget, self.server_key = starter, span_budget, server_key
         self.horovod_timeline: Callable[[], str] = str
+        self.nccl_timing: Callable[[], bool] = bool
         self.metrics = False
         self.steps = Steps(recorder)
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
+from otel_dltrace.report.words import plain
 
 _MARKS = {FINE: ("ok", "green"), NOTE: ("note", "yellow"), PROBLEM: ("PROBLEM", "bold red")}
 
@@ -24,18 +25,13 @@ def write_findings(findings: Sequence[Finding], console: Console) -> None:
     before = ""
     for finding in findings:
         mark, style = _MARKS[finding.verdict]
-        text = Text(_printable(finding.what))
+        text = Text(plain(finding.what))
         if finding.cure:
-            text.append(f"\n-> {_printable(finding.cure)}", style="dim" if finding.verdict == FINE else "bold")
+            text.append(f"\n-> {plain(finding.cure)}", style="dim" if finding.verdict == FINE else "bold")
         table.add_row(Text(mark, style=style), finding.area if finding.area != before else "", text)
         before = finding.area
     console.print(table, highlight=False)
     console.print(Text(f"\n{summary(findings)}"), highlight=False)
-
-
-def _printable(text: str) -> str:
-    """Return *text*, which may hold what a server said, without what a terminal would act on."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def summary(findings: Sequence[Finding]) -> str:

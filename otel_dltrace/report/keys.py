@@ -7,7 +7,7 @@ from rich.text import Text
 
 from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, ServerKey, WorkerKey
 from otel_dltrace.model.plan import FINEST
-from otel_dltrace.report.tables import MOST_ROWS, new_table, section
+from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
 from otel_dltrace.report.words import ms, plain
 
 _NOTHING = "No push_pull is in there: --by key tells of the tensors of a parameter server."
@@ -75,7 +75,7 @@ def _ranks(ranks: Sequence[RankArrivals]) -> list[RenderableType]:
     table = new_table(["rank"], columns)
     for rank in ranks[:MOST_ROWS]:
         table.add_row(str(rank.rank), *_arrivals(rank.workers), *_arrivals(rank.servers))
-    return section("Who comes last: seen from the workers, and from the servers", table, _more(ranks, "ranks"))
+    return section("Who comes last: seen from the workers, and from the servers", table, left_over(ranks, "ranks"))
 
 
 def _arrivals(last: Last | None) -> list[str]:
@@ -100,7 +100,7 @@ def _workers(keys: Sequence[WorkerKey]) -> list[RenderableType]:
             _slowest(key),
             _who(key.last),
         )
-    return section("Keys, seen from the workers", table, _more(keys, "keys"))
+    return section("Keys, seen from the workers", table, left_over(keys, "keys"))
 
 
 def _slowest(key: WorkerKey) -> str:
@@ -130,8 +130,4 @@ def _servers(keys: Sequence[ServerKey]) -> list[RenderableType]:
             _who(key.last),
         )
     note = "gather: from the first worker's push to the last one's; a pull waits until all are in"
-    return section("Keys, seen from the servers", table, note, _more(keys, "keys"))
-
-
-def _more(rows: Sequence[object], name: str) -> str:
-    return f"{len(rows) - MOST_ROWS} more {name}: --json has all" if len(rows) > MOST_ROWS else ""
+    return section("Keys, seen from the servers", table, note, left_over(keys, "keys"))

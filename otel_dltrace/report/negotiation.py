@@ -12,7 +12,7 @@ from otel_dltrace.analysis.phases import Activity
 from otel_dltrace.analysis.shares import FIRST_EPOCH, Share
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.semconv import MPI
-from otel_dltrace.report.tables import MOST_ROWS, new_table, section
+from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
 from otel_dltrace.report.words import ms, plain
 
 _NOTHING = "No operation of Horovod or MPI that ranks share is in there: --by negotiation tells of them."
@@ -122,7 +122,7 @@ def _shares(found: Negotiations) -> list[RenderableType]:
     if found.epochs:
         rows = [(str(epoch.number), epoch.share) for epoch in found.epochs[:MOST_ROWS]]
         table = _share_table("epoch", rows)
-        out += section("Negotiation, by epoch (mean of its steps)", table, _more(found.epochs, "epochs"))
+        out += section("Negotiation, by epoch (mean of its steps)", table, left_over(found.epochs, "epochs"))
     if found.steps:
         longest = sorted(found.steps, key=lambda one: (-one.share.negotiation, one.number))
         rows = [(str(step.number), step.share) for step in longest[:_MOST_STEPS]]
@@ -154,7 +154,9 @@ def _ranks(ranks: Sequence[ReadyRank], *notes: str) -> list[RenderableType]:
         late = rank.late
         figures = [ms(late.p50), ms(late.p95), ms(late.max)] if late.count else [""] * 3
         table.add_row(str(rank.rank), f"{rank.negotiations:,}", f"{rank.times:,}", *figures)
-    return section("Who is ready last, and by how much after the one before it", table, *notes, _more(ranks, "ranks"))
+    return section(
+        "Who is ready last, and by how much after the one before it", table, *notes, left_over(ranks, "ranks")
+    )
 
 
 def _tensors(found: Negotiations) -> list[RenderableType]:
@@ -172,9 +174,9 @@ def _tensors(found: Negotiations) -> list[RenderableType]:
         )
     notes = ["" if found.coordinated else _FIRST_TO_LAST]
     if found.backend == MPI:
-        return section("Collectives, by their negotiation", table, *notes, _more(tensors, "collectives"))
+        return section("Collectives, by their negotiation", table, *notes, left_over(tensors, "collectives"))
     notes.append("tensors that Horovod fused share one operation: do not add them up")
-    return section("Tensors, by their negotiation", table, *notes, _more(tensors, "tensors"))
+    return section("Tensors, by their negotiation", table, *notes, left_over(tensors, "tensors"))
 
 
 def _libraries(libraries: Sequence[Activity], backend: str) -> list[RenderableType]:
@@ -188,13 +190,9 @@ def _activities(rows: Sequence[Activity], backend: str) -> list[RenderableType]:
     table = new_table(["activity", "library"], ["bars", "p50\nms", "p95\nms", "any of them\nms"])
     for activity in rows[:MOST_ROWS]:
         table.add_row(Text(plain(activity.name)), activity.library, *_bars(activity))
-    return section(_OF[backend], table, _more(rows, "activities"))
+    return section(_OF[backend], table, left_over(rows, "activities"))
 
 
 def _bars(activity: Activity) -> list[str]:
     time = activity.time
     return [f"{time.count:,}", ms(time.p50), ms(time.p95), ms(activity.covered)]
-
-
-def _more(rows: Sequence[object], name: str) -> str:
-    return f"{len(rows) - MOST_ROWS} more {name}: --json has all" if len(rows) > MOST_ROWS else ""

@@ -20,6 +20,11 @@ def new_table(left: Sequence[str], right: Sequence[str]) -> Table:
     return table
 
 
+def left_over(rows: Sequence[object], name: str) -> str:
+    """Return in words how many of *rows* a table does not show, "" if it shows all."""
+    return f"{len(rows) - MOST_ROWS} more {name}: --json has all" if len(rows) > MOST_ROWS else ""
+
+
 def section(title: str, table: Table, *notes: str) -> list[RenderableType]:
     """Return a table under its title, with what must be known to read it; apart, as a title folds to its table."""
     note = "; ".join(filter(None, notes))

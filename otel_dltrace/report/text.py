@@ -16,7 +16,7 @@ from otel_dltrace.analysis.waits import RankWaits, Waits
 from otel_dltrace.model.semconv import PUSH_PULL
 from otel_dltrace.report import words
 from otel_dltrace.report.machine import saturation_parts, utilisation_parts
-from otel_dltrace.report.tables import MOST_ROWS, new_table, section
+from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
 from otel_dltrace.report.timings import rates, timing_parts
 from otel_dltrace.report.words import ms, plain, size
 
@@ -24,6 +24,7 @@ _STYLES = {"straggler": "bold red", "none": "bold green", "cannot tell": "bold y
 _ENDS = {
     "host_issue": "host_issue: the time of the call alone, the work went on",
     "bound": "bound: the work was done some time before",
+    "recorder": "recorder: the device measured how long it took; when, follows from the order of its group",
 }
 
 
@@ -111,8 +112,7 @@ def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
         times = (ms(row.time.total), ms(row.time.mean), ms(row.time.p95), ms(row.skew.p50) if row.skew.count else "")
         table.add_row(*(Text(plain(name.strip())) for name in names), _range(row.count), moved, *times, row.source)
     notes = [_ENDS[source] for source in sorted({row.source for row in rows}) if source in _ENDS]
-    if len(rows) > MOST_ROWS:
-        notes.append(f"{len(rows) - MOST_ROWS} more kinds: --json has all")
+    notes.append(left_over(rows, "kinds"))
     if any(row.operation == PUSH_PULL for row in rows):
         notes.append("of push_pull, `report --by key` tells the key, partition and server")
     return section("Operations", table, *notes)

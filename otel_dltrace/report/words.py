@@ -28,9 +28,9 @@ def size(count: int) -> str:
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{count} B"
 
 
-def plain(name: str) -> str:
-    """Return *name* without what a terminal would act on."""
-    return "".join(c if c.isprintable() else "?" for c in name)
+def plain(text: str) -> str:
+    """Return *text*, which programs and servers chose, without what a terminal would act on."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def verdict(s: Stragglers) -> list[str]:
@@ -109,5 +109,5 @@ def rests_on(g: Guards) -> str:
 def _clocks_of_times(g: Guards) -> str:
     if not g.device:
         return "All times are host times."
-    tied = f"tied to the host's clock to within {g.device_residual / 1e3:,.1f} us"
-    return f"The times of {g.device:,} spans are their device's, {tied}; all others are host times."
+    tied = f", tied to the host's clock to within {g.device_residual / 1e3:,.1f} us" if g.device_residual else ""
+    return f"The times of {g.device:,} spans are their device's{tied}; all others are host times."

@@ -11,6 +11,8 @@ from otel_dltrace.model.topology import World
 from otel_dltrace.record.carrier import read_traceparent
 from otel_dltrace.settings.config import VARIABLES, Config
 
+_YES = ("y", "yes", "1", "t", "true")
+"""What PyTorch takes for a yes."""
 JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
 """Set by a launcher of ours for processes that run other programs than the job's own."""
 
@@ -42,6 +44,16 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
 def horovod_timeline(env: Mapping[str, str]) -> str:
     """Return where Horovod, initialised now, writes its own timeline, "" for nowhere."""
     return env.get("HOROVOD_TIMELINE", "")
+
+
+def nccl_timing(env: Mapping[str, str]) -> bool:
+    """Return whether PyTorch measures how long collectives of NCCL take, and keeps the events that it asks for that.
+
+    Without its cache of events, who reads its Flight Recorder may meet one that is gone.
+    """
+    timing = env.get("TORCH_NCCL_ENABLE_TIMING") or env.get("NCCL_ENABLE_TIMING", "")
+    cache = env.get("TORCH_NCCL_CUDA_EVENT_CACHE") or "1"
+    return timing.lower() in _YES and cache.lower() in _YES
 
 
 def job_name_of(env: Mapping[str, str]) -> str:

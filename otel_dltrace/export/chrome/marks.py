@@ -9,6 +9,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.spans import Column
+from otel_dltrace.model.text import clean
 
 SPAN_ID = "span_id"
 CLAMPED = "clamped_ns"
@@ -49,7 +50,7 @@ _METADATA = '{"ph":"M","pid":%d,"tid":%d,"name":"%s","args":{"%s":%s}}'
 
 def quote(text: str) -> str:
     """Return *text* as a JSON string; a lone surrogate, which no UTF-8 reader takes, becomes ``?``."""
-    return json.dumps(text.encode("utf-8", "replace").decode())
+    return json.dumps(clean(text))
 
 
 def microseconds(ns: Column) -> tuple[Column, Column]:

@@ -7,12 +7,13 @@ from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING
 
 from otel_dltrace.export.metrics.container import allowed_cpus
-from otel_dltrace.export.metrics.process import ProcessSource, pid_namespace
+from otel_dltrace.export.metrics.process import ProcessSource
 from otel_dltrace.export.metrics.run import RankMetrics, RunMetrics
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S, Sample, Sampler, Source, Watched
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.plan import Window
 from otel_dltrace.record.guard import say, text_of, tried
+from otel_dltrace.record.ring import pid_namespace
 
 if TYPE_CHECKING:
     from otel_dltrace.export.member import Member

@@ -23,14 +23,6 @@ _SWITCHES = {b"\nvoluntary_ctxt_switches:": "voluntary", b"\nnonvoluntary_ctxt_s
 _BYTES = {b"\nread_bytes:": "read", b"\nwrite_bytes:": "write"}
 
 
-def pid_namespace() -> int:
-    """Return the inode of our pid namespace: pids of another mean nothing here; 0 where nobody says."""
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
-
-
 class ProcessSource:
     """Samples one process until it is gone.
 

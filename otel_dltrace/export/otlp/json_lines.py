@@ -10,11 +10,12 @@ from pathlib import Path
 
 from otel_dltrace._version import __version__
 from otel_dltrace.export.files import open_whole
-from otel_dltrace.export.plain_spans import Constant, PlainSpan, clean, plain_spans
+from otel_dltrace.export.plain_spans import Constant, PlainSpan, plain_spans
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.attributes import Launcher, Value, resource_attributes
 from otel_dltrace.model.operation import MAX_DESCRIPTORS
 from otel_dltrace.model.spans import Process, SpanBatch
+from otel_dltrace.model.text import clean
 
 LIMIT = 1_000_000
 """Bytes of a line: the receiver cuts those above 1 MiB."""

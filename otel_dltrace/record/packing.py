@@ -1,0 +1,65 @@
+"""How the fields of a record become its 64 bytes (contract 2)."""
+
+import struct
+import sys
+from collections.abc import Callable
+
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.record.ring import RECORD, SPAN
+
+HOLE = bytes(RECORD)
+PHASE_SPAN = SPAN | Level.PHASE << 12
+"""Kind and level of a phase that is over, as the one field that they are to `pack_phase`."""
+_M16, _M32, _M64, _SIGN = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000
+
+
+def _packer(layout: str) -> Callable[..., None]:
+    """Return what packs a record of *layout* into a buffer at an offset.
+
+    Where C's long has 64 bits and this order it stands in for ``Q``, which makes packing a fifth faster.
+    """
+    native = "@" + layout.replace("Q", "L")
+    is_same = sys.byteorder == "little" and struct.calcsize(native) == RECORD
+    return struct.Struct(native if is_same else "<" + layout).pack_into
+
+
+# RECORD_FORMAT with its spare field as padding, which costs nothing to pack.
+pack_span = _packer("IIIBBHQQQIIiiH2xI")
+# A BEGIN has no end and no partition yet.
+pack_begin = _packer("IIIBBHQ8xQIIii4xI")
+# The same bytes for a phase, whose flags, source, a, b and partition are 0; parent and, above it, seq are one field.
+pack_phase = _packer("IIIIQQQQ12xI")
+pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
+pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
+pack_amend_parent = struct.Struct("<IIIBBH16s8sII8xII").pack_into
+
+
+def masked(
+    head: tuple[int, int, int, int, int, int],
+    start: int,
+    end: int,
+    size: int,
+    parent: int,
+    seq: int,
+    a: int,
+    b: int,
+    partition: int,
+) -> tuple[int, ...]:
+    """Return a record's fields, each cut to its width."""
+    number, step, descriptor, kind, level, flags = head
+    return (
+        number & _M32,
+        step & _M32,
+        descriptor & _M32,
+        kind,
+        level & 0xFF,
+        flags & _M16,
+        start & _M64,
+        end & _M64,
+        size & _M64,
+        parent & _M32,
+        seq & _M32,
+        ((a + _SIGN) & _M32) - _SIGN,
+        ((b + _SIGN) & _M32) - _SIGN,
+        partition & _M16,
+    )
