@@ -360,7 +360,7 @@ def test_with_credit_the_highest_priority_goes_first_within_the_credit():
 
     def task(key: int, priority: int) -> Task:
         tensor = Tensor("t", 0, priority, stages=(Q.REDUCE,))
-        return Task(Operation(0, tensor, VALUES, 1, False, 0), 0, key, 0, 10, None)
+        return Task(Operation(tensor, VALUES, 1, False, 0), 0, key, 0, 10, None)
 
     queue = StageQueue(Q.REDUCE, credit=20)
     for one in (task(1, 0), task(3, 5), task(2, 5), task(4, 9)):

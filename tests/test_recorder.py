@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ring_files import Read, by_lane, environment, lane_descriptor, read_file, read_own, records_of, write_checked
 
@@ -137,6 +138,14 @@ def test_values_out_of_range_are_cut_to_their_width_and_zero_no_record(recorder:
     }
     assert (begun["number"], begun["a"], begun["b"], begun["flags"]) == (4, -1, -(1 << 31), 0xFFFF)
     assert (counter["start"], counter["size"]) == (ones[64], ones[64])
+
+
+def test_a_number_may_be_of_any_kind_also_in_the_first_record_of_a_chunk(recorder: Recorder) -> None:
+    """Sizes, tags and ranks that a program gives are often numpy's, which overflow where Python's do not."""
+    for tag in range(200):
+        recorder.span(1, 3, np.int64(1), np.int64(2), np.int64(3), np.int32(4), np.int32(5), 0, 6, np.int16(tag - 9))
+
+    assert [record["b"] for record in read_own(recorder).records] == [*range(-9, 191)]
 
 
 def test_a_value_that_is_no_number_raises_and_leaves_a_hole(recorder: Recorder) -> None:

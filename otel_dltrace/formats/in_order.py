@@ -5,6 +5,7 @@ what comes far behind its time: in a compacted run, all that is outside any step
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -81,13 +82,20 @@ class InOrder:
     def _read(self) -> Iterator[Moments]:
         known = 0
         for piece in self._pieces:
-            spans = self._held(piece)
+            spans = _without_errors(self._held(piece))
             begin, end = self._times(spans)
             ended = np.flatnonzero(end != NEVER)
             which = np.concatenate((np.arange(len(spans)), ended))
             is_end = np.arange(len(which)) >= len(spans)
             yield Moments(spans.take(which), np.concatenate((begin, end[ended])), is_end, known + which)
             known += len(spans)
+
+
+def _without_errors(spans: SpanBatch) -> SpanBatch:
+    """Return *spans* without the texts of their errors, of which each piece has all: no such file tells of them."""
+    rows = spans.rows.copy()
+    rows["error"] = 0
+    return replace(spans, rows=rows, errors=(("", ""),))
 
 
 def _sorted(parts: Sequence[Moments]) -> Moments:

@@ -13,7 +13,7 @@ from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status, current
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
-from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.steps import live, open_span
 
 # Plain ints, and bound here: looking them up costs a part of a call that can be seen.
@@ -37,7 +37,7 @@ def shortened(  # noqa: C901
     sides = None if is_collective and not call.root else _root if is_collective else _sent if sends else _received
 
     @wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
         tracer = live.tracer
         if tracer is None or tracer.recorder.level < _COLLECTIVE:
             return original(*args, **kwargs)
@@ -80,7 +80,10 @@ def shortened(  # noqa: C901
             end = monotonic_ns()
             if status is not None and not flags:
                 size, a, b, seq = _learned(comm, group, handle, status, size) or (size, a, b, seq)
-            recorder.span(descriptor, _COLLECTIVE, start, end, size, parent, seq, 0, a, b, flags, 0, number, step)
+            try:
+                recorder.span(descriptor, _COLLECTIVE, start, end, size, parent, seq, 0, a, b, flags, 0, number, step)
+            except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+                failed(span, broken)
 
     return wrapper
 

@@ -106,10 +106,15 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
 def applies(site: Site) -> bool:
     """Return whether *site* is for the framework's installed version; one that is not known has everything."""
     framework = sys.modules.get(site.module.partition(".")[0])
-    here = _version(getattr(framework, "__version__", ""))
+    here = version_of(framework)
     return not here or (
         (not site.since or here >= _version(site.since)) and (not site.until or here < _version(site.until))
     )
+
+
+def version_of(framework: ModuleType | None) -> tuple[int, ...]:
+    """Return the version of *framework* as numbers, none where it says none."""
+    return _version(getattr(framework, "__version__", ""))
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -16,9 +16,10 @@ from functools import cached_property
 from itertools import groupby
 from time import monotonic_ns, time_ns
 
+from otel_dltrace.instrument._sites import version_of
 from otel_dltrace.instrument._torch_durations import Active, Measured, ends, measured
 from otel_dltrace.model.semconv import Level, Source
-from otel_dltrace.record.device import Mark
+from otel_dltrace.record.device import DeviceTimes, Mark
 from otel_dltrace.record.guard import failed, tried
 from otel_dltrace.record.steps import Tracer, live
 
@@ -72,7 +73,10 @@ class Recorded:
     @cached_property
     def _dump(self) -> Callable[[bool, bool], bytes] | None:
         c10d = sys.modules.get("torch._C._distributed_c10d")
-        return getattr(c10d, "_dump_nccl_trace_json", None) if self.tracer.nccl_timing() else None
+        # Before 2.6 PyTorch keeps no events: who reads may meet one that is gone.
+        version = version_of(sys.modules.get("torch"))
+        is_safe = not version or version >= (2, 6)
+        return getattr(c10d, "_dump_nccl_trace_json", None) if is_safe and self.tracer.nccl_timing() else None
 
     def is_on(self) -> bool:
         """Return whether PyTorch measures, and tells."""
@@ -86,8 +90,8 @@ class Recorded:
         Its span is *number* in *step*; the host *asked* for it. *mark* is as `_Expected` has it.
         """
         device = self.tracer.steps.device
-        is_captured = device is not None and not device.is_open()  # the recorder never hears of its end
-        if not seq or not self.is_on() or is_captured or len(self._expected) >= MOST:
+        # Of one that is captured into a graph the recorder never hears the end.
+        if not seq or not self.is_on() or device is None or not device.is_open() or len(self._expected) >= MOST:
             return False
         kept = mark if len(self._marked) < MOST_MARKS else None
         one = self._expected[number] = _Expected(group, seq, number, step, asked, kept, is_end, asked)
@@ -125,9 +129,9 @@ class Recorded:
 
     def _look(self, is_last: bool) -> None:
         device, now = self.tracer.steps.device, monotonic_ns()
-        if device is not None and not device.is_open():  # the recorder asks the device, too
+        if device is None or not device.is_open():  # the recorder asks the device, too
             return
-        self._pass_marks()
+        self._pass_marks(device)
         if now < self._next and not is_last:
             return
         # Others add to them meanwhile: a backward has its own thread.
@@ -137,12 +141,11 @@ class Recorded:
         spent = monotonic_ns() - now
         self._next = now + spent + (min(max(EVERY_NS, SHARE * spent), SELDOM_NS) if settled else SETTLED_NS)
 
-    def _pass_marks(self) -> None:
-        """Take the times of the marks that the device has passed."""
-        device = self.tracer.steps.device
+    def _pass_marks(self, device: DeviceTimes) -> None:
+        """Take the times of the marks that *device* has passed."""
         while self._marked:
             one = self._marked[0]
-            at = 0 if device is None else device.when(one.mark)
+            at = device.when(one.mark)
             if at is None:
                 return
             self._marked.popleft()

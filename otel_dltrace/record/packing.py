@@ -3,6 +3,7 @@
 import struct
 import sys
 from collections.abc import Callable
+from operator import index
 
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.ring import RECORD, SPAN
@@ -45,21 +46,21 @@ def masked(
     b: int,
     partition: int,
 ) -> tuple[int, ...]:
-    """Return a record's fields, each cut to its width."""
+    """Return a record's fields, each cut to its width; those that a program gave may be any integers, as numpy's."""
     number, step, descriptor, kind, level, flags = head
     return (
-        number & _M32,
-        step & _M32,
-        descriptor & _M32,
+        index(number) & _M32,
+        index(step) & _M32,
+        index(descriptor) & _M32,
         kind,
         level & 0xFF,
         flags & _M16,
-        start & _M64,
-        end & _M64,
-        size & _M64,
-        parent & _M32,
-        seq & _M32,
-        ((a + _SIGN) & _M32) - _SIGN,
-        ((b + _SIGN) & _M32) - _SIGN,
-        partition & _M16,
+        index(start) & _M64,
+        index(end) & _M64,
+        index(size) & _M64,
+        index(parent) & _M32,
+        index(seq) & _M32,
+        ((index(a) + _SIGN) & _M32) - _SIGN,
+        ((index(b) + _SIGN) & _M32) - _SIGN,
+        index(partition) & _M16,
     )

@@ -113,7 +113,7 @@ class Recorder(Lanes):
     def phase(
         self, descriptor: int, start: int, end: int, size: int = 0, parent: int = 0, number: int = 0, step: int = -1
     ) -> None:
-        """Record a phase that is over, the most frequent record: `span` without the fields that a phase leaves 0."""
+        """Record a phase that is over: `span` without the fields that a phase leaves 0."""
         if self.level < 3:
             return
         try:
