@@ -24,11 +24,13 @@ rank = dist.get_rank()
 size = iter(range(1, 100))
 number = itertools.count()
 
-def launched(launch):
-    # On the first rank once the second one has launched.
+def launched(launch, late=0):
+    # On the first rank once the second one has launched; *late*: and had the time to begin to wait.
     sign = Path(os.environ["OUT"], f"launched{next(number)}")
     while rank == 0 and not sign.exists():
         time.sleep(0.001)
+    if rank == 0:
+        time.sleep(late)
     work = launch()
     if rank == 1:
         sign.touch()
@@ -100,7 +102,7 @@ def object_of_future():
 
 def message(wait):
     way = (lambda tensor: dist.isend(tensor, 1)) if rank == 0 else (lambda tensor: dist.irecv(tensor, 0))
-    work = launched(lambda: way(torch.ones(next(size))))
+    work = launched(lambda: way(torch.ones(next(size))), late=0.3)
     if wait:
         work.wait()
         time.sleep(0.2)
@@ -109,11 +111,11 @@ def message(wait):
         del work
 
 def result():
-    tensor = launched(lambda: functional.all_reduce(torch.ones(next(size)), "sum", dist.group.WORLD))
+    tensor = launched(lambda: functional.all_reduce(torch.ones(next(size)), "sum", dist.group.WORLD), late=0.3)
     tensor = tensor + 1
     time.sleep(0.2)
 
-result()  # the first one takes long to get to its wait
+result()  # the first one takes longest to get to its wait
 for again in range(2):
     case("wait", wait)
     case("poll", poll)
