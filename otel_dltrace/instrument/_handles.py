@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import PHASE, PRECISE_NS, WAIT, Flag, Source
+from otel_dltrace.model.semconv import PHASE, PRECISE_NS, WAIT, Flag, Level, Source
 from otel_dltrace.record.steps import Operation, Tracer
 
 # Plain ints: an operator on a member of an enum costs as much as a record.
@@ -72,7 +72,7 @@ class Handles:
             return
         operation = pending.operations[0]
         if operation.flags & ASYNC:
-            self._recorder.phase(self._wait, start, end, parent=operation.number, step=operation.step)
+            self._recorder.span(self._wait, Level.PHASE, start, end, parent=operation.number, step=operation.step)
         pending.close(error=error, end=end)
 
     def _is_done(self, handle: int) -> bool:

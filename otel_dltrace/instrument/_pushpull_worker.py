@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BACKEND = "pushpull"
 # Plain ints: reading a member of an enum costs a tenth of a record.
-_COLLECTIVE, _PARTITION = int(Level.COLLECTIVE), int(Level.PARTITION)
+_COLLECTIVE, _PHASE, _PARTITION = int(Level.COLLECTIVE), int(Level.PHASE), int(Level.PARTITION)
 _ASYNC, _ERROR = int(Flag.ASYNC), int(Flag.ERROR)
 _MOST_WAIT = (1 << 31) - 1
 _ERRORS = "otel_dltrace.pushpull.errors"
@@ -197,7 +197,7 @@ class _Pushed:
         """
         end = min(end, self._end or end)
         if end > start:
-            self._recorder.phase(self._worker.wait, start, end, parent=self._number, step=self._step)
+            self._recorder.span(self._worker.wait, _PHASE, start, end, parent=self._number, step=self._step)
 
     @guarded
     def completed(self, end: int, error: str | None) -> None:

@@ -76,7 +76,7 @@ class phase:  # noqa: N801
         self._name = name
         self.size = size
 
-    # Both inline what `guarded` does, and the end what `Recorder.phase` does: frames are a part of a phase that can be
+    # Both inline what `guarded` does, and the end what `Recorder.span` does: frames are a part of a phase that can be
     # seen. `parent` is the parent's number and, above its 32 bits, the occurrence, as they lie in the record.
 
     def __enter__(self) -> "phase":

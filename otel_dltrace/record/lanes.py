@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_dltrace.model.errors import RingError
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.time import tightest_anchor
 from otel_dltrace.record import guard
@@ -53,6 +54,7 @@ class Lanes:
 
     Attributes:
         level: The finest level that is recorded; 0 while tracing is off.
+        step: The ordinal of the current step, ``NO_STEP`` before the first.
         names: The names file.
         ring: None before the first record, and after the last.
         home: What the drain needs to know of who writes.
@@ -67,7 +69,7 @@ class Lanes:
         home: dict[str, Any] | None = None,
         need_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        self.level = int(level)
+        self.level, self.step = int(level), NO_STEP
         self.names = NamesWriter()
         self.ring: RingWriter | None = None
         self._folder, self._size, self.home = folder, size, home or {}

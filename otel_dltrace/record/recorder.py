@@ -4,24 +4,21 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import Flag, Level
+from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import tightest_anchor
 from otel_dltrace.record import guard
 from otel_dltrace.record.lanes import Lane, Lanes
 from otel_dltrace.record.names import Followed
 from otel_dltrace.record.packing import (
     HOLE,
-    PHASE_SPAN,
     masked,
     pack_amend_device,
     pack_amend_error,
     pack_amend_parent,
     pack_begin,
-    pack_phase,
     pack_span,
 )
 from otel_dltrace.record.ring import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
@@ -32,22 +29,7 @@ _M32, _M64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Recorder(Lanes):
-    """Writes the records of one process; makes its ring at the first one.
-
-    Attributes:
-        step: The ordinal of the current step, ``NO_STEP`` before the first.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        size: int,
-        level: int = Level.PHASE,
-        home: dict[str, Any] | None = None,
-        need_drain: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(folder, size, level, home, need_drain)
-        self.step = NO_STEP
+    """Writes the records of one process; makes its ring at the first one."""
 
     # -- the hot path: one flat function for each kind of record --------------------------------
 
@@ -109,42 +91,6 @@ class Recorder(Lanes):
                 return
         fields = (number, step, descriptor, SPAN, level << 4 | source, flags)
         self._write(lane, pack_span, masked(fields, start, end, size, parent, seq, a, b, partition))
-
-    def phase(
-        self, descriptor: int, start: int, end: int, size: int = 0, parent: int = 0, number: int = 0, step: int = -1
-    ) -> None:
-        """Record a phase that is over: `span` without the fields that a phase leaves 0."""
-        if self.level < 3:
-            return
-        try:
-            lane = self.local.lane
-        except AttributeError:
-            lane = self.new_lane()
-        if not number:
-            number = next(lane.numbers, 0) or self.next_number(lane)
-        chunk = lane.chunk
-        slots, lease, buffer, _ = chunk
-        offset = next(slots, 0)
-        if offset and lane.chunk is chunk:
-            try:
-                pack_phase(
-                    buffer,
-                    offset,
-                    number,
-                    self.step if step < 0 else step,
-                    descriptor,
-                    PHASE_SPAN,
-                    start,
-                    end,
-                    size,
-                    parent,
-                    lease,
-                )
-            except _error:
-                buffer[offset : offset + RECORD] = HOLE
-            else:
-                return
-        self.span(descriptor, 3, start, end, size, parent, number=number, step=step)
 
     def begin(
         self,
