@@ -4,8 +4,9 @@ Ours: `Drain.tick` as the drain process calls it: find the rings, scan them, dec
 to the run directory (left out in every second turn, cursors too), decide the steps, encode the requests,
 hand them to the sender, whose transport accepts and drops them. Eight ranks record steps of 120 spans in
 another process, ten steps per rank between two ticks, which is a second at 100 ms a step: as long as a drain
-pauses at that rate. The drain's clock is told so. Every step is in the window and there is no budget, so
-every span goes out.
+pauses at that rate. The drain's clock is told so; records wait for `OTEL_BSP_SCHEDULE_DELAY`, by default five
+seconds as in the SDK, so of five ticks one takes them. Every step is in the window and there is no budget, so every
+span goes out.
 
 The SDK's: a `BatchSpanProcessor` whose queue holds 511 ended spans (one fewer than wake its thread) is
 flushed; its exporter does what the OTLP exporters do before they touch the network:
@@ -44,6 +45,7 @@ from benchmarks._ranks import HOME, RANKS, SPANS
 from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import outlet as outlet_module
+from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.drain import Drain, Serving
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.otlp.settings import OtlpSettings
@@ -52,10 +54,10 @@ from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.export.rundir import RunWriter
 
 BATCH = 511  # fewer than BatchSpanProcessor's 512
-TICKS = 2
-"""Of one turn."""
 STEPS = 10
 TICK_S = 1.0
+TICKS = round(DELAY_S / TICK_S)
+"""Of one turn."""
 TURN_SPANS = RANKS * STEPS * TICKS * SPANS
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_dltrace.export.choice import exporters
+from otel_dltrace.export.choice import DELAY_S, delay_s, exporters
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.plan import Window
@@ -43,6 +43,7 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
         Window.parse(config.steps),
         config.span_budget,
         quota=config.quota,
+        delay=delay(),
     )
     sampled = config.metrics and not (orphans_only or in_thread)
     quota = config.quota // METRICS_PART
@@ -52,6 +53,15 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     from otel_dltrace.export.outlets import outlets_of
 
     return Drain(serving, outlets_of(others, settings), metering)
+
+
+def delay() -> float:
+    """Return how many seconds records may wait; where the environment says it wrong the default, after a sentence."""
+    try:
+        return delay_s(os.environ)
+    except ConfigError as error:
+        guard.say(str(error))
+        return DELAY_S
 
 
 def metric_settings() -> MetricSettings | None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.configure.drains import drain_for, metric_settings
+from otel_dltrace.configure.drains import delay, drain_for, metric_settings
 from otel_dltrace.configure.outcome import UNDER_RUN, host_is_drained, say_where
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.model.errors import ConfigError
@@ -97,6 +97,7 @@ def _check_outlets() -> bool:
         from otel_dltrace.export.otlp.settings import OtlpSettings
 
         OtlpSettings.from_env(os.environ)
+    delay()
     metrics = metric_settings()
     return bool(exporters(os.environ) or (metrics and metrics.exporters))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 
 from otel_dltrace.doctor.variables import OBEYED, OF_THE_SDK, OWN, SWITCH, known_to_opentelemetry
-from otel_dltrace.export.choice import exporters
+from otel_dltrace.export.choice import DELAY_S, delay_s, exporters
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model.errors import ConfigError
@@ -81,7 +81,12 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
             Config.from_env(part)
         except ConfigError as error:
             found[str(error)] = _UNTRACED
-    readers = ((exporters, _UNTRACED), (OtlpSettings.from_env, _UNTRACED), (MetricSettings.from_env, _UNMEASURED))
+    readers = (
+        (exporters, _UNTRACED),
+        (OtlpSettings.from_env, _UNTRACED),
+        (MetricSettings.from_env, _UNMEASURED),
+        (delay_s, f"with it, spans wait {DELAY_S:g} s to go out together"),
+    )
     for read, effect in readers:
         try:
             read(env)

@@ -1,15 +1,18 @@
-"""Which exporters ``OTEL_TRACES_EXPORTER`` and its like name; standard library only, for the training process."""
+"""Which exporters spans go to, and when, as OpenTelemetry's variables say; standard library only, for training."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.numbers import milliseconds
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 TRACES, METRICS = "TRACES", "METRICS"
 """The signals, as they stand in the names of variables."""
+DELAY_S = 5.0
+"""That of the SDK's `BatchSpanProcessor`."""
 OTLP, NONE = "otlp", "none"
 
 
@@ -27,6 +30,15 @@ def names_otlp(env: Mapping[str, str], signal: str = TRACES) -> bool:
     """Return whether *env* lets *signal* go out over OTLP: it names that, or nothing."""
     names = _names(env, signal)
     return not names or OTLP in names
+
+
+def delay_s(env: Mapping[str, str]) -> float:
+    """Return how many seconds records may wait to be passed on together, as ``OTEL_BSP_SCHEDULE_DELAY`` says in ms.
+
+    Raises:
+        ConfigError: It says none.
+    """
+    return milliseconds(env, "OTEL_BSP_SCHEDULE_DELAY", 1000 * DELAY_S) / 1000
 
 
 def _variable(signal: str) -> str:

@@ -8,9 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.drift import Drift
-from otel_dltrace.export.follower import Follower
+from otel_dltrace.export.follower import SURE_TAKES, Follower, Turn
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
@@ -45,6 +46,8 @@ UNBORN_S = 60.0
 HEARD_SCANS = 3
 """A bell is heard by as many scans: one sees a record, one takes it, one lets go of the step it ended."""
 LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 1.0, 0.01
+SCAN_AHEAD_S = 1.5 * LONGEST_PAUSE_S
+"""So that there is a scan before the one that comes when it is due."""
 _ROOT = [Descriptor(STEP, TRAIN_STEP)]
 
 
@@ -62,6 +65,7 @@ class Serving:
         resource: Attributes that every process's resource gets.
         quota: Bytes of spans that a host may keep in a run directory.
         linger: Seconds to wait for more writers.
+        delay: The longest that a record waits in its ring, in seconds.
     """
 
     rings: Path
@@ -73,6 +77,7 @@ class Serving:
     resource: tuple[tuple[str, str | int], ...] = ()
     quota: int = 5 << 30
     linger: float = LINGER_S
+    delay: float = DELAY_S
 
 
 @dataclass
@@ -108,6 +113,7 @@ class Drain:
         self._delivery: dict[str, Any] | None = None
         self._locks: dict[str, int] = {}
         self._heard = 0
+        self._due, self._turns = 0.0, 0
 
     @staticmethod
     def _read_clocks() -> Any:
@@ -153,8 +159,9 @@ class Drain:
         now = time.monotonic()
         self._discover()
         self._renew_clock()
+        turn = self._turn(now)
         for path in list(self.followers):
-            if not self._served(path, now):
+            if not self._served(path, now, turn):
                 self._leave(path, "is damaged")
         self._send_roots(now)
         if self.outlet is not None:
@@ -166,18 +173,27 @@ class Drain:
         if self._heard == HEARD_SCANS:
             self.hurry, self._heard = False, 0
 
+    def _turn(self, now: float) -> Turn:
+        """Return what it is time for, on all rings alike: much of a turn's cost is the same however little there is."""
+        if self.hurry or now >= self._due:
+            self._turns += len(self.followers) > 0
+            # The first ones at once: who has just begun wants to see it, and a cursor is not written before.
+            self._due = now + self.serving.delay if self._turns > SURE_TAKES else now
+            return Turn.TAKE
+        return Turn.SCAN if now >= self._due - SCAN_AHEAD_S else Turn.REST
+
     def _leave(self, path: Path, why: str) -> None:
         self.refused[path] = f"{path} {why} and stays where it is; `otel-dltrace recover` tries it again"
         guard.say(self.refused[path])
         self.followers.pop(path).source.close()
 
-    def _read_and_send(self, path: Path, now: float) -> bool:
+    def _read_and_send(self, path: Path, now: float, turn: Turn) -> bool:
         """Read one ring; return whether it can be followed, which an error of our own says it cannot."""
         follower = self.followers[path]
         # Our own ring's lock says nothing to us: a process may always take it again.
         alive = None if self.own is None else not self.stop_requested
         try:
-            follower.tick(now, alive, self.hurry)
+            follower.tick(now, alive, turn)
             self._send(follower, now)
         except OSError as error:
             if follower.source.ended:

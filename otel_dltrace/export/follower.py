@@ -1,6 +1,7 @@
 """Follows one ring from its first record to its last, for the drain."""
 
 from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 
 import numpy as np
 
@@ -15,11 +16,18 @@ from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.spans import Column, empty_rows, stack_rows
 from otel_dltrace.record import guard
 from otel_dltrace.record.names import Followed
+from otel_dltrace.record.ring import RECORDS, writer_is_alive
+
+
+class Turn(IntEnum):
+    """What it is time for: a record is taken by the scan after the one that first saw it."""
+
+    REST, SCAN, TAKE = range(3)
+
 
 MakeMember = Callable[[RingSource, Bind], Member]
-APPEND_RECORDS = 4096
-APPEND_S = 1.0
-"""Records are turned into rows, and these are passed on, together: a second's, or so many."""
+MOST_AT_ONCE = 16_384
+"""So many records are not left for later; nor what a quarter of the ring holds: it shows them to the next drain."""
 SURE_TAKES = 3
 """As many see, take and let go of what a predecessor had read: before, a cursor would not know it as written."""
 
@@ -45,24 +53,26 @@ class Follower:
         self._waiting: list[Column] = []
         self._count = 0
         self._since = 0.0
-        self._taken_at = float("-inf")
         self._dirty = False
         self._takes = 0
         self._told: Told | None = None
         self._knows_timelines = False
 
-    def tick(self, now: float, alive: bool | None = None, hurry: bool = False) -> None:
-        """Read what is new, and once a second pass it on, at once if in a *hurry*."""
+    def tick(self, now: float, alive: bool | None = None, turn: Turn = Turn.TAKE) -> None:
+        """Look how far the writer is; read and pass on what is new when it is time to, or when it has become much.
+
+        *alive* tells whether the writer is, where the caller knows better than the ring's lock.
+        """
         source = self.source
+        alive = writer_is_alive(source.fd) if alive is None else alive
+        much = min(MOST_AT_ONCE, source.reader.records // 4)
         # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
-        came = source.scan(alive) if self._count < MAX_HELD else 0
-        self.filled = came / source.reader.records
-        is_due = now - self._taken_at >= APPEND_S or source.waiting >= APPEND_RECORDS
-        if is_due or hurry or source.is_over:
+        if self._count < MAX_HELD and (turn or not alive or source.reader.is_past(much // (2 * RECORDS))):
+            self.filled = source.scan(alive) / source.reader.records
+        if turn is Turn.TAKE or source.is_over or source.waiting >= much:
             self._take(now)
 
     def _take(self, now: float) -> None:
-        self._taken_at = now
         self._takes += 1
         rows = self.source.take(now)
         if len(rows):

@@ -73,15 +73,19 @@ class StepGate:
         columns = (own[name].tolist() for name in ("step", "start", "end", "seq"))
         for step, start, end, seq in zip(*columns, strict=True):
             self._ended[step] = _Ended((start, end), seq, now)
-        forgotten_below = next(iter(self._decided), 0)
+        has_steps = self._bind.role == "worker"
+        held, decided, forgotten_below = self._held, self._decided, next(iter(self._decided), 0)
         for step, part in by_step(rows):
-            if step == NO_STEP or self._bind.role != "worker":
+            if step == NO_STEP or not has_steps:
                 self._loose.append((now, part))
-            elif step in self._decided or step < forgotten_below:
+            elif step in decided or step < forgotten_below:
                 self._add_late(step, part)
             else:
-                self._held.setdefault(step, []).append(part)
                 self._count += len(part)
+                if step in held:
+                    held[step].append(part)
+                else:
+                    held[step] = [part]
         if self._count > MAX_HELD:
             self._offload()
 
@@ -111,15 +115,13 @@ class StepGate:
         out, self._ready = self._ready, []
         if not (self._held or self._loose):
             return out
-        self._last = max([self._last, *self._ended])
+        self._last = last = max([self._last, *self._ended])
         for step in sorted(self._held):
             ended = self._ended.get(step)
-            if ended is None:
-                is_over = step + LOST_STEPS <= self._last
-            else:
-                is_over = self._last > step or now - ended.since >= SETTLE_S
-            if final or is_over:
-                out.append(self._decide(step))
+            is_lost = ended is None and step + LOST_STEPS <= last
+            is_over = ended is not None and (last > step or now - ended.since >= SETTLE_S)
+            if final or is_over or is_lost:
+                out.append(self._decide(step, ended))
         loose = [rows for at, rows in self._loose if final or now - at >= SETTLE_S]
         self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < SETTLE_S]
         for rows in loose:
@@ -146,25 +148,32 @@ class StepGate:
         out[0] = out[0]._replace(left_out=len(rows) - sum(len(one.rows) for one in out))
         return out
 
-    def _decide(self, step: int) -> Outgoing:
-        ended = self._ended.pop(step, None)
-        parts = self._held.pop(step, [])
+    def _decide(self, step: int, ended: _Ended | None) -> Outgoing:
+        if ended is not None:
+            del self._ended[step]
+        parts = self._held.pop(step)
         rows = parts[0] if len(parts) == 1 else stack_rows(parts)
-        self._count -= len(rows)
+        number = len(rows)
+        self._count -= number
         slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
         share = self._share(step)
         full = share.full and (slow or step in self._window)
-        offloaded = self._offloaded.pop(step, 0)
+        offloaded = self._offloaded.pop(step, 0) if self._offloaded else 0
         if offloaded and full:
             rows, offloaded = self._read_again(step), 0
-        chosen = within(rows, share.limit) if full else stages_of(rows)
-        self._decided[step] = (full, share.shard)
-        while len(self._decided) > _REMEMBERED:
-            del self._decided[next(iter(self._decided))]
-        left_out = len(rows) + offloaded - len(chosen)
+            number = len(rows)
+        if not full:
+            rows = stages_of(rows)
+        elif number > share.limit:
+            rows = within(rows, share.limit)
+        decided = self._decided
+        decided[step] = (full, share.shard)
+        if len(decided) > _REMEMBERED:
+            del decided[next(iter(decided))]
+        left_out = number + offloaded - len(rows)
         if ended is None:
-            return Outgoing(step, chosen, left_out, share.shard, stepless=True)
-        return Outgoing(step, chosen, left_out, share.shard, ended.extent, ended.seq)
+            return Outgoing(step, rows, left_out, share.shard, stepless=True)
+        return Outgoing(step, rows, left_out, share.shard, ended.extent, ended.seq)
 
     def _share(self, step: int, place: int | None = None) -> Share:
         b = self._bind

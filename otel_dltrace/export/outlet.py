@@ -17,7 +17,7 @@ from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv
 from otel_dltrace.model.attributes import resource_attributes
-from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_id
+from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_ids
 from otel_dltrace.model.spans import Column, SpanBatch, stack_rows
 
 Tag = tuple[int, int]
@@ -101,7 +101,7 @@ def hang_under_roots(batch: SpanBatch, shard: int) -> None:
     assert bind is not None
     rows = batch.rows
     at = np.flatnonzero(batch.is_rank_step & (rows["step"] != NO_STEP))
-    rows["parent_id"][at] = np.array([root_id(bind, step, shard) for step in rows["step"][at].tolist()], np.uint64)
+    rows["parent_id"][at] = np.array(root_ids(bind, rows["step"][at].tolist(), shard), np.uint64)
 
 
 def left_out_column(batch: SpanBatch, parts: Sequence[Outgoing]) -> Column:

@@ -53,9 +53,14 @@ class RingReader:
         return taken
 
     @property
+    def chunks(self) -> int:
+        """How many chunks the ring has."""
+        return len(self._done)
+
+    @property
     def records(self) -> int:
         """How many records fit into the ring."""
-        return len(self._done) * RECORDS
+        return self.chunks * RECORDS
 
     @property
     def lapped(self) -> list[int]:
@@ -66,6 +71,11 @@ class RingReader:
     def unrecorded(self) -> int:
         """How many records were not written, because other threads held every chunk."""
         return int(self._unrecorded[0])
+
+    def is_past(self, chunks: int) -> bool:
+        """Return whether so many *chunks* were leased since the last `read`: a look at the last of them."""
+        at = (self._next + chunks - 1) % self.chunks
+        return bool(self._leases[at] != self._lease[at])
 
     def read(self, final: bool = False) -> Column:
         """Return the records that were committed before the last call (all, if *final*) as `RECORD_DTYPE`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from otel_dltrace.export.device import HELD, DeviceAmends
 from otel_dltrace.export.joint_names import JointNames
-from otel_dltrace.export.records import RECORD_DTYPE, Decoded, ErrorAmend, decode
+from otel_dltrace.export.records import RECORD_DTYPE, Decoded, ErrorAmend, decode, own_records
 from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
@@ -138,8 +138,10 @@ class RingSource:
         held = self._closing or len(self._remote.held) or len(self._device.held)
         if not (self._records or held or is_last):
             return empty_rows()
-        records, self._records, self.waiting = self._records, [], 0
-        decoded = decode(records[0] if len(records) == 1 else np.frombuffer(b"".join(records), RECORD_DTYPE))
+        scans, self._records, self.waiting = self._records, [], 0
+        records = scans[0] if len(scans) == 1 else np.frombuffer(b"".join(scans), RECORD_DTYPE)
+        decoded = decode(records)
+        early = own_records(records[: sum(map(len, scans[:-1]))]) if len(scans) > 1 else 0
         for times in (decoded.own["end"], decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
         if len(decoded.counters):
@@ -148,7 +150,8 @@ class RingSource:
             self._pending_errors.update((error.span_no, error) for error in decoded.errors)
             self._late += _keep_newest(self._pending_errors, MAX_OPEN)
         self._hold_begun(decoded)
-        rows = stack_rows([self._remote.place(decoded.spans, decoded.parents, is_last), self._release(decoded.own)])
+        placed = self._remote.place(decoded.spans, decoded.parents, is_last)
+        rows = stack_rows([placed, self._release(decoded.own, early)])
         if is_last:
             self.ended = True
             rows = stack_rows([rows, self._truncate()])
@@ -175,12 +178,13 @@ class RingSource:
         if len(self._begun) > MAX_OPEN:
             self._begun = self._begun[-MAX_OPEN // 2 :]
 
-    def _release(self, rows: Column) -> Column:
-        """Take in *rows*, steps and stages; return those that are final.
+    def _release(self, rows: Column, early: int) -> Column:
+        """Take in *rows*, steps and stages, of which *early* came before the last scan; return those that are final.
 
-        They are so one call after their step's end: a stage that ended just before it may come a scan later.
+        They are so one scan after their step's end: a stage that ended just before it may come so late.
         """
-        closed, self._closing = self._closing, self._steps_of(rows)
+        closed = [*self._closing, *self._steps_of(rows[:early])]
+        self._closing = self._steps_of(rows[early:])
         is_late = [step in self._closed for step in rows["step"].tolist()]
         if any(is_late):
             self._late += sum(is_late)

@@ -7,7 +7,7 @@ import numpy as np
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.spans import compact
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.identity import NO_STEP, Bind, trace_id
+from otel_dltrace.model.identity import NO_STEP, Bind, trace_ids
 from otel_dltrace.model.spans import Column, SpanBatch, empty_rows, stack_rows
 
 _DOUBLINGS = 5  # each doubles the depth in which an operation is looked for: 32 phases below phases
@@ -31,8 +31,8 @@ def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
         return np.zeros((0, 16), np.uint8)
     first = int(cut.min())
     parts, which = compact(cut - first)
-    names = [_part_name(batch, part) for part in (parts + first).tolist()]
-    ids = np.frombuffer(b"".join([trace_id(bind, name, shard).to_bytes(16, "big") for name in names]), "V16")
+    names = (_part_name(batch, part) for part in (parts + first).tolist())
+    ids = np.frombuffer(b"".join([known.to_bytes(16, "big") for known in trace_ids(bind, names, shard)]), "V16")
     column: Column = ids.take(which).view(np.uint8).reshape(-1, 16)
     return column
 

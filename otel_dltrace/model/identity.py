@@ -2,15 +2,16 @@
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PREFIX = b"otel_dltrace.1"
 _LENGTHS = tuple(n.to_bytes(4, "little") for n in range(32))  # of a 64-bit integer in decimal, and to spare
 _HEAD = struct.Struct(">Q24x")  # the first 8 of a digest's 32 bytes
+_MOST_KNOWN = 4096
 NO_STEP = 0xFFFF_FFFF
 """The step of a record made before the first step, or in a program without steps."""
 NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
@@ -50,7 +51,6 @@ def _shared(tag: str, *fields: str | int) -> "hashlib._Hash":
     return hashlib.sha256(_PREFIX + _spell(tag, *fields))
 
 
-@lru_cache(maxsize=4096, typed=True)
 def h128(tag: str, *fields: str | int) -> int:
     """Return 128 bits of the digest; the top bit is set, as Tempo prints ids without leading zeros."""
     return int.from_bytes(digest(tag, *fields)[:16], "big") | 1 << 127
@@ -108,14 +108,49 @@ class Bind:
         return replace(self, from_step=step)
 
 
+class _Known(dict[int | str, int]):
+    """Ids by step, or by a part of a run without steps: *make*, which computes one, is called once for all ranks."""
+
+    def __init__(self, make: Callable[[int | str], int]) -> None:
+        self._make = make
+
+    def __missing__(self, part: int | str) -> int:
+        if len(self) >= _MOST_KNOWN:
+            self.clear()
+        known = self[part] = self._make(part)
+        return known
+
+
+@lru_cache(maxsize=64)
+def _traces(job: str, generation: str, world: str, shard: int) -> _Known:
+    return _Known(partial(h128, "trace", job, generation, world, shard))
+
+
+@lru_cache(maxsize=64)
+def _roots(job: str, generation: str, world: str, shard: int) -> _Known:
+    return _Known(partial(h64, "root", job, generation, world, shard))
+
+
 def trace_id(bind: Bind, step: int | str, shard: int = 0) -> int:
     """Return the trace id that all ranks use for *step* (or for a named part of a run without steps)."""
-    return h128("trace", bind.job, bind.generation, bind.world, shard, step)
+    return _traces(bind.job, bind.generation, bind.world, shard)[step]
+
+
+def trace_ids(bind: Bind, steps: Iterable[int | str], shard: int = 0) -> list[int]:
+    """Return the trace ids of several *steps*, as `trace_id` does."""
+    known = _traces(bind.job, bind.generation, bind.world, shard)
+    return [known[step] for step in steps]
 
 
 def root_id(bind: Bind, step: int | str, shard: int = 0) -> int:
     """Return the id of the root span of *step*."""
-    return h64("root", bind.job, bind.generation, bind.world, shard, step)
+    return _roots(bind.job, bind.generation, bind.world, shard)[step]
+
+
+def root_ids(bind: Bind, steps: Iterable[int | str], shard: int = 0) -> list[int]:
+    """Return the ids of the root spans of several *steps*, as `root_id` does."""
+    known = _roots(bind.job, bind.generation, bind.world, shard)
+    return [known[step] for step in steps]
 
 
 def rank_step_id(bind: Bind, step: int) -> int:

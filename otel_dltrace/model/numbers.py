@@ -1,5 +1,9 @@
 """Numbers as people write them."""
 
+from collections.abc import Mapping
+
+from otel_dltrace.model.errors import ConfigError
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -7,3 +11,19 @@ def whole_number(text: str) -> int | None:
     """Return the whole number that *text* is, with K, M or G (of 1,024) after it if you like; None if it is none."""
     digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     return int(digits) * _UNITS[unit] if digits.isascii() and digits.isdigit() and unit in _UNITS else None
+
+
+def milliseconds(env: Mapping[str, str], name: str, default: float) -> float:
+    """Return the time that the variable *name* of *env* says, or *default*.
+
+    Raises:
+        ConfigError: It says none.
+    """
+    text = env.get(name, "").strip()
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name}={text!r} is not a number of milliseconds above 0: write {default:.0f}, for example")
+    return value

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from otel_dltrace.export.choice import METRICS, exporters
-from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.numbers import milliseconds
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -45,16 +45,5 @@ class MetricSettings:
             otlp = OtlpSettings.from_env(env, METRICS)
         if otlp is None and not others:
             return None
-        interval, timeout = _milliseconds(env, INTERVAL, 60_000), _milliseconds(env, TIMEOUT, 30_000)
+        interval, timeout = milliseconds(env, INTERVAL, 60_000), milliseconds(env, TIMEOUT, 30_000)
         return cls(otlp.protocol if otlp else "", otlp.where if otlp else "", others, interval, timeout)
-
-
-def _milliseconds(env: Mapping[str, str], name: str, default: float) -> float:
-    text = env.get(name, "").strip()
-    try:
-        value = float(text or default)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{name}={text!r} is not a number of milliseconds above 0: write {default:.0f}, for example")
-    return value
