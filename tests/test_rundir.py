@@ -364,7 +364,7 @@ LATE_ENV = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "OTEL_DLTRACE_DRA
 def ticks(drain: Drain, count: int = 4) -> None:
     """Let *drain* look as often as it takes to see, take, and let go of everything."""
     for _ in range(count):
-        drain.hurry = True  # else rows are made once a second
+        drain.hurry = True  # else rows are made every few seconds
         drain.tick()
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.drift import Drift
-from otel_dltrace.export.follower import SURE_TAKES, Follower, Turn
-from otel_dltrace.export.gate import Outgoing
+from otel_dltrace.export.follower import Follower
+from otel_dltrace.export.gate import SETTLE_S, Outgoing
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.ring_source import RingSource
@@ -43,11 +43,7 @@ PATIENCE_S = 5.0
 CLOCK_SET_S = 0.1
 """By how much a wall clock moves that was set by hand; one that is kept in step moves by less at a time."""
 UNBORN_S = 60.0
-HEARD_SCANS = 3
-"""A bell is heard by as many scans: one sees a record, one takes it, one lets go of the step it ended."""
 LONGEST_PAUSE_S, SHORTEST_PAUSE_S = 1.0, 0.01
-SCAN_AHEAD_S = 1.5 * LONGEST_PAUSE_S
-"""So that there is a scan before the one that comes when it is due."""
 _ROOT = [Descriptor(STEP, TRAIN_STEP)]
 
 
@@ -78,6 +74,11 @@ class Serving:
     quota: int = 5 << 30
     linger: float = LINGER_S
     delay: float = DELAY_S
+
+    @property
+    def settle(self) -> float:
+        """How long, in seconds, a step waits for what may still come of it: until every ring was read once more."""
+        return max(SETTLE_S, self.delay + LONGEST_PAUSE_S)
 
 
 @dataclass
@@ -112,8 +113,7 @@ class Drain:
         self.runs = RunFolders(self.serving.quota, self._delivered)
         self._delivery: dict[str, Any] | None = None
         self._locks: dict[str, int] = {}
-        self._heard = 0
-        self._due, self._turns = 0.0, 0
+        self._due = 0.0
 
     @staticmethod
     def _read_clocks() -> Any:
@@ -148,7 +148,7 @@ class Drain:
         self.finish()
 
     def _pause(self) -> float:
-        """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last scan tells."""
+        """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last take tells."""
         if self.hurry:
             return 0.0
         sixteenths = 16 * max((follower.filled for follower in self.followers.values()), default=0.0)
@@ -159,9 +159,9 @@ class Drain:
         now = time.monotonic()
         self._discover()
         self._renew_clock()
-        turn = self._turn(now)
+        is_due = self._is_due(now)
         for path in list(self.followers):
-            if not self._served(path, now, turn):
+            if not self._served(path, now, is_due):
                 self._leave(path, "is damaged")
         self._send_roots(now)
         if self.outlet is not None:
@@ -169,31 +169,26 @@ class Drain:
         if self.metering is not None:
             guard.guarded(self.metering.tick)([member for f in self.followers.values() for member in f.members])
         self._settle()
-        self._heard = self._heard + 1 if self.hurry else 0
-        if self._heard == HEARD_SCANS:
-            self.hurry, self._heard = False, 0
 
-    def _turn(self, now: float) -> Turn:
-        """Return what it is time for, on all rings alike: much of a turn's cost is the same however little there is."""
-        if self.hurry or now >= self._due:
-            self._turns += len(self.followers) > 0
-            # The first ones at once: who has just begun wants to see it, and a cursor is not written before.
-            self._due = now + self.serving.delay if self._turns > SURE_TAKES else now
-            return Turn.TAKE
-        return Turn.SCAN if now >= self._due - SCAN_AHEAD_S else Turn.REST
+    def _is_due(self, now: float) -> bool:
+        """Return whether to read all rings, together: much of what that costs it costs however little there is."""
+        is_due = self.hurry or now >= self._due
+        if is_due:
+            self._due, self.hurry = now + self.serving.delay, False
+        return is_due
 
     def _leave(self, path: Path, why: str) -> None:
         self.refused[path] = f"{path} {why} and stays where it is; `otel-dltrace recover` tries it again"
         guard.say(self.refused[path])
         self.followers.pop(path).source.close()
 
-    def _read_and_send(self, path: Path, now: float, turn: Turn) -> bool:
+    def _read_and_send(self, path: Path, now: float, is_due: bool) -> bool:
         """Read one ring; return whether it can be followed, which an error of our own says it cannot."""
         follower = self.followers[path]
         # Our own ring's lock says nothing to us: a process may always take it again.
         alive = None if self.own is None else not self.stop_requested
         try:
-            follower.tick(now, alive, turn)
+            follower.tick(now, alive, is_due)
             self._send(follower, now)
         except OSError as error:
             if follower.source.ended:
@@ -267,9 +262,10 @@ class Drain:
         process = source.process(bind, self.clock.anchor if same_boot else None, resource)
         root = run_root(self._parent(source), bind, source.nonce)
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
-        member = Member(source, bind, process, writer, self.serving.window, self.serving.budget)
+        serving = self.serving
+        member = Member(source, bind, process, writer, serving.window, serving.budget, serving.settle)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
-        self.roots.setdefault(member.run, Roots(bind))
+        self.roots.setdefault(member.run, Roots(bind, serving.settle))
         return member
 
     # -- OTLP -----------------------------------------------------------------------------------

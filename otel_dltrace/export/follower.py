@@ -1,7 +1,6 @@
 """Follows one ring from its first record to its last, for the drain."""
 
 from collections.abc import Callable, Iterator, Sequence
-from enum import IntEnum
 
 import numpy as np
 
@@ -18,25 +17,20 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.names import Followed
 from otel_dltrace.record.ring import RECORDS, writer_is_alive
 
-
-class Turn(IntEnum):
-    """What it is time for: a record is taken by the scan after the one that first saw it."""
-
-    REST, SCAN, TAKE = range(3)
-
-
 MakeMember = Callable[[RingSource, Bind], Member]
 MOST_AT_ONCE = 16_384
 """So many records are not left for later; nor what a quarter of the ring holds: it shows them to the next drain."""
-SURE_TAKES = 3
-"""As many see, take and let go of what a predecessor had read: before, a cursor would not know it as written."""
+SCANS = 3
+"""Of one take: the first sees a record, the next copies it, after another one the step is final that it ended."""
+LEAST_S = 0.1
+"""Between two takes, for what the second one says of the writer's speed."""
 
 
 class Follower:
     """Reads a ring, tells its rows to the member they belong to, and keeps the cursor.
 
     Attributes:
-        filled: How much of its ring the writer filled between the last two scans.
+        filled: How much of its ring the writer fills in a second, as far as the last take tells.
 
     Args:
         source: The ring's reader.
@@ -53,28 +47,30 @@ class Follower:
         self._waiting: list[Column] = []
         self._count = 0
         self._since = 0.0
+        self._taken_at = -LEAST_S
         self._dirty = False
-        self._takes = 0
         self._told: Told | None = None
         self._knows_timelines = False
 
-    def tick(self, now: float, alive: bool | None = None, turn: Turn = Turn.TAKE) -> None:
-        """Look how far the writer is; read and pass on what is new when it is time to, or when it has become much.
+    def tick(self, now: float, alive: bool | None = None, is_due: bool = True) -> None:
+        """Read and pass on what is new if that *is_due*, if it has become much, or if the writer is gone.
 
         *alive* tells whether the writer is, where the caller knows better than the ring's lock.
         """
         source = self.source
         alive = writer_is_alive(source.fd) if alive is None else alive
         much = min(MOST_AT_ONCE, source.reader.records // 4)
-        # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
-        if self._count < MAX_HELD and (turn or not alive or source.reader.is_past(much // (2 * RECORDS))):
-            self.filled = source.scan(alive) / source.reader.records
-        if turn is Turn.TAKE or source.is_over or source.waiting >= much:
-            self._take(now)
+        if is_due or not alive or source.reader.is_past(much // RECORDS):
+            self._take(now, alive)
 
-    def _take(self, now: float) -> None:
-        self._takes += 1
-        rows = self.source.take(now)
+    def _take(self, now: float, alive: bool) -> None:
+        source = self.source
+        # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
+        if self._count < MAX_HELD:
+            came = sum(source.scan(alive) for _ in range(SCANS if alive else 1))
+            self.filled = came / source.reader.records / max(now - self._taken_at, LEAST_S)
+            self._taken_at = now
+        rows = source.take(now)
         if len(rows):
             self._wait(rows, now)
         self._bind(now)
@@ -205,8 +201,6 @@ class Follower:
     def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
         """Write the cursor, if what it covers has changed, or where in the folder that is (*again*)."""
         if not (self._dirty or again) or self._count or self.source.waiting:
-            return
-        if self._takes < SURE_TAKES and not self.source.ended:
             return
         cursor = Cursor(self.source.reader.taken, self.source.unfinished(), undelivered=undelivered, loose=loose)
         if self.members:

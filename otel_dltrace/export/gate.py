@@ -11,7 +11,7 @@ from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Column, distinct, stack_rows
 
 SETTLE_S = 2.0
-"""How long a step is waited for after its end, unless the next one ends before."""
+"""How long at least a step is waited for after its end, unless the next one ends before."""
 MAX_HELD = 200_000
 """Rows held in memory; beyond, details are read again from the run directory."""
 _REMEMBERED = 1024
@@ -50,9 +50,18 @@ class StepGate:
         window: The steps that go out in full.
         budget: Spans per trace, 0 for no limit.
         read_again: Returns a step's rows from the run directory.
+        settle: How long a step is waited for, in seconds.
     """
 
-    def __init__(self, bind: Bind, window: Window, budget: int, read_again: Callable[[int], Column]) -> None:
+    def __init__(
+        self,
+        bind: Bind,
+        window: Window,
+        budget: int,
+        read_again: Callable[[int], Column],
+        settle: float = SETTLE_S,
+    ) -> None:
+        self._settle = settle
         self._bind, self._window, self._budget = bind, window, budget
         self._read_again = read_again
         self._slow = SlowSteps()
@@ -119,11 +128,11 @@ class StepGate:
         for step in sorted(self._held):
             ended = self._ended.get(step)
             is_lost = ended is None and step + LOST_STEPS <= last
-            is_over = ended is not None and (last > step or now - ended.since >= SETTLE_S)
+            is_over = ended is not None and (last > step or now - ended.since >= self._settle)
             if final or is_over or is_lost:
                 out.append(self._decide(step, ended))
-        loose = [rows for at, rows in self._loose if final or now - at >= SETTLE_S]
-        self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < SETTLE_S]
+        loose = [rows for at, rows in self._loose if final or now - at >= self._settle]
+        self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < self._settle]
         for rows in loose:
             step = int(rows["step"][0])
             out += [Outgoing(NO_STEP, rows)] if step == NO_STEP else self._for_others(step, rows)

@@ -38,13 +38,21 @@ class Member:
         writer: The run directory of the generation.
         window: The steps that go out in full.
         budget: Spans per trace.
+        settle: How long a step waits for what may still come of it, in seconds.
     """
 
     def __init__(
-        self, source: RingSource, bind: Bind, process: Process, writer: RunWriter, window: Window, budget: int
+        self,
+        source: RingSource,
+        bind: Bind,
+        process: Process,
+        writer: RunWriter,
+        window: Window,
+        budget: int,
+        settle: float,
     ) -> None:
         self.source, self.bind, self.process, self.writer = source, bind, process, writer
-        self.gate = StepGate(bind, window, budget, self.rows_of)
+        self.gate = StepGate(bind, window, budget, self.rows_of, settle)
         self._outside = OutsideBudget(bind, budget)
         self._written_before = np.zeros(0, np.uint64)
         self._ended_outside = empty_rows()

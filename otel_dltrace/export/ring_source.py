@@ -73,7 +73,7 @@ class RingSource:
         self._table_at = -1
         self.joint: JointNames | None = None
         self.read_names()
-        self.waiting = 0
+        self.waiting = self._early = 0
         self._records: list[Any] = []  # arrays, which are buffers
         self._is_over = False
         self._begun, self._stages = empty_rows(), empty_rows()
@@ -111,6 +111,7 @@ class RingSource:
         *alive* tells whether the writer is, where the caller knows better than the ring's lock.
         """
         self._is_over = not (writer_is_alive(self.fd) if alive is None else alive)
+        self._early = self.waiting
         records = self.reader.read(self._is_over)
         if len(records):
             self._records.append(records)
@@ -141,7 +142,7 @@ class RingSource:
         scans, self._records, self.waiting = self._records, [], 0
         records = scans[0] if len(scans) == 1 else np.frombuffer(b"".join(scans), RECORD_DTYPE)
         decoded = decode(records)
-        early = own_records(records[: sum(map(len, scans[:-1]))]) if len(scans) > 1 else 0
+        early = own_records(records[: self._early])
         for times in (decoded.own["end"], decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
         if len(decoded.counters):

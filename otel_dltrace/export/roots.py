@@ -35,9 +35,10 @@ class Root:
 
 @dataclass
 class Roots:
-    """Collects the local ranks' extents per step until all have decided it, or two seconds passed."""
+    """Collects the local ranks' extents per step until all have decided it, or *settle* seconds have passed."""
 
     bind: Bind
+    settle: float = SETTLE_S
     _owner: "Member | None" = None
     _steps: dict[int, _Seen] = field(default_factory=dict)
     _sent: set[int] = field(default_factory=set)
@@ -64,7 +65,7 @@ class Roots:
         out = []
         for step in sorted(self._steps):
             seen = self._steps[step]
-            if not (final or len(seen.members) >= members or now - seen.since >= SETTLE_S):
+            if not (final or len(seen.members) >= members or now - seen.since >= self.settle):
                 continue
             del self._steps[step]
             self._remember(step)
