@@ -395,12 +395,14 @@ def test_what_the_environment_gets_wrong_is_named(env, problem):
 def test_a_bad_name_hides_no_other_that_it_begins_with():
     """The switch is told as well as what is wrong beside it; of metrics, that spans go on."""
     env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_LEVEL": "x", "OTEL_METRIC_EXPORT_INTERVAL": "0", **otlp("http://h")}
+    env["OTEL_BSP_SCHEDULE_DELAY"] = "never"
     found = environment.check(env)
 
     assert "OTEL_DLTRACE=1" in [finding.what for finding in found if finding.verdict == FINE]
     assert [(one.what.partition("=")[0], one.cure) for one in problems(found)] == [
         ("OTEL_DLTRACE_LEVEL", "with it, programs run untraced"),
         ("OTEL_METRIC_EXPORT_INTERVAL", "with it, no metrics are sent; spans are"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "with it, spans wait 5 s to go out together"),
     ]
 
 

@@ -2,19 +2,25 @@
 
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
 
+from otel_dltrace.configure.drains import drain_for
+from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
 from otel_dltrace.export.drain import Drain, Serving
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import guard
+from otel_dltrace.settings.config import Config
 from tests.servers import wait_until
 from tests.support import Place
 
@@ -29,6 +35,9 @@ STEPS = """
                 with d.phase("PUSH", size=8):
                     pass
 """
+
+
+ALONE = {"OTEL_DLTRACE": "1", "RANK": "0", "WORLD_SIZE": "1"}
 
 
 def names(batch) -> list[str]:
@@ -209,6 +218,70 @@ NAMES_A_TIMELINE = """
             pass
         live.tracer.recorder.follow("timeline.json")
 """
+
+
+ON_DEMAND = """
+    import sys
+    import otel_dltrace as d
+    d.start()
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            with d.step():
+                pass
+        print("written", flush=True)
+"""
+
+
+@pytest.fixture
+def ticked(place, monkeypatch):
+    """Give a drain whose clock is set by hand: ``at(s, n)`` has *n* steps written and ticks at *s*; rows so far."""
+    env = place.env(OTEL_DLTRACE_DRAIN="off", OTEL_DLTRACE_RING_SIZE="256K", **ALONE)
+    command = [sys.executable, str(place.write(ON_DEMAND))]
+    pipe = subprocess.PIPE
+    writer = subprocess.Popen(command, cwd=place.folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    seconds = 0.0
+    clock = SimpleNamespace(monotonic=lambda: seconds, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns)
+    monkeypatch.setattr(drain_module, "time", clock)
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0, delay=5.0))
+
+    def at(now: float, steps: int) -> int:
+        nonlocal seconds
+        seconds = now
+        writer.stdin.write(f"{steps}\n")
+        writer.stdin.flush()
+        assert writer.stdout.readline() == "written\n"
+        drain.tick()
+        return sum(writer.rows for writer in drain.runs.writers.values())
+
+    yield at
+    writer.communicate()
+    while drain.followers:
+        drain.tick()
+    drain.finish()
+
+
+def test_rings_are_read_together_every_few_seconds(ticked):
+    """At once at first, and when the delay is over: then with every step that has ended, and no stage to wait for."""
+    assert [ticked(now, 10) for now in (0.0, 1.0, 4.9, 5.0, 9.9, 10.0)] == [10, 10, 10, 40, 40, 60]
+
+
+def test_a_ring_that_fills_is_read_before_its_time(ticked):
+    """A quarter of it is not left there: of a drain that is killed the next one finds all that it had not passed on."""
+    assert [ticked(now, steps) for now, steps in ((0.0, 10), (1.0, 200), (2.0, 400), (3.0, 10))] == [10, 10, 610, 610]
+
+
+@pytest.mark.parametrize(
+    ("said", "delay"), [pytest.param("250", 0.25, id="as told"), pytest.param("often", 5.0, id="not a number")]
+)
+def test_how_long_spans_wait_is_a_variable_of_the_sdk(monkeypatch, capsys, place, said, delay):
+    """One that cannot be used is told of, and spans go on."""
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", said)
+    made = drain_for(Config(ring_directory=str(place.rings)), None)
+    made.finish()
+
+    assert made.serving.delay == delay
+    assert capsys.readouterr().err.count("OTEL_BSP_SCHEDULE_DELAY='often' is not a number") == (said == "often")
 
 
 def test_a_wall_clock_that_is_set_back_is_told_of_once(place, monkeypatch, capsys):
