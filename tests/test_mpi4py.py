@@ -10,15 +10,23 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ring_files import read_own
 
 from otel_dltrace.instrument._mpi_buffers import content_of, name_of
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
+from otel_dltrace.instrument._mpi_comm import current
+from otel_dltrace.instrument._mpi_groups import Group
+from otel_dltrace.instrument._mpi_usual import shortened
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.semconv import Flag, Source
 from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.steps import Tracer, live
 from tests.support import Place, a_place
+from tests.test_recorder import SMALLEST, Interrupting
 
 pytest.importorskip("mpi4py")
 
@@ -283,3 +291,37 @@ def test_the_short_way_of_usual_calls_says_what_the_way_of_all_calls_says(tmp_pa
     ]
 
     assert said[0].splitlines() == said[1].splitlines()
+
+
+@pytest.mark.parametrize("records", [1, 62, 63, 200, 16 * 63])
+@pytest.mark.parametrize("half", ["begin", "end"])
+def test_a_usual_call_interrupted_by_a_handler_that_records_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str, records: int
+) -> None:
+    """Between drawing a slot and packing it, a handler may fill the chunk, even lap the whole ring."""
+    recorder = Recorder(tmp_path, SMALLEST)
+    tracer, group = Tracer(recorder), Group("world", 2)
+    group.described["barrier"][""] = 0
+    comm = SimpleNamespace(tracer=tracer, groups=SimpleNamespace(known={1: group}), in_place=None)
+    monkeypatch.setattr(live, "tracer", tracer)
+    monkeypatch.setattr(current, "comm", comm)
+
+    def plain() -> None:
+        recorder.span(0, 3, 1, 2, parent=2)
+
+    def interrupt(here: str) -> None:
+        if here == half:
+            lane = recorder.local.lane
+            slots, *rest = lane.chunk
+            lane.chunk = (Interrupting(slots, records, plain), *rest)
+
+    (barrier,) = (call for call in CALLS if call.name == "Barrier")
+    plain()
+    interrupt("begin")
+    shortened(barrier, pytest.fail, lambda _handle: interrupt("end"))(SimpleNamespace(handle=1))
+    plain()
+    read = read_own(recorder)
+
+    assert len(read.records) + read.lapped == records + 4
+    assert [record["parent"] for record in read.records].count(2) >= len(read.records) - 2
+    assert [record["seq"] for record in read.records].count(1) == 1

@@ -114,6 +114,25 @@ def test_a_servers_span_hangs_below_the_stage_that_sent_it(rings):
     assert row["span_id"] == span_id(nonce, STEP, int(row["span_no"]))
 
 
+def test_each_of_many_requests_names_its_own_stage(rings):
+    """Also those whose numbers were drawn along with another's, and where a record is the last of its chunk."""
+    worker, server = a_tracer(rings, WORKER), a_tracer(rings, SERVER)
+    worker.recorder.step = STEP
+    pushed, serving, told = Worker(worker).started("w", KEY >> 16, 0, 1280, "float32", 100), Server(server), {}
+    for partition in range(40):
+        metadata = pushed.request_sending(partition)
+        told[partition] = int(metadata["traceparent"][36:52], 16)
+        request = Request(KEY & ~0xFFFF | partition, 0, 0, 1, "w", "float32", 32)
+        serving.started("push", request, metadata, 120).finished(0, 0, 150, None)
+        pushed.stage_finished(partition, QueueType.PUSH, 32, 0, 100, 110, 190)
+        pushed.stage_finished(partition, QueueType.COPYH2D, 32, None, 190, 191, 192)
+
+    stages = [row for row in read(worker.recorder) if row["level"] == Level.PARTITION]
+    assert len({int(row["span_id"]) for row in stages}) == 80
+    assert {int(row["partition"]): int(row["span_id"]) for row in stages if row["b"] == 0} == told
+    assert {int(row["partition"]): int(row["parent_id"]) for row in read(server.recorder)} == told
+
+
 def test_outside_any_step_worker_and_server_name_the_trace_by_the_round(rings, monkeypatch):
     """Also inside a phase, which is a trace of its own: the server knows nothing of it."""
     worker = a_tracer(rings, WORKER)

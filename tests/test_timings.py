@@ -392,6 +392,20 @@ def test_each_moment_counts_for_the_innermost_stage(name: str, steps: Steps, tmp
     assert {s.name: (s.start, s.end, s.size, s.a) for s in read_ring(ring).spans("stage")} == expected
 
 
+def test_stages_have_numbers_of_their_own(steps: Steps, tmp_path: Path) -> None:
+    """No two spans share one, though those of the stages are drawn when a step begins."""
+    for at in (10, 20, 30):
+        steps.begin(at)
+        for k, stage in enumerate(("dataloader_next", "forward", "backward")[: at // 10]):
+            steps.stage(stage, at + k, at + k + 1)
+    steps.end(40)
+    (ring,) = tmp_path.glob("*.ring")
+    spans = read_ring(ring)
+    numbers = [s.number for s in spans.spans("stage") + spans.spans("step")]
+
+    assert (len(numbers), len(set(numbers))) == (9, 9)
+
+
 class Batches:
     """An iterator of batches, as far as a loop cares."""
 

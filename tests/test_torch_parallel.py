@@ -1,8 +1,10 @@
 """Every way in which torch spreads a training over ranks, traced: the same numbers, and spans that torch confirms."""
 
+import weakref
 from collections.abc import Sequence
 from itertools import groupby
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch_harness import ROOT, Recorded, Span, run
 from otel_dltrace.instrument import torch_ddp
 from otel_dltrace.instrument._sites import install
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.record.steps import Steps, Tracer, live
 
 pytest.importorskip("torch")
 
@@ -287,3 +290,24 @@ def test_every_patched_function_of_torch_is_put_back() -> None:
         undo()
     assert [a is b for a, b in zip(before, patched, strict=True)] == [False, False]
     assert [getattr(dist, name) for name in names] == before
+
+
+class Model:
+    """What torch_ddp knows of a model."""
+
+    def __init__(self) -> None:
+        self.reducer = SimpleNamespace(get_backward_stats=lambda: [0])
+
+
+def test_a_model_whose_backward_never_comes_is_let_go(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a forward and its backward nothing of ours keeps the model."""
+    monkeypatch.setattr(live, "tracer", Tracer(steps.recorder))
+    model = Model()
+    gone = weakref.ref(model)
+    torch_ddp._post_forward_begins((model,), {})
+    torch_ddp._prepare_begins((model.reducer,), {})
+    torch_ddp._post_forward_ended(model, None)
+    del model
+
+    assert gone() is None
+    assert torch_ddp._backward_begins((), {}) == []

@@ -263,7 +263,7 @@ def test_nothing_is_asked_while_a_graph_is_captured(nccl: Nccl) -> None:
 def test_a_device_that_tells_itself_is_believed(nccl: Nccl) -> None:
     """A handle that was waited for after all: its times are not written twice."""
     nccl.handle(5)
-    first = next(iter(nccl.recorded._expected))
+    first = next(iter(nccl.recorded.expected))
     nccl.recorded.knows(first)
     nccl.handle(5)
     nccl.idle(1000)

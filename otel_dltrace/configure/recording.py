@@ -133,14 +133,20 @@ def _drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float],
 
 
 def _follow_steps(tracer: Tracer) -> None:
-    """Have each step of *tracer* bind a single process, and join the user's own spans once it is bound."""
-    from otel_dltrace.instrument.opentelemetry import step_begins, step_left
+    """Have the steps of *tracer* bind a single process, and join the user's own spans once it is bound."""
+    from otel_dltrace.instrument.opentelemetry import follow, step_left
+
+    on_begin = tracer.steps.on_begin
 
     def begun() -> None:
         _bind_single(tracer)
-        step_begins(tracer)
+        if tracer.recorder.bound is not None:
+            on_begin.remove(begun)
 
-    tracer.steps.on_begin, tracer.steps.on_left = begun, step_left
+    if tracer.environment.world_size == 1:
+        on_begin.append(begun)
+    follow(tracer)
+    tracer.steps.on_left = step_left
 
 
 def _follow_process(tracer: Tracer) -> None:
@@ -154,7 +160,7 @@ def _follow_process(tracer: Tracer) -> None:
 def _bind_single(tracer: Tracer) -> None:
     """Bind a process that nobody launched once its second step begins: no process group has come by then."""
     recorder = tracer.recorder
-    if recorder.bound is None and tracer.environment.world_size == 1 and recorder.step >= 1:
+    if recorder.bound is None and recorder.step >= 1:
         bind_by_environment(tracer)
 
 

@@ -43,10 +43,17 @@ class Loop:
 
     What a batch is for shows only when it is used: batches from a source that is not known yet are
     held back until then, and a source is taken to be used as it was the time before.
+
+    What happens in every step is flat, and only what is rare is a function of its own: between two
+    kernels Python's code is cold, and every frame costs microseconds.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
+        self.home = main_thread().ident
+        """The thread that trains: what others do is beside the stages of a step."""
+        self.fetching = False
+        """Whether a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
         self._cycle_done = True
         self._cycle_end = 0
         self._forward_seen = False
@@ -78,20 +85,13 @@ class Loop:
         self._closure_seen = False
         self._outer = (0, 0)
         """Which optimizer's step ends a second time, and when it began."""
-        self._home = main_thread().ident
         self._sizes: deque[int] = deque(maxlen=MAX_HELD)
         """Of the batches that were fetched and not trained on yet."""
-        self._fetching = False
         self._pieces: list[tuple[str, int, int, Mark | None]] = []
         """Of stages within a fetch, and since one of a batch of which it is not known what for."""
         self._mark: Mark | None = None
         """From the begin of the forward, backward or optimizer that runs."""
         steps.block = self.piece
-
-    def fetch_begins(self) -> None:
-        """Know that a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
-        if self.is_home:
-            self._fetching = True
 
     def fetched(
         self, batches: object, start: int, end: int, size: int = 0, source: Hashable = 0, *, training: bool = True
@@ -106,17 +106,14 @@ class Loop:
             source: What is the same for all batches that are used alike.
             training: False where nothing can be learned now, as gradients are off.
         """
-        if training and not self.is_home:
+        if training and get_ident() != self.home:
             # A prefetching thread is ahead by a number of batches that no other rank shares.
             self._stage(DATALOADER_NEXT, start, end)
             return
-        self._fetching = False
-        if training:
-            self._judge(batches, start, end, size, source)
-        else:
+        self.fetching = False
+        if not training:
             self._evaluate(start, end)
-
-    def _judge(self, batches: object, start: int, end: int, size: int, source: Hashable) -> None:
+            return
         if self._evaluated:
             self._settle(training=False)
         use = self._uses.get(source)
@@ -133,26 +130,26 @@ class Loop:
                 self._settle(training=False)
 
     def _take(self, start: int, end: int, size: int) -> None:
+        steps = self.steps
         if self._cycle_done:
-            self._begin(start)
-            self._count_epoch()
-            self.steps.is_fresh = not self.steps.marked
+            if not steps.marked:  # as `_begin` does
+                self._cycle_done = False
+                steps.begin(self._evaluating or start)
+                self._evaluating = 0
+                steps.is_fresh = True
+            if self.epoch >= 0:
+                steps.epoch = self.epoch
+            elif self._is_passed or steps.epoch < 0:
+                steps.epoch += 1
+            self._leading, self._is_passed = self._last, False
         self._batches = self._last
         self._optimizer, self._fetched = 0, end
         if self._pieces:
             self._place_pieces(end)
-        self._stage(DATALOADER_NEXT, start, end)
+        between = not steps.is_open if steps.marked else self._evaluating != 0
+        steps.stage(DATALOADER_NEXT, start, end, between)
         if size:
             self._sizes.append(size)
-
-    def _count_epoch(self) -> None:
-        """Know which pass over the data the step is in that a batch has begun."""
-        steps = self.steps
-        if self.epoch >= 0:
-            steps.epoch = self.epoch
-        elif self._is_passed or steps.epoch < 0:
-            steps.epoch += 1
-        self._leading, self._is_passed = self._last, False
 
     def _settle(self, *, training: bool) -> None:
         """Know what the batches of late are for."""
@@ -196,22 +193,26 @@ class Loop:
 
     def fetch_failed(self) -> None:
         """Know that there was no batch."""
-        self._fetching = False
+        self.fetching = False
         if not self._awaits:
             self._place_pieces()
 
     def forward_begins(self, start: int, *, training: bool = True) -> None:
         """Know that the forward of a root module begins."""
+        steps = self.steps
         if training:
-            self._home = get_ident()
+            self.home = get_ident()
             self._forward_seen = True
             if self._source is not None:
                 self._settle(training=True)
         elif self._source is not None:
             self._evaluated = True
-        self.steps.is_fresh = False
+        steps.is_fresh = False
         if self._fetched:
-            self._stage(PREPARE_BATCH, *self._gap(self._fetched, start))
+            is_usual = not steps.marked and not steps.blocks
+            since, until = (self._fetched, start) if is_usual else self._gap(self._fetched, start)
+            between = not steps.is_open if steps.marked else self._evaluating != 0
+            steps.stage(PREPARE_BATCH, since, until, between)
             self._fetched = 0
         if training:
             if self._cycle_done and self._batches() is None:
@@ -220,45 +221,50 @@ class Loop:
             if self._optimizer:
                 self._closure_begins(start)
             if self._sizes:
-                self.steps.trained_on(self._sizes.popleft())
-            self._mark = self.steps.mark()
+                size = self._sizes.popleft()
+                steps.batch_size += 0 if steps.is_told else size
+            self._mark = None if steps.device is None else steps.mark()
 
     def _gap(self, fetched: int, start: int) -> tuple[int, int]:
         """Return the gap before a forward: within its step, and before what the program marks around the forward."""
         steps = self.steps
         since = steps.within(fetched) if steps.marked else fetched
-        return since, next((block for block in steps.blocks if block >= since), start) if steps.blocks else start
+        return since, next((block for block in steps.blocks if block >= since), start)
 
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
-        if training:
-            self._stage(FORWARD, start, end, self._take_mark())
-        else:
+        if not training:
             self._evaluate(start, end)
+            return
+        steps, mark, self._mark = self.steps, self._mark, None
+        between = not steps.is_open if steps.marked else self._evaluating != 0
+        steps.stage(FORWARD, start, end, between, mark)
 
     def backward_begins(self, start: int) -> None:
         """Know that a backward begins."""
+        steps = self.steps
         if self._source is not None:
             self._settle(training=True)
-        self._fetched, self.steps.is_fresh = 0, False
+        self._fetched, steps.is_fresh = 0, False
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
         if not self._forward_seen and self._sizes:
-            self.steps.trained_on(self._sizes.popleft())
-        self._mark = self.steps.mark()
+            steps.trained_on(self._sizes.popleft())
+        self._mark = None if steps.device is None else steps.mark()
 
     def backward_ended(self, start: int, end: int) -> None:
         """Know that a backward, begun at *start*, is over."""
-        self._evaluating = 0
-        self._stage(BACKWARD, start, end, self._take_mark())
+        steps, mark, self._mark, self._evaluating = self.steps, self._mark, None, 0
+        steps.stage(BACKWARD, start, end, steps.marked and not steps.is_open, mark)
         if self._optimizer:
             self._updating, self._closure_seen = end, True
-            self._mark = self.steps.mark()
+            self._mark = steps.mark()
 
     def _closure_begins(self, start: int) -> None:
         """Leave out of the optimizer's time what its closure does, and what comes before the first."""
         if self._updating and self._closure_seen:
-            self._stage(OPTIMIZER, self._updating, start, self._take_mark())
+            mark, self._mark = self._mark, None
+            self._stage(OPTIMIZER, self._updating, start, mark)
         self._updating, self._closure_seen = 0, True
 
     def optimizer_begins(self, optimizer: object, start: int) -> None:
@@ -273,7 +279,7 @@ class Loop:
         if self._optimizer in (0, id(optimizer)) or self._closure_seen:
             self._optimizer, self._closure_seen, self._outer = id(optimizer), False, (0, 0)
             self._optimizing = self._updating = start
-            self._mark = self.steps.mark()
+            self._mark = None if self.steps.device is None else self.steps.mark()
 
     def optimizer_ended(self, optimizer: object, end: int, *, failed: bool = False) -> None:
         """Know that *optimizer* has stepped; inside the step of another one (a scaler) it says nothing."""
@@ -285,10 +291,10 @@ class Loop:
         start, self._optimizer, self._optimizing = self._updating or end, 0, 0
         if failed:
             return
-        self._evaluating = 0
-        self._stage(OPTIMIZER, start, end, self._take_mark())
-        if self._sizes and not self.steps.batch_size:  # neither a forward nor a backward was seen
-            self.steps.trained_on(self._sizes.popleft())
+        steps, mark, self._mark, self._evaluating = self.steps, self._mark, None, 0
+        steps.stage(OPTIMIZER, start, end, steps.marked and not steps.is_open, mark)
+        if self._sizes and not steps.batch_size:  # neither a forward nor a backward was seen
+            steps.trained_on(self._sizes.popleft())
         self._cycle_done, self._cycle_end = True, end
 
     def scheduler_ended(self, start: int, end: int) -> None:
@@ -297,7 +303,7 @@ class Loop:
 
     def piece(self, name: str, start: int, end: int, mark: Mark | None = None) -> None:
         """Know of a piece of the stage *name*, which a framework or the program itself tells of."""
-        if self.is_home:
+        if get_ident() == self.home:
             if self._evaluating and not self.steps.marked:  # the step that follows begins with it
                 self._evaluating = min(self._evaluating, max(start, self._cycle_end))
             elif self._awaits and len(self._pieces) < MAX_HELD:
@@ -308,21 +314,12 @@ class Loop:
     @property
     def _awaits(self) -> bool:
         """Whether it is not known yet which step is going on."""
-        return self._fetching or (bool(self._ahead) and self._cycle_done)
-
-    @property
-    def is_home(self) -> bool:
-        """Whether this is the thread that trains: what others do is beside the stages of a step."""
-        return get_ident() == self._home
+        return self.fetching or (bool(self._ahead) and self._cycle_done)
 
     def _place_pieces(self, before: int = 1 << 63) -> None:
         """Give the pieces that were held and began *before* to the step of which it is known by now."""
         while self._pieces and self._pieces[0][1] < before:
             self._stage(*self._pieces.pop(0))
-
-    def _take_mark(self) -> Mark | None:
-        mark, self._mark = self._mark, None
-        return mark
 
     def _begin(self, start: int) -> None:
         if self.steps.marked:
@@ -343,16 +340,15 @@ class Loop:
         self.steps.stage(name, start, end, upcoming=between, mark=mark)
 
 
-_loop: Loop | None = None
 joins: list[Callable[[Tracer], None]] = []
 """Who else follows a tracer, and is told of a new one."""
 
 
 def loop_of(tracer: Tracer) -> Loop:
-    """Return the loop that *tracer* follows: one per process and tracer."""
-    global _loop  # noqa: PLW0603  -- the one of the live tracer
-    if _loop is None or _loop.steps is not tracer.steps:
-        _loop = Loop(tracer.steps)
+    """Return the loop that *tracer* follows: one per tracer. Who is in a hurry asks for ``tracer.loop`` first."""
+    if tracer.loop is None:
+        tracer.loop = Loop(tracer.steps)
         for join in joins:
             join(tracer)
-    return _loop
+    loop: Loop = tracer.loop
+    return loop

@@ -24,7 +24,8 @@ class Comm:
         wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
         self.groups = Groups(module)
         self.requests = Requests(tracer, wait, module.Status)
-        self.any, self._in_place = module.ANY_SOURCE, module.IN_PLACE
+        self.any, self.in_place = module.ANY_SOURCE, module.IN_PLACE
+        self.anything = (module.ANY_SOURCE, module.ANY_TAG)
 
     # -- descriptors ------------------------------------------------------------------------------
 
@@ -37,11 +38,11 @@ class Comm:
 
     def descriptor(self, span: str, group: Group, named: Any, kind: str, series: str = "") -> int:
         """Return the number of what the operations *span* of *group*, of the type that *named* names, have alike."""
-        key = (span, named, series)
+        described = group.described[span + series]
         try:
-            return group.described[key]
+            return described[named]
         except KeyError:
-            number = group.described[key] = self._describe(span, group, named, kind, series)
+            number = described[named] = self._describe(span, group, named, kind, series)
             return number
         except TypeError:  # a datatype has no hash
             return self.descriptor(span, group, name_of(named), kind, series)
@@ -72,7 +73,7 @@ class Comm:
         """Return what *call* moves: of the buffers (or objects) that it may be given, the first one that it is."""
         for name, position in call.takes:
             value = args[position] if position < len(args) else kwargs.get(name)
-            if value is not None and value is not self._in_place:
+            if value is not None and value is not self.in_place:
                 return content_of(value, is_object=call.is_object)
         return NOTHING
 

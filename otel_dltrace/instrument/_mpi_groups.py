@@ -1,9 +1,9 @@
 """Which communicator, window or file a call is made on: an id that all its ranks compute alike (contract 1)."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 from otel_dltrace.model.identity import h64
@@ -12,6 +12,9 @@ UNKNOWN = ""
 """The id of a group that nobody saw being made: its operations have no number."""
 NOBODY = -1
 """The peer of a call that has none, or one that is not known (yet)."""
+Side = tuple[int, int, Iterator[int] | None]
+"""The other side of messages: its rank in the world, their tag, and what numbers them; None: their status will tell."""
+_UNNUMBERED = repeat(0)
 
 
 class Group:
@@ -24,10 +27,15 @@ class Group:
         persistent: How many persistent collectives have been made.
         made: How many groups have been made from it.
         is_given: MPI gives it, and it cannot be freed.
-        described: Descriptors by operation and type.
+        described: Descriptors by operation, and then by type.
+        sends: The other sides of sends, by the rank and the tag that the calls are given.
+        receives: Likewise, of receives.
     """
 
-    __slots__ = ("_ranks", "_sent", "described", "id", "is_given", "last", "made", "members", "persistent", "size")
+    __slots__ = (
+        *("_numbers", "_ranks", "described", "id", "is_given", "last", "made", "members", "persistent"),
+        *("receives", "sends", "size"),
+    )
 
     def __init__(
         self, group_id: str, size: int, ranks: dict[int, int] | None = None, *, is_given: bool = False
@@ -35,9 +43,11 @@ class Group:
         self.id, self.size, self.is_given = group_id, size, is_given
         self.last = self.persistent = self.made = 0
         self.members: Counter[tuple[Any, ...]] = Counter()
-        self.described: dict[tuple[Any, ...], int] = {}
+        self.described: defaultdict[str, dict[Any, int]] = defaultdict(dict)
+        self.sends: dict[tuple[Any, Any], Side] = {}
+        self.receives: dict[tuple[Any, Any], Side] = {}
         self._ranks = ranks
-        self._sent: dict[tuple[str, int, int, bool], Iterator[int]] = {}
+        self._numbers: dict[tuple[str, int, int, bool], Iterator[int]] = {}
 
     def number(self) -> int:
         """Return the number of the next collective; 0 where its ranks may count differently."""
@@ -51,13 +61,25 @@ class Group:
 
         Both sides count alike: messages between two ranks with one tag do not overtake each other.
         """
+        return next(self._numbers_of(series, peer, tag, sends))
+
+    def _numbers_of(self, series: str, peer: int, tag: int, sends: bool) -> Iterator[int]:
         if not self.id or peer < 0 or tag < 0:
-            return 0
+            return _UNNUMBERED
         key = (series, peer, tag, sends)
         try:
-            return next(self._sent[key])
+            return self._numbers[key]
         except KeyError:
-            return next(self._sent.setdefault(key, count(1)))
+            return self._numbers.setdefault(key, count(1))
+
+    def side(self, handle: Any, rank: Any, tag: Any, *, sends: bool) -> Side:
+        """Return the other side of a message for which a call on *handle* is given *rank* and *tag*; keep it."""
+        peer = NOBODY if rank is None else self.rank_in_world(handle, rank)
+        number = int(tag or 0) if sends or tag is not None else -1
+        is_any = not sends and (rank is None or rank < 0 or number < 0)
+        side = peer, number, None if is_any else self._numbers_of("", peer, number, sends)
+        (self.sends if sends else self.receives)[rank, tag] = side
+        return side
 
     def rank_in_world(self, handle: Any, rank: int) -> int:
         """Return the rank in the world of *rank* in the communicator, window or file *handle*."""

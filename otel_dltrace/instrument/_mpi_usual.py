@@ -3,21 +3,26 @@
 The way of all calls (`_mpi_comm`) would trace them as well: what is not usual, or fails here, goes there.
 """
 
+import struct
 from collections.abc import Callable
 from functools import wraps
 from time import monotonic_ns
 from typing import Any
 
+from otel_dltrace.instrument._mpi_buffers import NOTHING, name_of
 from otel_dltrace.instrument._mpi_calls import Call, Form, Role
 from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status, current
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
+from otel_dltrace.record.packing import CALL_BEGIN, CALL_SPAN, HOLE, pack_call, pack_call_begin
+from otel_dltrace.record.ring import RECORD
 from otel_dltrace.record.steps import live, open_span
 
 # Plain ints, and bound here: looking them up costs a part of a call that can be seen.
 _COLLECTIVE, _ERROR = int(Level.COLLECTIVE), int(Flag.ERROR)
+_error = struct.error
 _get_open = open_span.get
 _ROLES = {Role.COLLECTIVE: COLLECTIVE, Role.SEND: P2P, Role.RECEIVE: P2P}
 
@@ -27,99 +32,139 @@ def is_usual(call: Call) -> bool:
     return call.form is Form.BLOCKING and call.role in _ROLES and not (call.role is Role.RECEIVE and call.is_object)
 
 
-# Exempt from brevity: each frame costs up to a tenth of a microsecond between two calls of MPI.
-def shortened(  # noqa: C901
+# Exempt from brevity: each frame costs up to a tenth of a microsecond between two calls of MPI. So both records are
+# written here, as `Recorder.begin` and `Recorder.span` write them, who take over what is not usual.
+def shortened(  # noqa: C901, PLR0915
     call: Call, traced: Callable[..., Any], original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return *traced* with a short way for the usual call: of a communicator that is known, with an array."""
-    span, kind, at = call.span, _ROLES[call.role], call.first_buffer
-    is_collective, sends = call.role is Role.COLLECTIVE, call.role is Role.SEND
-    sides = None if is_collective and not call.root else _root if is_collective else _sent if sends else _received
+    span, kind, at, has_content = call.span, _ROLES[call.role], call.first_buffer, bool(call.takes)
+    is_message, sends, peer = call.role is not Role.COLLECTIVE, call.role is Role.SEND, call.peer
+    root, root_at = call.root, call.positions.get(call.root, 0)
 
     @wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901
+    def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912, PLR0915
         tracer = live.tracer
         if tracer is None or tracer.recorder.level < _COLLECTIVE:
             return original(*args, **kwargs)
         comm, recorder = current.comm, tracer.recorder
         if comm is None or comm.tracer is not tracer:
             return traced(*args, **kwargs)
+        a, b, seq, numbers, status = 0, NOBODY, 0, None, None
         try:
             handle = args[0]
             group = comm.groups.known[handle.handle]
             if at:
                 try:
                     value = args[at]
+                    if value is comm.in_place:
+                        value = args[at + 1]
                     size, named = value.nbytes, value.dtype
                 except (AttributeError, IndexError):
                     size, named = comm.content(call, args, kwargs)
+                    if named.__hash__ is None:  # a datatype, which descriptors cannot be found by
+                        named = name_of(named)
             else:
-                size, named = comm.content(call, args, kwargs)
+                size, named = comm.content(call, args, kwargs) if has_content else NOTHING
             try:
-                descriptor = group.described[span, named, ""]
+                descriptor = group.described[span][named]
             except (KeyError, TypeError):
                 descriptor = comm.descriptor(span, group, named, kind)
-            a, b, status = _NO_SIDES if sides is None else sides(comm, call, group, args, kwargs)
+            if is_message:  # all these calls take rank and tag in this order, after what is moved
+                given = len(args)
+                rank, tag = args[2] if given > 2 else kwargs.get(peer), args[3] if given > 3 else kwargs.get("tag")
+                try:
+                    a, b, numbers = group.sends[rank, tag] if sends else group.receives[rank, tag]
+                except KeyError:
+                    a, b, numbers = group.side(handle, rank, tag, sends=sends)
+                if numbers is None:
+                    args, status = _ask(comm, call, args, kwargs)
+            elif root_at:
+                b = group.rank_in_world(handle, (args[root_at] if len(args) > root_at else kwargs.get(root)) or 0)
             step, outer = recorder.step, _get_open()
             parent = 0 if outer is None or outer.step != step else outer.drawn()
             start = monotonic_ns()
-            number = recorder.begin(descriptor, _COLLECTIVE, start, size, parent, 0, a, b, 0, step)
-            seq = group.number() if is_collective else group.number_message("", a, b, sends)
+            try:
+                lane = recorder.local.lane
+            except AttributeError:
+                lane = recorder.new_lane()
+            number = next(lane.numbers, 0) or recorder.next_number(lane)
+            chunk = lane.chunk
+            slots, lease, buffer, _ = chunk
+            offset = next(slots, 0)
+            if offset and lane.chunk is chunk:
+                try:
+                    pack_call_begin(
+                        buffer, offset, number, step, descriptor, CALL_BEGIN, start, size, parent, a, b, lease
+                    )
+                except _error:
+                    buffer[offset : offset + RECORD] = HOLE
+                    raise
+            else:
+                number = recorder.begin(descriptor, _COLLECTIVE, start, size, parent, 0, a, b, 0, step, number)
+            if numbers is not None:
+                seq = next(numbers)
+            elif group.id and not is_message:
+                seq = group.last = group.last + 1  # `Group.number`, without its frame
         except Exception:  # noqa: BLE001  -- the way of all calls will say what is wrong
             number = 0
         if not number:
             return traced(*args, **kwargs)
-        flags = 0
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs) if kwargs else original(*args)  # an empty dict costs as much as a clock
         except BaseException as error:
-            flags = _ERROR
-            guarded(recorder.error)(number, _COLLECTIVE, error, step)
-            raise
-        finally:
             end = monotonic_ns()
-            if status is not None and not flags:
-                size, a, b, seq = _learned(comm, group, handle, status, size) or (size, a, b, seq)
-            try:
-                recorder.span(descriptor, _COLLECTIVE, start, end, size, parent, seq, 0, a, b, flags, 0, number, step)
-            except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
-                failed(span, broken)
+            guarded(recorder.error)(number, _COLLECTIVE, error, step)
+            fields = (start, end, size, parent, seq, 0, a, b, _ERROR, 0, number, step)
+            guarded(recorder.span)(descriptor, _COLLECTIVE, *fields)
+            raise
+        end = monotonic_ns()
+        if status is not None:
+            size, a, b, seq = _learned(comm, group, handle, status, size, a, b)
+        try:
+            chunk = lane.chunk
+            slots, lease, buffer, _ = chunk
+            offset = next(slots, 0)
+            if offset and recorder.level >= _COLLECTIVE and lane.chunk is chunk:
+                try:
+                    pack_call(
+                        buffer, offset, number, step, descriptor, CALL_SPAN, start, end, size, parent, seq, a, b, lease
+                    )
+                except _error:
+                    buffer[offset : offset + RECORD] = HOLE
+                else:
+                    return result
+            recorder.span(descriptor, _COLLECTIVE, start, end, size, parent, seq, 0, a, b, 0, 0, number, step)
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed(span, broken)
+        return result
 
     return wrapper
 
 
-# -- who is on the other side --------------------------------------------------------------------
-
-Sides = tuple[int, int, Any]
-"""The peer's rank in the world or nobody, the root or the tag, and the status that will know better, if one will."""
-_NO_SIDES: Sides = (0, NOBODY, None)
-
-
-def _root(comm: Comm, call: Call, group: Group, args: Args, kwargs: Kwargs) -> Sides:
-    return 0, comm.peer(group, args[0], call.argument(call.root, args, kwargs), 0), None
+def _ask(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> tuple[Args, Any]:
+    """Return the arguments with a status, and it: by its place, for a name costs a third as much as the call."""
+    if kwargs or not 1 < len(args) < 5:
+        return args, ask_for_status(call, args, kwargs, comm.module.Status)
+    status = comm.module.Status()
+    return (*args, *comm.anything[len(args) - 2 :], status), status
 
 
-def _sent(comm: Comm, call: Call, group: Group, args: Args, kwargs: Kwargs) -> Sides:
-    to, tag = _peer_and_tag(call, args, kwargs)
-    return comm.peer(group, args[0], to, NOBODY), tag or 0, None
-
-
-def _received(comm: Comm, call: Call, group: Group, args: Args, kwargs: Kwargs) -> Sides:
-    source, tag = _peer_and_tag(call, args, kwargs)
-    if source is not None and source >= 0 and tag is not None and tag >= 0:
-        return group.rank_in_world(args[0], source), tag, None
-    status = ask_for_status(call, args, kwargs, comm.module.Status)
-    return comm.peer(group, args[0], source, NOBODY), -1 if tag is None else tag, status
-
-
-def _peer_and_tag(call: Call, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
-    """Return both as they are given; all these calls take them in this order, after what is moved."""
-    given = len(args)
-    return args[2] if given > 2 else kwargs.get(call.peer), args[3] if given > 3 else kwargs.get(call.tag)
-
-
-@guarded
-def _learned(comm: Comm, group: Group, handle: Any, status: Any, size: int) -> tuple[int, int, int, int] | None:
-    """Return bytes, peer, tag and number of what has come, by its *status*; None where nothing has."""
-    learned = comm.learned(group, handle, status, size)
-    return None if learned is None else (*learned, group.number_message("", *learned[1:], False))
+def _learned(
+    comm: Comm, group: Group, handle: Any, status: Any, size: int, a: int, b: int
+) -> tuple[int, int, int, int]:
+    """Return bytes, peer, tag and number of what has come, by its *status*; as they were where nothing has."""
+    seq = 0
+    try:
+        source, tag = status.Get_source(), status.Get_tag()
+        if source >= 0:
+            try:
+                a, b, numbers = group.receives[source, tag]
+            except KeyError:
+                a, b, numbers = group.side(handle, source, tag, sends=False)
+            seq = next(numbers) if numbers is not None else 0
+            count = status.Get_count(comm.module.BYTE)
+            size = count if count >= 0 else size
+    except Exception as broken:  # noqa: BLE001  -- as above
+        failed("recv", broken)
+    return size, a, b, seq

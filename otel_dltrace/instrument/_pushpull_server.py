@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.instrument._pushpull_worker import BACKEND, shard_of
-from otel_dltrace.model.identity import NO_STEP, Bind, trace_id
+from otel_dltrace.model.identity import NO_STEP, trace_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, read_tracestate, span_below, traceparent_head
@@ -41,10 +41,10 @@ class Server:
 
     def __init__(self, tracer: Tracer) -> None:
         self.recorder = tracer.recorder
+        self.binds = tracer.recorder.names.binds
+        self.descriptors: dict[tuple[str, str, int, int], int] = {}
+        self.senders: dict[tuple[str, int, int], _Sender] = {}
         self._tracer = tracer
-        self._descriptors: dict[tuple[str, str, int, int], int] = {}
-        self._senders: dict[tuple[str, int], _Sender] = {}
-        self._bind: Bind | None = None
 
     def started(self, kind: str, request: "Request", metadata: Mapping[str, str], start: int) -> "_Answered | None":
         """Return who writes *request* when it is answered, None where it is not asked for."""
@@ -54,33 +54,24 @@ class Server:
         return _Answered(self, kind, request, metadata, start)
 
     def descriptor(self, kind: str, request: "Request") -> int:
-        """Return the descriptor of *request*."""
+        """Return a new descriptor of *request*."""
         name, key, worker = request.name, request.key >> 16, request.worker
-        known = self._descriptors.get((kind, name, key, worker))
-        if known is None:
-            activity = f"{kind}-{_FIRST_WORKER + 2 * worker}"
-            descriptor = Descriptor(PHASE, kind, backend=BACKEND, tensor=name, key=key, activity=activity)
-            known = self._descriptors[kind, name, key, worker] = self.recorder.intern(descriptor)
-        return known
+        activity = f"{kind}-{_FIRST_WORKER + 2 * worker}"
+        descriptor = Descriptor(PHASE, kind, backend=BACKEND, tensor=name, key=key, activity=activity)
+        number = self.descriptors[kind, name, key, worker] = self.recorder.intern(descriptor)
+        return number
 
     def sender(self, state: str, turn: int) -> _Sender | None:
-        """Return who of our own run says *state*: another's ids would be no ids here."""
-        bind = self.recorder.bound
-        if bind is not self._bind:
-            self._bind = bind
-            self._senders.clear()
-        return self._senders.get((state, turn)) or self._new_sender(state, turn)
-
-    def _new_sender(self, state: str, turn: int) -> _Sender | None:
-        bind, said = self._bind, read_tracestate(state)
+        """Return who of our own run says *state*, known by that until the next bind: another's ids would be no ids."""
+        bind, said = self.recorder.bound, read_tracestate(state)
         if said is None or bind is None or said.world != bind.world:
             return None
         part = said.step if said.step != NO_STEP else f"ops.{turn}"
         trace = trace_id(bind, part, shard_of(self._tracer, bind, said.rank, said.step))
-        if len(self._senders) >= _MOST_KNOWN:
-            self._senders.clear()
+        if len(self.senders) >= _MOST_KNOWN:
+            self.senders.clear()
         known = _Sender(traceparent_head(trace), trace.to_bytes(16, "big"), said.step, said.rank)
-        self._senders[state, turn] = known
+        self.senders[state, turn, len(self.binds)] = known
         return known
 
 
@@ -93,37 +84,39 @@ class _Answered:
         self._server, self._kind, self._request, self._metadata, self._start = server, kind, request, metadata, start
 
     def finished(self, sent_nbytes: int, waited: int, end: int, error: str | None) -> None:  # noqa: ARG002
-        """Write it."""
+        """Write it, and which span is above it."""
         try:
-            self._write(waited // 1000, end, error)
+            server, request, metadata = self._server, self._request, self._metadata
+            recorder, kind, key, seq = server.recorder, self._kind, request.key, request.round + 1
+            descriptor = server.descriptors.get((kind, request.name, key >> 16, request.worker))
+            if descriptor is None:
+                descriptor = server.descriptor(kind, request)
+            wait = waited // 1000
+            number, flags = recorder.number(), 0
+            state, turn = metadata.get(TRACESTATE, ""), seq // OPERATIONS_PER_TRACE
+            sender = server.senders.get((state, turn, len(server.binds))) or server.sender(state, turn)
+            span = None if sender is None else span_below(sender.head, metadata.get(TRACEPARENT, ""))
+            if sender is not None and span is not None:
+                flags = _REMOTE
+                recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
+            if error is not None:
+                flags |= _ERROR
+                recorder.failure(number, _PARTITION, f"{_ERRORS}.{error}", "", NO_STEP)
+            recorder.span(
+                descriptor,
+                _PARTITION,
+                self._start,
+                end,
+                request.nbytes,
+                0,
+                seq,
+                key & 0xFFFF,
+                wait if wait < _MOST_WAIT else _MOST_WAIT,  # noqa: FURB136  -- `min` is a call
+                request.rank,
+                flags,
+                0,
+                number,
+                NO_STEP,
+            )
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
-
-    def _write(self, wait: int, end: int, error: str | None) -> None:
-        server, request, metadata = self._server, self._request, self._metadata
-        recorder = server.recorder
-        number, seq, flags = recorder.number(), request.round + 1, 0
-        sender = server.sender(metadata.get(TRACESTATE, ""), seq // OPERATIONS_PER_TRACE)
-        span = None if sender is None else span_below(sender.head, metadata.get(TRACEPARENT, ""))
-        if sender is not None and span is not None:
-            flags = _REMOTE
-            recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
-        if error is not None:
-            flags |= _ERROR
-            recorder.failure(number, _PARTITION, f"{_ERRORS}.{error}", "", NO_STEP)
-        recorder.span(
-            server.descriptor(self._kind, request),
-            _PARTITION,
-            self._start,
-            end,
-            request.nbytes,
-            0,
-            seq,
-            request.key & 0xFFFF,
-            wait if wait < _MOST_WAIT else _MOST_WAIT,  # noqa: FURB136  -- `min` is a call
-            request.rank,
-            flags,
-            0,
-            number,
-            NO_STEP,
-        )

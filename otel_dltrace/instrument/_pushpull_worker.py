@@ -8,7 +8,8 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import share_of
 from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, WAIT, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, traceparent_head, tracestate_entry
-from otel_dltrace.record.guard import failed, guarded
+from otel_dltrace.record.guard import failed
+from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Tracer, open_span
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ BACKEND = "pushpull"
 _COLLECTIVE, _PHASE, _PARTITION = int(Level.COLLECTIVE), int(Level.PHASE), int(Level.PARTITION)
 _ASYNC, _ERROR = int(Flag.ASYNC), int(Flag.ERROR)
 _MOST_WAIT = (1 << 31) - 1
+_AT_ONCE = 16
 _ERRORS = "otel_dltrace.pushpull.errors"
 
 
@@ -31,19 +33,35 @@ class _Tensor(NamedTuple):
     stages: "dict[QueueType, int]"
 
 
-class _Context(NamedTuple):
+class _Context:
     """What all requests of a step tell the servers; where there is none, those of a *turn* of operations.
 
-    *seed* is what the ids of the step's spans are made of, with the ring's *nonce*, but for the span's number.
+    A request of a partition takes the number of its span, and what it tells, from those that are *ready*.
     """
 
-    bind: Bind
-    nonce: bytes
-    step: int
-    turn: int
-    head: str
-    state: str
-    seed: int
+    __slots__ = ("bind", "head", "nonce", "ready", "seed", "state", "step", "turn")
+
+    def __init__(self, bind: Bind, nonce: bytes, step: int, turn: int, trace: int) -> None:
+        self.bind, self.nonce, self.step, self.turn = bind, nonce, step, turn
+        self.head, self.state = traceparent_head(trace), tracestate_entry(step, bind.world, bind.rank)
+        # What the ids of the step's spans are made of, but for the span's number.
+        self.seed = int.from_bytes(nonce, "little") ^ step << 32
+        self.ready: list[tuple[int, dict[str, str]]] = []
+
+    def metadata(self, number: int) -> dict[str, str]:
+        """Return what tells a server that the span *number* is above its own."""
+        span = mix64(self.seed ^ number) or 1
+        return {TRACEPARENT: traceparent(self.head, span), TRACESTATE: self.state}
+
+    def next(self, recorder: Recorder) -> tuple[int, dict[str, str]]:
+        """Return the number of a new span of *recorder*, and what `metadata` says of it; make some ready for the next.
+
+        To make many one after another costs little more than one between two stages: see `_Pushed`.
+        """
+        numbers = [recorder.number() for _ in range(_AT_ONCE)]
+        first, *others = [(number, self.metadata(number)) for number in numbers]
+        self.ready += others
+        return first
 
 
 class Worker:
@@ -69,9 +87,7 @@ class Worker:
         # Outside any step the server names the trace by the round alone, so no phase is above.
         parent = outer.drawn() if outer is not None and outer.step == step != NO_STEP else 0
         seq = round_ + 1
-        number = recorder.begin(
-            tensor.descriptor, _COLLECTIVE, start, nbytes, parent, seq, b=-1, flags=_ASYNC, step=step
-        )
+        number = recorder.begin(tensor.descriptor, _COLLECTIVE, start, nbytes, parent, seq, 0, -1, _ASYNC, step)
         return _Pushed(self, tensor, number, step, parent, seq, nbytes, start) if number else None
 
     def stage(self, tensor: _Tensor, queue: "QueueType") -> int:
@@ -83,14 +99,11 @@ class Worker:
         number = tensor.stages[queue] = self.recorder.intern(descriptor)
         return number
 
-    def metadata(self, number: int, step: int, seq: int) -> dict[str, str]:
-        """Return what tells a server that the span *number* of *step* is above its own.
-
-        Nothing before the process is bound: there are no ids yet.
-        """
+    def context(self, step: int, seq: int) -> _Context | None:
+        """Return what the requests of operation *seq* of *step* tell; None before the process is bound: no ids yet."""
         ring, bind = self.recorder.ring, self.recorder.bound
         if ring is None or bind is None:
-            return {}
+            return None
         turn = seq // OPERATIONS_PER_TRACE if step == NO_STEP else 0
         context = self._context
         if (
@@ -99,16 +112,9 @@ class Worker:
             or context.bind is not bind
             or context.nonce is not ring.nonce  # a forked child has another
         ):
-            context = self._context_of(bind, ring.nonce, step, turn)
-        span = mix64(context.seed ^ number) or 1
-        return {TRACEPARENT: traceparent(context.head, span), TRACESTATE: context.state}
-
-    def _context_of(self, bind: Bind, nonce: bytes, step: int, turn: int) -> _Context:
-        part = step if step != NO_STEP else f"ops.{turn}"
-        head = traceparent_head(trace_id(bind, part, shard_of(self.tracer, bind, bind.rank, step)))
-        state = tracestate_entry(step, bind.world, bind.rank)
-        seed = int.from_bytes(nonce, "little") ^ step << 32
-        self._context = context = _Context(bind, nonce, step, turn, head, state, seed)
+            part = step if step != NO_STEP else f"ops.{turn}"
+            trace = trace_id(bind, part, shard_of(self.tracer, bind, bind.rank, step))
+            context = self._context = _Context(bind, ring.nonce, step, turn, trace)
         return context
 
     def _tensor(self, name: str, declared_key: int, dtype: str) -> _Tensor:
@@ -118,9 +124,14 @@ class Worker:
 
 
 class _Pushed:
-    """Writes one push_pull."""
+    """Writes one push_pull.
+
+    Between two stages little of us is in the processor's caches: each function that is called costs a microsecond
+    there, not the tenth of one that it costs in a loop. So what is done for each partition is flat.
+    """
 
     __slots__ = (
+        "_context",
         "_end",
         "_number",
         "_parent",
@@ -143,17 +154,27 @@ class _Pushed:
         self._number, self._step, self._parent, self._seq = number, step, parent, seq
         self._size, self._start, self._end = size, start, 0
         self._sending: dict[int, int] = {}
+        self._context: _Context | None = None
 
     def request_sending(self, partition: int) -> Mapping[str, str]:
         """Tell the server which span its own is caused by: the stage, or the operation where no stage is recorded."""
         try:
-            recorder, number = self._recorder, self._number
-            if recorder.level >= _PARTITION:
-                number = self._sending[partition] = recorder.number()
-            return self._worker.metadata(number, self._step, self._seq)
+            context = self._context
+            if context is None:
+                context = self._context = self._worker.context(self._step, self._seq)
+                if context is None:
+                    return {}
+            if self._recorder.level < _PARTITION:
+                return context.metadata(self._number)
+            try:
+                number, metadata = context.ready.pop()
+            except IndexError:
+                number, metadata = context.next(self._recorder)
+            self._sending[partition] = number
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
             return {}
+        return metadata
 
     def stage_finished(
         self, partition: int, queue: "QueueType", nbytes: int, server: int | None, enqueued: int, started: int, end: int
@@ -163,6 +184,7 @@ class _Pushed:
         if recorder.level < _PARTITION:
             return
         try:
+            descriptor = self._stages.get(queue) or self._worker.stage(self._tensor, queue)
             number = 0
             if server is None:
                 server = -1
@@ -171,7 +193,7 @@ class _Pushed:
             wait = (started - enqueued) // 1000
             # By position, and as few calls as can be: this is done for each stage of each partition.
             recorder.span(
-                self._stages.get(queue) or self._worker.stage(self._tensor, queue),
+                descriptor,
                 _PARTITION,
                 started,
                 end,
@@ -189,37 +211,47 @@ class _Pushed:
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
 
-    @guarded
     def waited(self, start: int, end: int) -> None:
         """Write how long the program was blocked: a child of what it waited for, and over when that was.
 
         It goes on somewhat later, when the machine has a core for it: a viewer would find the child outside its parent.
         """
-        end = min(end, self._end or end)
-        if end > start:
-            self._recorder.span(self._worker.wait, _PHASE, start, end, parent=self._number, step=self._step)
+        try:
+            if 0 < self._end < end:
+                end = self._end
+            if end > start:
+                self._recorder.span(
+                    self._worker.wait, _PHASE, start, end, 0, self._number, 0, 0, 0, 0, 0, 0, 0, self._step
+                )
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed("push_pull", broken)
 
-    @guarded
     def completed(self, end: int, error: str | None) -> None:
         """Write the operation."""
-        self._end = end
-        flags = _ASYNC
-        if error is not None:
-            flags |= _ERROR
-            self._recorder.failure(self._number, _COLLECTIVE, f"{_ERRORS}.{error}", "", self._step)
-        self._recorder.span(
-            self._tensor.descriptor,
-            _COLLECTIVE,
-            self._start,
-            end,
-            self._size,
-            self._parent,
-            self._seq,
-            b=-1,
-            flags=flags,
-            number=self._number,
-            step=self._step,
-        )
+        try:
+            self._end = end
+            recorder, number, step, flags = self._recorder, self._number, self._step, _ASYNC
+            if error is not None:
+                flags |= _ERROR
+                recorder.failure(number, _COLLECTIVE, f"{_ERRORS}.{error}", "", step)
+            recorder.span(
+                self._tensor.descriptor,
+                _COLLECTIVE,
+                self._start,
+                end,
+                self._size,
+                self._parent,
+                self._seq,
+                0,
+                0,
+                -1,
+                flags,
+                0,
+                number,
+                step,
+            )
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed("push_pull", broken)
 
 
 def shard_of(tracer: Tracer, bind: Bind, rank: int, step: int) -> int:

@@ -166,7 +166,7 @@ def _put_back_aliases(package: str, traced: dict[int, tuple[Any, Any]]) -> None:
 
 def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return *original* with the site around it; with tracing off it is passed through."""
-    begin, finish, fail, level, name = site.begin, site.finish, site.fail, site.level, site.name
+    begin, finish, fail, level, name = site.begin, site.finish, site.fail, int(site.level), site.name
 
     # Inlines what `guarded` does: between two kernels Python's code is cold, and every frame costs microseconds.
     @wraps(original)

@@ -4,11 +4,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
+from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._loop import Loop, loop_of
+from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Site, Undo, replace, resolve, wrap
 from otel_dltrace.model.semconv import DEVICE_STAGES
 from otel_dltrace.record.device import Mark
@@ -20,14 +21,10 @@ _running: set[str] = set()
 os.register_at_fork(after_in_child=_running.clear)  # the parent's calls
 
 
-def _loop() -> Loop:
-    assert live.tracer is not None
-    return loop_of(live.tracer)
-
-
 def _begins(stage: str, _args: Args, _kwargs: Kwargs) -> Piece | None:
-    loop = _loop()
-    if stage in _running or not loop.is_home:
+    assert live.tracer is not None
+    loop = loop_of(live.tracer)
+    if stage in _running or get_ident() != loop.home:
         return None
     mark = loop.steps.mark() if stage in DEVICE_STAGES else None
     _running.add(stage)
@@ -36,9 +33,10 @@ def _begins(stage: str, _args: Args, _kwargs: Kwargs) -> Piece | None:
 
 def _ended(piece: Piece, _result: object) -> None:
     end = monotonic_ns()
+    assert live.tracer is not None
     stage, start, mark = piece
     _running.discard(stage)
-    _loop().piece(stage, start, end, mark)
+    loop_of(live.tracer).piece(stage, start, end, mark)
 
 
 def _outside_graphs(traced: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

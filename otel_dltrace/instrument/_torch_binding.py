@@ -90,8 +90,11 @@ class Binding:
         self.store = store
         self._asking = (store, rank, size, self._starts)
         self._collectives = self._tracer.steps.group_seq()
+        on_begin = self._tracer.steps.on_begin
         if rank == 0:
             self.met()
+        if self._asking is not None and self.poll not in on_begin:
+            on_begin.insert(0, self.poll)  # what rank 0 said comes before what others make of the environment
 
     def met(self) -> None:
         """Ask the store, unless that is settled: rank 0 has come as far as its first collective."""
@@ -105,6 +108,8 @@ class Binding:
         """
         if self._asking is not None and self._tracer.steps.group_seq() > self._collectives:
             self.met()
+        if self._asking is None and self.poll in self._tracer.steps.on_begin:
+            self._tracer.steps.on_begin.remove(self.poll)
 
     def destroyed(self) -> None:
         """Let go of the store, which ends with its process group."""

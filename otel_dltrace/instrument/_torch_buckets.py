@@ -1,6 +1,5 @@
 """Which parameters a model's gradient buckets hold, as DistributedDataParallel itself says."""
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,7 +9,6 @@ from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, Source
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import live
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +30,18 @@ class Layout:
     group: str
 
 
-_layouts: "weakref.WeakKeyDictionary[Any, tuple[tuple[Recorder, bool, bool], Layout]]" = weakref.WeakKeyDictionary()
-hooked: "weakref.WeakSet[Any]" = weakref.WeakSet()
-"""The reducers that were seen to be given a hook by the program."""
+hooks_told = 0
+"""How often the program was seen to give a model a hook: what was known of its buckets is then no more so."""
 
 
-def layout_of(model: Any, count: int, rebuilt: bool) -> Layout | None:
+def tell_of_hook() -> None:
+    """Know that the program has given some model a hook."""
+    global hooks_told  # noqa: PLW0603  -- read in each step, in which calls are dear
+    hooks_told += 1
+
+
+def layout_of(recorder: Recorder, model: Any, count: int, rebuilt: bool) -> Layout | None:
     """Return the buckets of *model*, which has *count* parameters; None where they cannot be known."""
-    assert live.tracer is not None
-    recorder = live.tracer.recorder
-    now = (recorder, rebuilt, model.reducer in hooked)
-    known = _layouts.get(model)
-    if known is not None and known[0] == now:
-        return known[1]
     texts = said_by(model)
     parameters = [p for p in model._module_parameters if p.requires_grad]
     sizes = numbers(texts.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
@@ -55,9 +52,7 @@ def layout_of(model: Any, count: int, rebuilt: bool) -> Layout | None:
     all_members = sorted(chain.from_iterable(members))
     if len(parameters) != count or len(sizes) != len(members) or all_members != list(range(count)):
         return None
-    layout = _describe(recorder, model, parameters, list(zip(members, sizes, strict=True)), "comm_hook" not in texts)
-    _layouts[model] = (now, layout)
-    return layout
+    return _describe(recorder, model, parameters, list(zip(members, sizes, strict=True)), "comm_hook" not in texts)
 
 
 def said_by(model: Any) -> dict[str, str]:
@@ -75,7 +70,7 @@ def _describe(
         number = describe(recorder, group, backend, k, parameters[members[0]].dtype, plain)
         described.append(Bucket(tuple(members), size, number))
     # On a device the end of backward is no bound: the transfer may go on after it.
-    source = Source.BOUND if backend in HOST_BACKENDS else Source.HOST_ISSUE
+    source = int(Source.BOUND if backend in HOST_BACKENDS else Source.HOST_ISSUE)
     return Layout(tuple(described), plain, source, group.group_name)
 
 

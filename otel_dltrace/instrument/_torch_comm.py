@@ -1,7 +1,6 @@
 """What is known of the communication of one process: its calls under way, its descriptors."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -22,7 +21,7 @@ from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.instrument._torch_works import Pending, Works
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import P2P, PHASE, WAIT, Flag, Source
-from otel_dltrace.record.steps import Operation, Tracer
+from otel_dltrace.record.steps import Operation, Tracer, nothing
 
 
 class Span(Protocol):
@@ -50,11 +49,18 @@ class Comm:
         self.local = _Local()
         self._descriptors: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._groups: dict[str, Any] = {}
-        steps = tracer.steps
-        # What rank 0 said in the store comes before what others make of the environment.
-        steps.on_begin = _both(self.binding.poll, steps.on_begin)
         self.recorded = recorded_of(tracer)
-        steps.on_end = _both(self.recorded.step_ends, _both(self.works.step_ends, steps.on_end))
+        before = tracer.steps.on_end
+        self._at_end, tracer.steps.on_end = None if before is nothing else before, self._step_ends
+
+    def _step_ends(self) -> None:
+        """Look at what is under way; between two kernels it costs microseconds even to find that nothing is."""
+        if self.recorded.expected:
+            self.recorded.step_ends()
+        if self.works.unwatched or self.works.finished:
+            self.works.step_ends()
+        if self._at_end is not None:
+            self._at_end()
 
     def begin(self, call: Call, args: Args, kwargs: Kwargs) -> Span | None:
         """Return the span of a *call*; None where it is none of its own."""
@@ -294,11 +300,3 @@ def _root(call: Call, group: Any, args: Args, kwargs: Kwargs) -> int:
     else:
         return -1
     return rank_in_world(group, int(in_group or 0))
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        first()
-        second()
-
-    return both

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace
-from otel_dltrace.instrument._torch_buckets import hooked, said_by
+from otel_dltrace.instrument._torch_buckets import said_by, tell_of_hook
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS
 from otel_dltrace.instrument._torch_hook import BucketHook, backend_of_model, flush, joined
 from otel_dltrace.model.semconv import Level
@@ -67,7 +67,7 @@ def _register(original: Callable[..., None]) -> Callable[..., None]:
             _hooks[reducer] = hook
         else:
             original(reducer, state, comm_hook)  # it refuses a second one
-        hooked.add(reducer)
+        tell_of_hook()
 
     return register
 
@@ -82,7 +82,7 @@ def _register_builtin(original: Callable[..., None]) -> Callable[..., None]:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
             hook.program = partial(fp16_compress_hook, hook.model().process_group)
-        hooked.add(reducer)
+        tell_of_hook()
 
     return register
 

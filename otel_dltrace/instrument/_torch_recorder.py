@@ -65,7 +65,7 @@ class Recorded:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self._expected: dict[int, _Expected] = {}
+        self.expected: dict[int, _Expected] = {}
         self._marked: deque[_Expected] = deque()
         self._reached: dict[str, int] = {}
         self._next = 0
@@ -91,17 +91,17 @@ class Recorded:
         """
         device = self.tracer.steps.device
         # Of one that is captured into a graph the recorder never hears the end.
-        if not seq or not self.is_on() or device is None or not device.is_open() or len(self._expected) >= MOST:
+        if not seq or not self.is_on() or device is None or not device.is_open() or len(self.expected) >= MOST:
             return False
         kept = mark if len(self._marked) < MOST_MARKS else None
-        one = self._expected[number] = _Expected(group, seq, number, step, asked, kept, is_end, asked)
+        one = self.expected[number] = _Expected(group, seq, number, step, asked, kept, is_end, asked)
         if kept is not None:
             self._marked.append(one)
         return True
 
     def knows(self, number: int) -> None:
         """Know that the device itself tells when it was at the span *number*."""
-        if (one := self._expected.get(number)) is not None:
+        if (one := self.expected.get(number)) is not None:
             one.is_known = True
 
     def step_ends(self) -> None:
@@ -110,7 +110,7 @@ class Recorded:
 
     def look(self, *, is_last: bool = False) -> None:
         """Write what has become known, if it is time to read and this is the thread that trains."""
-        if self._expected and (is_last or self.tracer.steps.trains_here()):
+        if self.expected and (is_last or self.tracer.steps.trains_here()):
             result = tried(self._look, is_last)
             if isinstance(result, Exception):
                 failed("PyTorch's Flight Recorder", result)
@@ -123,7 +123,7 @@ class Recorded:
         self._forget()
 
     def _forget(self) -> None:
-        self._expected.clear()
+        self.expected.clear()
         self._marked.clear()
         self._reached.clear()
 
@@ -135,7 +135,7 @@ class Recorded:
         if now < self._next and not is_last:
             return
         # Others add to them meanwhile: a backward has its own thread.
-        settled = [one for one in list(self._expected.values()) if is_last or now - one.asked >= SETTLED_NS]
+        settled = [one for one in list(self.expected.values()) if is_last or now - one.asked >= SETTLED_NS]
         if settled:
             self._read(settled)
         spent = monotonic_ns() - now
@@ -168,7 +168,7 @@ class Recorded:
                     found.append((one, active))
                 elif one.seq >= first.get(group, 0) and now - one.asked < FORGOTTEN_NS:
                     break  # the device is at it, and will come to those behind it
-                self._expected.pop(one.number, None)
+                self.expected.pop(one.number, None)
             self._write(group, found)
         if not entries:  # it keeps nothing
             self._dump = None

@@ -4,14 +4,15 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Undo
 from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.steps import live
 
-Span = tuple[int, bool]
 MAX_CALLS = 10_000
 """Module calls after which a search without result ends: a global hook costs 1.4 us for each."""
 MAX_TRIES = 2
@@ -21,13 +22,13 @@ class _Hook:
     """A hook that a saved or copied model leaves behind: its copy is a function of Python that does nothing.
 
     Hooks look first whether a graph is being compiled: inside one this is a constant, and all below
-    it is not traced. Each has its own `try` instead of `guarded`, whose frame costs more than it does.
+    it is not traced.
     """
 
-    __slots__ = ("_compiling", "_roots")
+    __slots__ = ("_roots",)
 
-    def __init__(self, roots: "Roots", compiling: Callable[[], bool]) -> None:
-        self._roots, self._compiling = roots, compiling
+    def __init__(self, roots: "Roots") -> None:
+        self._roots = roots
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
@@ -44,44 +45,83 @@ class _Search(_Hook):
     __slots__ = ()
 
     def __call__(self, module: Any, _args: Any) -> None:
-        if not self._compiling():
+        if not compiling():
             self._roots.meet(module)
 
 
-class _Before(_Hook):
-    """Is called before a root's forward."""
+class _Timed(_Hook):
+    """A hook of every step. It is flat, looks itself as `compiling` does, and has its own `try` instead of `guarded`.
+
+    Between two kernels Python's code is cold, and every frame costs microseconds.
+    """
+
+    __slots__ = ("_compiler", "_is_traced")
+
+    def __init__(self, roots: "Roots") -> None:
+        super().__init__(roots)
+        self._compiler = sys.modules["torch"].compiler
+        self._is_traced: Callable[[], bool] = self._compiler.is_dynamo_compiling
+
+
+class _Before(_Timed):
+    """Is called before a root's forward: one inside another's says nothing."""
 
     __slots__ = ()
 
-    def __call__(self, module: Any, _args: Any) -> None:
-        if self._compiling():
+    def __call__(self, module: Any, _args: Any = ()) -> None:
+        if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
+            return
+        roots = self._roots
+        if roots.running is not None and roots.running is not module:
+            return
+        roots.running, tracer = None, live.tracer
+        if tracer is None or roots.graph_task() != -1:  # in a backward it is a recomputation
             return
         try:
-            self._roots.enter(module)
+            loop = tracer.loop or loop_of(tracer)
+            roots.has_gradients, roots.since = roots.is_grad_enabled(), monotonic_ns()
+            loop.forward_begins(roots.since, training=roots.has_gradients)
+            roots.running, roots.latest = module, weakref.ref(module)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("forward", broken)
 
 
-class _After(_Hook):
+class _After(_Timed):
     """Is called after a root's forward, also after one that raised."""
 
     __slots__ = ()
 
-    def __call__(self, module: Any, _args: Any, _result: Any) -> None:
-        if self._compiling():
+    def __call__(self, module: Any, _args: Any = (), _result: Any = None) -> None:
+        if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
             return
-        try:
-            self._roots.leave(module)
-        except Exception as broken:  # noqa: BLE001  -- see above
-            failed("forward", broken)
+        roots = self._roots
+        if roots.running is module:
+            end = monotonic_ns()
+            roots.running, tracer = None, live.tracer
+            try:
+                if tracer is not None:
+                    loop = tracer.loop or loop_of(tracer)
+                    loop.forward_ended(roots.since, end, training=roots.has_gradients)
+            except Exception as broken:  # noqa: BLE001  -- see above
+                failed("forward", broken)
 
 
 def _none_yet() -> None:
     return None
 
 
-def _compiling() -> bool:
-    return bool(sys.modules["torch"].compiler.is_compiling())
+def compiling() -> bool:
+    """Return whether a graph is being compiled: ``torch.compiler.is_compiling`` in fewer frames."""
+    compiler = sys.modules["torch"].compiler
+    return bool(compiler.is_dynamo_compiling() or getattr(compiler, "_is_compiling_flag", False))
+
+
+def _is_grad_enabled() -> bool:
+    return bool(sys.modules["torch"].is_grad_enabled())
+
+
+def _graph_task() -> int:
+    return int(sys.modules["torch"]._C._current_graph_task_id())
 
 
 class Roots:
@@ -91,10 +131,19 @@ class Roots:
     global hook looks for the outermost module that holds what is trained, is removed when that is
     found, and comes back when an optimizer steps parameters which no known root holds (a GAN's
     other half).
+
+    Attributes:
+        running: The root whose forward is running: one that was interrupted has not said so.
+        since: When that began.
+        has_gradients: Whether it has gradients, and so is of a training step.
+        latest: Returns the root that ran last, while it lives.
+        is_grad_enabled: Torch's own; until there is a root, what looks for it.
+        graph_task: Returns the graph that the engine is running in this thread, -1 for none; likewise.
     """
 
-    def __init__(self, begins: Callable[[], Span | None], ended: Callable[[Span], None]) -> None:
-        self._begins, self._ended = begins, ended
+    def __init__(self) -> None:
+        self.is_grad_enabled: Callable[[], bool] = _is_grad_enabled
+        self.graph_task: Callable[[], int] = _graph_task
         self._module: Any = None
         self._search: Any = None
         self._restores: weakref.WeakKeyDictionary[Any, list[Undo]] = weakref.WeakKeyDictionary()
@@ -105,9 +154,11 @@ class Roots:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._missing: set[int] = set()
         self._checked: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._latest: Callable[[], Any] = _none_yet
-        self._running: Any = None
-        self._span: Span | None = None
+        self._settled: tuple[Callable[[], Any], int] = (_none_yet, 0)
+        """The optimizer that stepped last, and so many parameters, of which all are held by known roots."""
+        self.latest: Callable[[], Any] = _none_yet
+        self.running: Any = None
+        self.since, self.has_gradients = 0, False
 
     def attach(self, module: ModuleType) -> Undo:
         """Begin to look for roots, given ``torch.nn.modules.module``; return how to undo all."""
@@ -118,37 +169,33 @@ class Roots:
     @property
     def training(self) -> bool:
         """Whether the root that ran last is in training mode."""
-        root = self._latest()
-        if root is None and self._latest is not _none_yet:
-            self._latest = _none_yet  # it is gone: here comes another model
+        root = self.latest()
+        if root is None and self.latest is not _none_yet:
+            self.latest = _none_yet  # it is gone: here comes another model
             self._look()
         return bool(getattr(root, "training", True))
-
-    def forget_running(self) -> None:
-        """Know that no forward is running: one that was interrupted has not said so."""
-        self._running = self._span = None
 
     def meet_compiled(self, module: Any) -> None:
         """Take a compiled module that is about to be called for a root if it can be one.
 
         Torch warns the user where it meets a global hook in such a call: the search must be over by then.
         """
-        if live.tracer is not None and self._running is None:
+        if live.tracer is not None and self.running is None:
             self._adopt(module)
         self._stop_looking()
 
     def compiled_in_place(self, module: Any) -> None:
         """Time the calls of *module*, whose ``compile()`` has put its hooks inside the graph."""
-        compiled = module._compiled_call_impl
+        compiled, after = module._compiled_call_impl, _After(self)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if _compiling():  # another graph takes it in
+            if compiling():  # another graph takes it in
                 return compiled(*args, **kwargs)
             self._enter_compiled(module)
             try:
                 return compiled(*args, **kwargs)
             finally:
-                guarded(self.leave)(module)
+                after(module)
 
         weak = weakref.ref(module)
 
@@ -162,19 +209,22 @@ class Roots:
 
     @guarded
     def _enter_compiled(self, module: Any) -> None:
-        if live.tracer is not None and self._running is None:
+        if live.tracer is not None and self.running is None:
             self._adopt(module, hooks=False)
             if module in self._known:
-                self.enter(module)
+                _Before(self)(module)
 
     def stepped(self, optimizer: Any) -> None:
         """Look again if *optimizer* steps parameters that no known root holds; give up after some tries."""
         groups = optimizer.param_groups
         count = len(groups[0]["params"]) if len(groups) == 1 else sum(len(group["params"]) for group in groups)
+        if self._settled[1] == count and self._settled[0]() is optimizer:
+            return  # the usual case, without a weak dictionary
         known_count, tries = self._checked.get(optimizer, (0, 0))
         if known_count != count:
             tries = 0
         elif tries == 0:
+            self._settled = weakref.ref(optimizer), count
             return
         missing = self._unheld(optimizer)
         if tries < MAX_TRIES and missing:
@@ -195,7 +245,7 @@ class Roots:
     def _look(self) -> None:
         if self._search is None and self._module is not None:
             self._calls = 0
-            self._search = self._module.register_module_forward_pre_hook(_Search(self, _compiling))
+            self._search = self._module.register_module_forward_pre_hook(_Search(self))
 
     def _stop_looking(self) -> None:
         if self._search is not None:
@@ -205,13 +255,13 @@ class Roots:
     @guarded
     def meet(self, module: Any) -> None:
         """Make *module*, whose forward begins, a root if it is what is looked for."""
-        if self._running is None and next(module.parameters(), None) is None:
+        if self.running is None and next(module.parameters(), None) is None:
             return  # a loss, or what stands for a compiled graph
         self._calls += 1
         if self._calls > MAX_CALLS:
             self._stop_looking()
-        elif self._running is None and live.tracer is not None and self._adopt(module):
-            self.enter(module)  # its own hook comes too late for this call
+        elif self.running is None and live.tracer is not None and self._adopt(module):
+            _Before(self)(module)  # its own hook comes too late for this call
 
     def _adopt(self, module: Any, *, hooks: bool = True) -> bool:
         """Make *module* a root if it holds what is looked for; return whether it has become one."""
@@ -225,28 +275,12 @@ class Roots:
         if not self._missing:
             self._stop_looking()
         torch = sys.modules["torch"]
+        self.is_grad_enabled, self.graph_task = torch.is_grad_enabled, torch._C._current_graph_task_id
         if hooks and not isinstance(module, torch.jit.ScriptModule):  # that takes none
-            compiling = torch.compiler.is_compiling
-            before = module.register_forward_pre_hook(_Before(self, compiling))
-            after = module.register_forward_hook(_After(self, compiling), always_call=True)
+            before = module.register_forward_pre_hook(_Before(self))
+            after = module.register_forward_hook(_After(self), always_call=True)
             self._restores.setdefault(module, []).extend((before.remove, after.remove))
         return True
-
-    def enter(self, module: Any) -> None:
-        """Know that the forward of *module*, a root, begins; one inside another's says nothing."""
-        if self._running is None or self._running is module:
-            self._span = span = self._begins()
-            if span is None:
-                self._running = None
-            else:
-                self._running, self._latest = module, weakref.ref(module)
-
-    def leave(self, module: Any) -> None:
-        """Know that the forward of *module* is over."""
-        if self._running is module:
-            span, self._running, self._span = self._span, None, None
-            if span is not None:
-                self._ended(span)
 
     def _detach(self) -> None:
         self._stop_looking()

@@ -127,8 +127,8 @@ class Works:
         self._recorded = recorded_of(tracer)
         self._pending: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
         self._by_storage: dict[int, Pending] = {}
-        self._finished: deque[Pending] = deque()
-        self._unwatched: deque[tuple[Any, Pending]] = deque()
+        self.finished: deque[Pending] = deque()
+        self.unwatched: deque[tuple[Any, Pending]] = deque()
         self._kinds: dict[tuple[int, int], int] = {}
         self._resumed = 0
         self._silent: set[int] = set()
@@ -155,7 +155,7 @@ class Works:
         elif self._kinds.get(_kind_of(operation), 0) <= 0 and (operation.size >= LARGE or self._in_flight < IN_FLIGHT):
             self._watch(partial(self._get_future, work), pending)
         else:
-            self._unwatched.append((work, pending))
+            self.unwatched.append((work, pending))
 
     def launched_future(self, future: Any, pending: Pending, group: Any) -> None:
         """Know that an operation of *group* is under way of which there is a future alone."""
@@ -196,7 +196,7 @@ class Works:
         """
         this = repeat(pending)
         when = map(setattr, this, repeat("done"), iter(monotonic_ns, None))
-        what = zip(when, map(self._finished.append, this), map(outstanding.discard, this), strict=False)
+        what = zip(when, map(self.finished.append, this), map(outstanding.discard, this), strict=False)
         return partial(next, what)
 
     # -- looked at ----------------------------------------------------------------------------------
@@ -204,17 +204,17 @@ class Works:
     def flush(self) -> None:
         """Write the operations that were done before anybody waited for them."""
         self._write_finished()
-        while self._unwatched:
+        while self.unwatched:
             with suppress(IndexError):
-                work, pending = self._unwatched.popleft()
+                work, pending = self.unwatched.popleft()
                 if not self._is_over(work, pending):
-                    self._unwatched.appendleft((work, pending))
+                    self.unwatched.appendleft((work, pending))
                     return
 
     def _write_finished(self) -> None:
-        while self._finished:
+        while self.finished:
             with suppress(IndexError):  # another thread was quicker
-                pending = self._finished.popleft()
+                pending = self.finished.popleft()
                 self._in_flight -= 1
                 pending.group = None
                 if not pending.closed:
@@ -224,15 +224,15 @@ class Works:
     def _look(self) -> None:
         """See what is done before the program blocks: what ends later ends while nothing is computed."""
         self._write_finished()
-        for work, pending in list(self._unwatched)[:LOOKED_AT]:
+        for work, pending in list(self.unwatched)[:LOOKED_AT]:
             self._is_over(work, pending)
 
     def step_ends(self) -> None:
         """Have those that nobody has waited for in this step say themselves when they are done."""
         self.flush()
-        for _ in range(len(self._unwatched)):
+        for _ in range(len(self.unwatched)):
             with suppress(IndexError):
-                work, pending = self._unwatched.popleft()
+                work, pending = self.unwatched.popleft()
                 if not self._is_over(work, pending):
                     self._watch(partial(self._get_future, work), pending)
 
@@ -293,7 +293,7 @@ class Works:
         if pending is None or (pending.closed and pending.source == Source.HOST_DONE):
             return None
         completed = bool(pending.done) or (pending.pollable and self._is_completed(work))
-        if not completed and (self._unwatched or self._finished):
+        if not completed and (self.unwatched or self.finished):
             self._look()
         if pending.mark:
             pending.asked = self._steps.mark_operation()

@@ -94,12 +94,18 @@ def _context_of(api: Any, bind: Bind, step: int, budget: int) -> Any:
     )
 
 
+def follow(tracer: Tracer) -> None:
+    """Have the steps of *tracer* be current spans, if the program has loaded the API: most have not."""
+    if _api is not None and step_begins not in tracer.steps.on_begin:
+        tracer.steps.on_begin.append(step_begins)
+
+
 @guarded
-def step_begins(tracer: Tracer) -> None:
+def step_begins() -> None:
     """Make the step that has begun the current span, where no span of the user is current."""
-    api = _api
-    span = None if api is None else _span_of(api, tracer)
-    if api is None or span is None:
+    tracer, api = live.tracer, _api
+    span = None if tracer is None or api is None else _span_of(api, tracer)
+    if tracer is None or api is None or span is None:
         return
     current = api.trace.get_current_span()
     if step_of(current) is None and current.get_span_context().is_valid:
@@ -144,11 +150,15 @@ def _span_begun(attached: "tuple[_Api, Token[Any]]", _result: object) -> None:
 def _attach(module: ModuleType) -> Undo:
     global _api  # noqa: PLW0603  -- what the process has loaded
     _api = _api_of(module)
+    if live.tracer is not None:
+        follow(live.tracer)
 
     def detach() -> None:
         global _api  # noqa: PLW0603
         step_left()
         _api = None
+        if live.tracer is not None and step_begins in live.tracer.steps.on_begin:
+            live.tracer.steps.on_begin.remove(step_begins)
 
     return detach
 

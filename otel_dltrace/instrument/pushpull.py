@@ -8,7 +8,7 @@ from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._pushpull_server import Server
 from otel_dltrace.instrument._pushpull_worker import Worker
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
-from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.guard import failed
 from otel_dltrace.record.steps import Tracer, live
 
 if TYPE_CHECKING:
@@ -26,29 +26,40 @@ class Observer:
         self._worker: Worker
         self._server: Server
 
-    @guarded
     def push_pull_started(
         self, name: str, declared_key: int, round_: int, nbytes: int, dtype: str, start: int
     ) -> "PushPull | None":
         """Follow a push_pull of this worker."""
-        if not self._follows():
+        try:
+            tracer = live.tracer
+            if tracer is None:
+                return None
+            if tracer is not self._tracer:
+                self._follow(tracer)
+            return self._worker.started(name, declared_key, round_, nbytes, dtype, start)
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed("push_pull", broken)
             return None
-        return self._worker.started(name, declared_key, round_, nbytes, dtype, start)
 
-    @guarded
     def request_started(
         self, kind: str, request: "Request", metadata: Mapping[str, str], start: int
     ) -> "Served | None":
         """Follow a request to this server."""
-        return self._server.started(kind, request, metadata, start) if self._follows() else None
+        try:
+            tracer = live.tracer
+            if tracer is None:
+                return None
+            if tracer is not self._tracer:
+                self._follow(tracer)
+            return self._server.started(kind, request, metadata, start)
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed("push_pull", broken)
+            return None
 
-    def _follows(self) -> bool:
-        """Return whether there is a tracer; a new one has new writers."""
-        tracer = live.tracer
-        if tracer is not None and tracer is not self._tracer:
-            bind_by_launcher(tracer)
-            self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
-        return tracer is not None
+    def _follow(self, tracer: Tracer) -> None:
+        """Have the writers of a new *tracer* follow what begins from now on."""
+        bind_by_launcher(tracer)
+        self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
 
 
 def bind_by_launcher(tracer: Tracer) -> None:

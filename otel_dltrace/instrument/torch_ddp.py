@@ -10,136 +10,212 @@ Ends are not known this way, only that they lie before the end of backward; at t
 """
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument import _torch_hook, _torch_hooks
+from otel_dltrace.instrument import _torch_buckets, _torch_hook, _torch_hooks
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
 from otel_dltrace.instrument._torch_buckets import Layout, layout_of
 from otel_dltrace.instrument._torch_groups import sequence_number
 from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.record.device import Mark
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.steps import Tracer, live
+
+# Plain ints: members of an enum cost microseconds, where Python's code is cold.
+_COLLECTIVE, _PARTITION = int(Level.COLLECTIVE), int(Level.PARTITION)
+_ASYNC, _ASYNC_ON_DEVICE = int(Flag.ASYNC), int(Flag.ASYNC | Flag.DEVICE)
+_HOST_ISSUE = int(Source.HOST_ISSUE)
 
 
-@dataclass(slots=True)
-class _Prepared:
-    """A model whose next backward synchronises: when its reducer began to count, what it knew before."""
+class _Backward:
+    """A backward that synchronises the gradients of one model, from the end of the forward on.
 
-    since: int
-    ready: Sequence[int] = ()
-    seq: int = 0
+    Attributes:
+        of: The model's.
+        since: When its reducer began to count.
+        ready: When each gradient was ready, from then on; until it is over, those of the one before.
+        seq: The group's number before it.
+        advance: By how much it has advanced that.
+        is_alone: Whether it has synchronised no other model.
+        end: When it was over.
+        step: The step that it was in.
+        is_rebuilt: Whether DDP had rebuilt its buckets.
+        over: When the device goes on behind it.
+    """
+
+    __slots__ = ("advance", "end", "is_alone", "is_rebuilt", "of", "over", "ready", "seq", "since", "step")
+
+    def __init__(self, of: "_Model", since: int, ready: Sequence[int]) -> None:
+        self.of, self.since, self.ready = of, since, ready
+        self.seq = self.advance = self.end = self.step = 0
+        self.is_alone = self.is_rebuilt = False
+        self.over: Mark | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Synchronised:
-    """A backward that has synchronised one model's gradients: what is needed to write its buckets."""
+class _Model:
+    """What is known of one model, which this keeps not alive: its buckets, and who said so.
 
-    since: int
-    ready: Sequence[int]
-    seq: int
-    advance: int
-    alone: bool
-    end: int
-    step: int
-    rebuilt: bool
-    over: Mark | None
+    Attributes:
+        model: Returns it, while it lives.
+        layout: Its buckets, as known to `recorder`, before or after DDP *has rebuilt* them, after so many *hooks*.
+        unwritten: Its last backward, where its buckets were not known.
+    """
+
+    __slots__ = ("has_rebuilt", "hooks", "layout", "model", "recorder", "unwritten")
+
+    def __init__(self, model: Any) -> None:
+        self.model: Callable[[], Any] = weakref.ref(model)
+        self.layout: Layout | None = None
+        self.recorder: Recorder | None = None
+        self.has_rebuilt, self.hooks = False, 0
+        self.unwritten: _Backward | None = None
 
 
-_prepared_at = [0]
-_prepared: "weakref.WeakKeyDictionary[Any, _Prepared]" = weakref.WeakKeyDictionary()
-_unwritten: "weakref.WeakKeyDictionary[Any, _Synchronised]" = weakref.WeakKeyDictionary()
+class _Seen:
+    """What has been seen: one for the process.
+
+    Attributes:
+        prepared_at: When a reducer began to count in the forward that is running; 0: not yet.
+        prepared: The backwards that are to come.
+        latest: The model that was prepared last.
+        models: All that live.
+    """
+
+    def __init__(self) -> None:
+        self.prepared_at = 0
+        self.prepared: list[_Backward] = []
+        self.latest: _Model | None = None
+        self.models: weakref.WeakKeyDictionary[Any, _Model] = weakref.WeakKeyDictionary()
+
+    def model(self, model: Any) -> _Model:
+        """Return what is known of *model*."""
+        known = self.models.get(model)
+        if known is None:
+            known = self.models[model] = _Model(model)
+        self.latest = known
+        return known
+
+
+_seen = _Seen()
 
 
 def _prepare_begins(_args: Args, _kwargs: Kwargs) -> None:
-    _prepared_at[0] = monotonic_ns()
+    _seen.prepared_at = monotonic_ns()
 
 
 def _post_forward_begins(args: Args, _kwargs: Kwargs) -> Any:
-    _prepared_at[0] = 0
+    _seen.prepared_at = 0
     return args[0]
 
 
 def _post_forward_ended(model: Any, _output: object) -> None:
-    assert live.tracer is not None
-    recorded_of(live.tracer).look()
-    if _prepared_at[0]:  # not in no_sync(), nor without gradients
-        _prepared[model] = _Prepared(_prepared_at[0])
-        if live.tracer.recorder.level >= Level.PARTITION:
+    tracer, seen = live.tracer, _seen
+    assert tracer is not None
+    if tracer.steps.device is not None:
+        recorded_of(tracer).look()
+    if seen.prepared_at:  # not in no_sync(), nor without gradients
+        known = seen.latest
+        if known is None or known.model() is not model:
+            known = seen.model(model)
+        if seen.prepared:
+            seen.prepared = [one for one in seen.prepared if one.of is not known and one.of.model() is not None]
+        # Here, where the reducer has just been busy, it costs less than where the backward begins.
+        seen.prepared.append(_Backward(known, seen.prepared_at, vars(model)["reducer"].get_backward_stats()))
+        if tracer.recorder.level >= _PARTITION:
             _torch_hooks.meet(model)
 
 
-def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[tuple[Any, _Prepared]] | None:
-    if not _prepared:
+def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[_Backward] | None:
+    if not _seen.prepared:
         return None
-    models = list(_prepared.items())
-    for model, prepared in models:
-        prepared.ready = model.reducer.get_backward_stats()
-        prepared.seq = sequence_number(model.process_group)
-    return models
+    backwards = []
+    for backward in _seen.prepared:
+        model = backward.of.model()
+        if model is not None:
+            backward.seq = sequence_number(vars(model)["process_group"])
+            backwards.append(backward)
+    return backwards
 
 
-def _backward_ended(models: list[tuple[Any, _Prepared]], _result: object) -> None:
+def _backward_ended(backwards: list[_Backward], _result: object) -> None:
     end = monotonic_ns()
-    assert live.tracer is not None
-    synchronised = []
-    for model, prepared in models:
-        ready = model.reducer.get_backward_stats()
-        if ready != prepared.ready:  # else the loss did not come from this model: it is still to come
-            synchronised.append((model, prepared, ready))
-            _prepared.pop(model, None)
-    _torch_hook.flush()
-    # The device goes on behind it when all buckets are reduced.
-    over = live.tracer.steps.mark_operation() if recorded_of(live.tracer).is_on() else None
-    for model, prepared, ready in synchronised:
-        if _torch_hooks.recorded(model):
-            continue
-        advance = sequence_number(model.process_group) - prepared.seq
-        alone, step = len(synchronised) == 1, live.tracer.recorder.step
-        rebuilt = bool(getattr(model, "_has_rebuilt_buckets", False))
-        _write(model, _Synchronised(prepared.since, ready, prepared.seq, advance, alone, end, step, rebuilt, over))
-
-
-def _write(model: Any, synchronised: _Synchronised) -> None:
-    layout = layout_of(model, len(synchronised.ready), synchronised.rebuilt)
-    late = _unwritten.pop(model, None)
-    if layout is None:
-        # DDP says how it has rebuilt its buckets one step after it has.
-        _unwritten[model] = synchronised
-        return
-    if late is not None and late.rebuilt == synchronised.rebuilt:
-        _record(layout, late)
-    _record(layout, synchronised)
-
-
-def _record(layout: Layout, backward: _Synchronised) -> None:
     tracer = live.tracer
     assert tracer is not None
+    synchronised = []
+    for backward in backwards:
+        model = backward.of.model()
+        ready = backward.ready if model is None else vars(model)["reducer"].get_backward_stats()
+        if ready != backward.ready:  # else the loss did not come from this model: it is still to come
+            backward.ready, backward.end = ready, end
+            synchronised.append((model, backward))
+            if backward in _seen.prepared:
+                _seen.prepared.remove(backward)
+    steps, level = tracer.steps, tracer.recorder.level
+    if level >= _PARTITION:
+        _torch_hook.flush()
+    over = None
+    if steps.device is not None and recorded_of(tracer).is_on():
+        over = steps.mark_operation()  # the device goes on behind it when all buckets are reduced
+    for model, backward in synchronised:
+        if level >= _PARTITION and _torch_hooks.recorded(model):
+            continue
+        own = vars(model)  # what is a module's own is not found at once: it has a `__getattr__`
+        backward.advance = sequence_number(own["process_group"]) - backward.seq
+        backward.is_alone, backward.step, backward.over = len(synchronised) == 1, tracer.recorder.step, over
+        backward.is_rebuilt = bool(own.get("_has_rebuilt_buckets"))
+        _write(tracer, model, backward)
+
+
+def _write(tracer: Tracer, model: Any, backward: _Backward) -> None:
+    of, recorder = backward.of, tracer.recorder
+    hooks, is_rebuilt = _torch_buckets.hooks_told, backward.is_rebuilt
+    if of.layout is None or of.recorder is not recorder or of.has_rebuilt != is_rebuilt or of.hooks != hooks:
+        of.layout = layout_of(recorder, model, len(backward.ready), is_rebuilt)
+        of.recorder, of.has_rebuilt, of.hooks = recorder, is_rebuilt, hooks
+    late, of.unwritten = of.unwritten, None
+    if of.layout is None:
+        # DDP says how it has rebuilt its buckets one step after it has.
+        of.unwritten = backward
+        return
+    if late is not None and late.is_rebuilt == is_rebuilt:
+        _record(tracer, of.layout, late)
+    _record(tracer, of.layout, backward)
+
+
+def _record(tracer: Tracer, layout: Layout, backward: _Backward) -> None:
+    recorder, ready_at = tracer.recorder, backward.ready.__getitem__
+    since, end, step, source = backward.since, backward.end, backward.step, layout.source
     # A second model, a user's own collective or a hook's breaks the count: no number, then.
-    certain = layout.plain and backward.alone and backward.advance == len(layout.buckets)
-    is_issued = layout.source == Source.HOST_ISSUE
-    launch = backward.since
-    for k, bucket in enumerate(layout.buckets):
-        launch = max(launch, backward.since + max(backward.ready[i] for i in bucket.parameters))
-        seq, number = backward.seq + k + 1 if certain else 0, tracer.recorder.number()
-        is_followed = is_issued and recorded_of(tracer).follows(
-            layout.group, seq, number, backward.step, launch, backward.over, is_end=True
-        )
-        tracer.recorder.span(
+    certain = layout.plain and backward.is_alone and backward.advance == len(layout.buckets)
+    seq, launch = backward.seq if certain else 0, since
+    recorded = recorded_of(tracer) if certain and source == _HOST_ISSUE else None
+    for bucket in layout.buckets:
+        launch = max(launch, since + max(map(ready_at, bucket.parameters)))
+        seq += certain
+        number, flags = 0, _ASYNC
+        if recorded is not None:
+            number = recorder.number()
+            if recorded.follows(layout.group, seq, number, step, launch, backward.over, is_end=True):
+                flags = _ASYNC_ON_DEVICE
+        # By position: names of arguments cost a twentieth of a record.
+        recorder.span(
             bucket.descriptor,
-            Level.COLLECTIVE,
+            _COLLECTIVE,
             launch,
-            max(backward.end, launch),
+            max(end, launch),
             bucket.size,
-            seq=seq,
-            b=-1,
-            flags=Flag.ASYNC | Flag.DEVICE if is_followed else Flag.ASYNC,
-            source=layout.source,
-            number=number,
-            step=backward.step,
+            0,
+            seq,
+            0,
+            0,
+            -1,
+            flags,
+            source,
+            number,
+            step,
         )
 
 

@@ -1,7 +1,11 @@
-"""The stages of a PyTorch training step: batches, forward, backward, optimizers, schedulers."""
+"""The stages of a PyTorch training step: batches, forward, backward, optimizers, schedulers.
+
+What runs in every step is flat: between two kernels Python's code is cold, and every frame costs microseconds.
+"""
 
 import sys
 from collections.abc import Mapping
+from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any
@@ -12,7 +16,7 @@ from otel_dltrace.instrument._stage_calls import stage_site
 from otel_dltrace.instrument._torch_roots import Roots
 from otel_dltrace.instrument._torch_script import SCRIPT
 from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
-from otel_dltrace.record.guard import failed, tried
+from otel_dltrace.record.guard import failed
 from otel_dltrace.record.steps import live
 
 
@@ -26,20 +30,28 @@ def _loop() -> Loop:
 
 
 def _fetch_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
-    roots.forget_running()
-    _loop().fetch_begins()
+    roots.running = None
+    assert live.tracer is not None
+    loop = live.tracer.loop or _loop()
+    if get_ident() == loop.home:
+        loop.fetching = True
     return args[0], monotonic_ns()
 
 
 def _fetched(span: tuple[Any, int], batch: Any) -> None:
     end = monotonic_ns()
     iterator, start = span
+    root = roots.latest()
+    in_training = roots.training if root is None else bool(getattr(root, "training", True))
     # A loader has one sampler for all its iterators; evaluation is often in another mode of the model.
-    source = (id(getattr(iterator, "_index_sampler", iterator)), roots.training)
-    training = sys.modules["torch"].is_grad_enabled()
-    size = tried(batch_size, batch)
-    # A batch of a class of the program's own may say of its shape what it likes, or raise.
-    _loop().fetched(iterator, start, end, size if isinstance(size, int) else 0, source, training=training)
+    source = (id(getattr(iterator, "_index_sampler", iterator)), in_training)
+    try:
+        size = batch_size(batch)
+    except Exception:  # noqa: BLE001  -- a batch of a class of the program's own may say of its shape what it likes
+        size = 0
+    assert live.tracer is not None
+    loop = live.tracer.loop or _loop()
+    loop.fetched(iterator, start, end, size, source, training=roots.is_grad_enabled())
 
 
 def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
@@ -84,21 +96,21 @@ def batch_size(batch: Any, depth: int = 3) -> int:
 # -- backward, schedulers, scalers -------------------------------------------------------------------
 
 
-def _in_backward() -> bool:
-    """Return whether the engine is running a graph in this thread; an interrupted one leaves no trace."""
-    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
-
-
 def _backward_begins(_args: Args, _kwargs: Kwargs) -> int | None:
-    if _in_backward():
+    if roots.graph_task() != -1:
         return None  # reentrant checkpointing runs one inside another
     start = monotonic_ns()
-    _loop().backward_begins(start)
+    assert live.tracer is not None
+    loop = live.tracer.loop or _loop()
+    loop.backward_begins(start)
     return start
 
 
 def _backward_ended(start: int, _result: object) -> None:
-    _loop().backward_ended(start, monotonic_ns())
+    end = monotonic_ns()
+    assert live.tracer is not None
+    loop = live.tracer.loop or _loop()
+    loop.backward_ended(start, end)
 
 
 _scheduling: list[object] = []
@@ -151,60 +163,49 @@ def _attach_to_optimizers(module: ModuleType) -> Undo:
 
 
 def _optimizer_begins(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
-    if _compiling(optimizer):
+    compiler = sys.modules["torch"].compiler  # as `_torch_roots.compiling` does
+    if compiler.is_dynamo_compiling() or getattr(compiler, "_is_compiling_flag", False):
+        _keep_out(optimizer)
         return
-    if live.tracer is not None:
+    tracer = live.tracer
+    if tracer is not None:
         try:
-            roots.forget_running()
-            _loop().optimizer_begins(optimizer, monotonic_ns())
+            roots.running = None
+            loop = tracer.loop or _loop()
+            loop.optimizer_begins(optimizer, monotonic_ns())
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("optimizer", broken)
 
 
 def _optimizer_ended(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
-    if _compiling(optimizer):
+    compiler = sys.modules["torch"].compiler
+    if compiler.is_dynamo_compiling() or getattr(compiler, "_is_compiling_flag", False):
+        _keep_out(optimizer)
         return
-    if live.tracer is not None:
+    tracer = live.tracer
+    if tracer is not None:
         try:
-            _loop().optimizer_ended(optimizer, monotonic_ns())
+            loop = tracer.loop or _loop()
+            loop.optimizer_ended(optimizer, monotonic_ns())
             roots.stepped(optimizer)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("optimizer", broken)
 
 
-def _compiling(optimizer: Any) -> bool:
-    """Return whether a graph is being compiled; one of torch's optimizers is kept out of it.
+def _keep_out(optimizer: Any) -> None:
+    """Keep one of torch's optimizers out of a graph that is being compiled.
 
     Inside a graph the hooks would be constants and its steps not seen. Torch's own optimizers
     that know ``differentiable`` break the graph anyway: so nothing is lost that could be had.
     """
-    torch = sys.modules["torch"]
-    if not torch.compiler.is_compiling():
-        return False
     if type(optimizer).__module__.startswith("torch.optim.") and "differentiable" in optimizer.defaults:
-        torch._dynamo.graph_break()
-    return True
+        sys.modules["torch"]._dynamo.graph_break()
 
 
 # -- forward ----------------------------------------------------------------------------------------
 
 
-def _forward_begins() -> tuple[int, bool] | None:
-    if live.tracer is None or _in_backward():
-        return None  # in a backward it is a recomputation
-    training = sys.modules["torch"].is_grad_enabled()
-    start = monotonic_ns()
-    _loop().forward_begins(start, training=training)
-    return start, training
-
-
-def _forward_ended(span: tuple[int, bool]) -> None:
-    if live.tracer is not None:
-        start, training = span
-        _loop().forward_ended(start, monotonic_ns(), training=training)
-
-
-roots = Roots(_forward_begins, _forward_ended)
+roots = Roots()
 
 
 def _compiled_called(args: Args, _kwargs: Kwargs) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -35,7 +35,7 @@ _LAST_WORDS_S = 10.0
 """How long workers may take to be told why the job ends."""
 Context = Any
 """``grpc.aio.ServicerContext``, which is generic over messages; ours are bytes."""
-Metadata = Sequence[tuple[str, str]]
+Metadata = Mapping[str, Any]
 Call = Callable[[bytes, Metadata], Awaitable[bytes]]
 
 
@@ -85,9 +85,9 @@ class Server:
         return answer
 
     async def _check_caller(self, context: Context) -> Metadata:
-        """Return what came along with a request of our job; gRPC makes it anew each time it is asked."""
-        metadata: Metadata = context.invocation_metadata()
-        if not is_ours(metadata, self.options):
+        """Return what came along with a request of our job, but for the token; gRPC makes it anew at each asking."""
+        metadata = dict(context.invocation_metadata() or ())
+        if not is_ours(metadata.pop(AUTHORIZATION, ""), self.options):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this job's")
         return metadata
 
@@ -148,7 +148,9 @@ class Server:
 
     async def _push(self, body: bytes, metadata: Metadata) -> bytes:
         request, payload = decode(body)
-        followed = _followed("push", request, metadata, time.monotonic_ns())
+        observer, followed = trace.observer, None
+        if observer is not None:
+            followed = observer.request_started("push", request, metadata, time.monotonic_ns())
         error = None
         try:
             if self.store.push(request, unpack(request, payload)):
@@ -164,7 +166,9 @@ class Server:
     async def _pull(self, body: bytes, metadata: Metadata) -> bytes:
         request, _ = decode(body)
         arrived, waited, answer, error = time.monotonic_ns(), 0, b"", None
-        followed = _followed("pull", request, metadata, arrived)
+        observer, followed = trace.observer, None
+        if observer is not None:
+            followed = observer.request_started("pull", request, metadata, arrived)
         try:
             packing, total = await self._sum(request)
             waited = time.monotonic_ns() - arrived
@@ -198,16 +202,6 @@ class Server:
         """Let the pulls go on that wait for what *request* completed."""
         if event := self._sums.pop((request.key, request.round), None):
             event.set()
-
-
-def _followed(kind: str, request: Request, metadata: Metadata, arrived: int) -> trace.Served | None:
-    """Tell the observer of a *request*, with all of its *metadata* but the token."""
-    observer = trace.observer
-    if observer is None:
-        return None
-    told = dict(metadata)
-    told.pop(AUTHORIZATION, None)
-    return observer.request_started(kind, request, told, arrived)
 
 
 def serve(layout: Layout, options: Options) -> None:

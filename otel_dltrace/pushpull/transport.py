@@ -2,7 +2,6 @@
 
 import hmac
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,11 +48,10 @@ def credential(options: Options) -> tuple[str, str]:
     return (AUTHORIZATION, f"Bearer {options.token}")
 
 
-def is_ours(metadata: Sequence[tuple[str, str | bytes]] | None, options: Options) -> bool:
-    """Return whether *metadata* holds the job's token."""
+def is_ours(given: str | bytes, options: Options) -> bool:
+    """Return whether the metadata *given* as `AUTHORIZATION` is the job's token."""
     expected = credential(options)[1].encode()
-    given = [value for key, value in metadata or () if key == AUTHORIZATION]
-    return any(hmac.compare_digest(value if isinstance(value, bytes) else value.encode(), expected) for value in given)
+    return hmac.compare_digest(given if isinstance(given, bytes) else given.encode(), expected)
 
 
 def open_channel(address: str, options: Options) -> grpc.Channel:

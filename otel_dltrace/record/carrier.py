@@ -10,7 +10,7 @@ TRACESTATE_KEY = "dltrace"
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _ENTRY = re.compile(rf"(?:^|,)\s*{TRACESTATE_KEY}=([0-9]{{1,10}})\.([^,]*)\.([0-9]{{1,10}})\s*(?:,|$)")
 _MOST = (1 << 32) - 1
-_HEAD, _LENGTH = 36, 55
+_HEAD, _LENGTH, _NO_SPAN = 36, 55, bytes(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,4 @@ def span_below(head: str, text: str) -> bytes | None:
         span_id = bytes.fromhex(text[_HEAD : _HEAD + 16])
     except ValueError:
         return None
-    return span_id if len(span_id) == 8 and any(span_id) else None
+    return span_id if len(span_id) == 8 and span_id != _NO_SPAN else None

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from operator import index
 
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.ring import RECORD, SPAN
+from otel_dltrace.record.ring import BEGIN, RECORD, SPAN
 
 HOLE = bytes(RECORD)
 PHASE_SPAN = SPAN | Level.PHASE << 12
 """Kind and level of a phase that is over, as the one field that they are to `pack_phase`."""
+CALL_BEGIN, CALL_SPAN = BEGIN | Level.COLLECTIVE << 12, SPAN | Level.COLLECTIVE << 12
+"""Likewise of a call that communicates, to `pack_call_begin` and `pack_call`."""
 _M16, _M32, _M64, _SIGN = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000
 
 
@@ -30,6 +32,9 @@ pack_span = _packer("IIIBBHQQQIIiiH2xI")
 pack_begin = _packer("IIIBBHQ8xQIIii4xI")
 # The same bytes for a phase, whose flags, source, a, b and partition are 0; parent and, above it, seq are one field.
 pack_phase = _packer("IIIIQQQQ12xI")
+# And for a call that communicates and blocks, whose flags, source and partition are 0, as is seq until it is over.
+pack_call_begin = _packer("IIIIQ8xQI4xii4xI")
+pack_call = _packer("IIIIQQQIIii4xI")
 pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
 pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
 pack_amend_parent = struct.Struct("<IIIBBH16s8sII8xII").pack_into

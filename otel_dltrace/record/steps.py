@@ -1,12 +1,13 @@
 """Which step is current, its stages, and the spans a program opens itself (contract 3 and 4)."""
 
 from bisect import bisect
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from itertools import count
 from threading import get_ident, main_thread
 from time import monotonic_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
@@ -38,6 +39,10 @@ open_span: ContextVar[Open | None] = ContextVar("otel_dltrace.open_span", defaul
 """The innermost open span of this context; it is a parent in its own step alone."""
 
 
+def nothing() -> None:
+    """Do nothing: nobody wants to be called."""
+
+
 class Steps:
     """The current step of this process and the stages seen in it.
 
@@ -45,18 +50,19 @@ class Steps:
     longer, under the same number, so that a kill loses none of them. Of pieces inside one another
     each counts for what is not in the inner one, so that the totals of a step's stages add up to
     no more than the step. *group_seq* returns the world group's number, by which drains notice
-    ranks whose ordinals drift apart. *on_begin* is called when a step has begun, *on_end* when one
-    is about to end, *on_left* when one has ended and no other begins where it did. *block* is told
-    of a stage that the program marks: by default it is one of the current step. *device*, where
-    there is one, finds out when the device was at a stage.
+    ranks whose ordinals drift apart. Those in *on_begin* are called when a step has begun: who has
+    no more to do then takes itself out, since between two kernels each call costs microseconds.
+    *on_end* is called when one is about to end, *on_left* when one has ended and no other begins
+    where it did. *block* is told of a stage that the program marks: by default it is one of the
+    current step. *device*, where there is one, finds out when the device was at a stage.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.group_seq: Callable[[], int] = lambda: 0
-        self.on_begin: Callable[[], None] = lambda: None
-        self.on_end: Callable[[], None] = lambda: None
-        self.on_left: Callable[[], None] = lambda: None
+        self.on_begin: list[Callable[[], object]] = []
+        self.on_end: Callable[[], None] = nothing
+        self.on_left: Callable[[], None] = nothing
         self.block: Callable[[str, int, int, Mark | None], None] = self._block
         self.device: DeviceTimes | None = None
         self.upcoming = 0
@@ -66,11 +72,14 @@ class Steps:
         self.own, self.marked = 0, False
         self.user = NO_USER_STEP
         self.batch_size, self.epoch = 0, -1
-        self._is_told = False
+        self.is_told = False
+        """Whether the program has said how many samples are trained on in the step: that comes first."""
         self._start = self._seq = self._number = self._last_end = 0
         self._rank_step = 0
         self._stages: dict[str, list[int]] = {}
-        self._descriptors: dict[str, int] = {}
+        """By name, of the last step that had it: number, start, end, total, count, step, flags, descriptor."""
+        self._spare: deque[int] = deque()
+        """Numbers for stages, drawn when a step begins: between two kernels a call costs microseconds."""
         self.blocks: list[int] = []
         """When the stages that the program marks, and is in, began."""
         self._thread = main_thread().ident
@@ -90,12 +99,17 @@ class Steps:
         pieces = self._pieces
         self._pieces = [p for p in pieces if p[1] > start] if pieces and pieces[-1][1] > start else []
         self._thread = get_ident()
-        self.batch_size, self._is_told, self.is_fresh = 0, False, False
+        self.batch_size, self.is_told, self.is_fresh = 0, False, False
         self.user = NO_USER_STEP if user is None else user
         self._seq = self.group_seq()
         self._rank_step = self._rank_step or recorder.intern(RANK_STEP)
         self._number = recorder.begin(self._rank_step, _STEP, start, self.user, 0, self._seq, 0, self.epoch)
-        self.on_begin()
+        spare = self._spare
+        while len(spare) < len(self._stages):
+            spare.append(recorder.number())
+        if self.on_begin:
+            for begun in tuple(self.on_begin):
+                begun()
 
     def end(self, end: int = 0) -> None:
         """End the current step at *end* (monotonic ns), by default where its last stage ended."""
@@ -138,7 +152,7 @@ class Steps:
             elif not self.is_fresh:
                 self.begin(user=user)
             self.is_fresh = False
-            self.batch_size, self._is_told = batch_size, bool(batch_size)
+            self.batch_size, self.is_told = batch_size, bool(batch_size)
 
     def end_own(self) -> None:
         """End the step that the program marked."""
@@ -151,8 +165,8 @@ class Steps:
         return max(start, self._start) if self.is_open else start
 
     def trained_on(self, size: int) -> None:
-        """Know that a batch of *size* samples is trained on in the current step; what the program says comes first."""
-        if not self._is_told:
+        """Know that a batch of *size* samples is trained on in the current step."""
+        if not self.is_told:
             self.batch_size += size
 
     def mark(self) -> Mark | None:
@@ -174,7 +188,9 @@ class Steps:
     def _block(self, name: str, start: int, end: int, mark: Mark | None) -> None:
         self.stage(name, start, end, mark=mark)
 
-    def stage(self, name: str, start: int, end: int, upcoming: bool = False, mark: Mark | None = None) -> None:
+    def stage(  # noqa: C901  -- flat: in a step each call costs microseconds
+        self, name: str, start: int, end: int, upcoming: bool = False, mark: Mark | None = None
+    ) -> None:
         """Add a piece of stage *name*, from *start* to *end* (monotonic ns), to the current step.
 
         With *upcoming* it belongs to the step that follows, as evaluation does. *mark* is from its begin.
@@ -185,7 +201,12 @@ class Steps:
             return
         seen = self._stages.get(name)
         if seen is None or seen[5] != step:
-            seen = self._stages[name] = [recorder.number(), start, end, 0, 0, step, 0]
+            try:
+                number = self._spare.popleft()
+            except IndexError:
+                number = recorder.number()
+            descriptor = recorder.intern(Descriptor(STAGE, name)) if seen is None else seen[7]
+            seen = self._stages[name] = [number, start, end, 0, 0, step, 0, descriptor]
         seen[3] += end - start
         seen[4] += 1
         if get_ident() == self._thread:
@@ -206,7 +227,7 @@ class Steps:
             seen[6] = self._followed(self.device, seen, mark)
         # By position: names of arguments cost a twentieth of a record.
         recorder.span(
-            self._descriptors.get(name) or self._descriptor(name),
+            seen[7],
             _STEP,
             seen[1],
             seen[2],
@@ -259,12 +280,6 @@ class Steps:
             pieces.insert(at, (start, end, name))
             return 0
         return min(end, before) - start if before > start else end - after
-
-    def _descriptor(self, name: str) -> int:
-        number = self._descriptors.get(name)
-        if number is None:
-            number = self._descriptors[name] = self.recorder.intern(Descriptor(STAGE, name))
-        return number
 
 
 class Operation:
@@ -328,6 +343,7 @@ class Tracer:
         horovod_timeline: Returns where the user wants Horovod's own timeline now, "" for nowhere.
         nccl_timing: Returns whether PyTorch, asked now, measures how long collectives of NCCL take.
         metrics: Whether to record what only this process knows of itself.
+        loop: What follows the program's training loop, from when there is one.
     """
 
     def __init__(
@@ -347,6 +363,7 @@ class Tracer:
         self.nccl_timing: Callable[[], bool] = bool
         self.metrics = False
         self.steps = Steps(recorder)
+        self.loop: Any = None
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
         self.turns: dict[str, Iterator[int]] = {}
         self.occurrences: dict[tuple[str, str], Iterator[int]] = {}

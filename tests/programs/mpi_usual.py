@@ -44,12 +44,22 @@ here.Send(values, dest=0)
 here.Recv(total)
 here.Send([values, 2, MPI.DOUBLE], 0, tag=5)
 here.Recv(total, MPI.ANY_SOURCE, 5, None)
+for _ in range(2):
+    here.Send(values, 0)
+    here.Recv([total, MPI.DOUBLE], 0)
+here.Send(values, 0, 5)
+here.Recv(total, source=0, tag=5, status=MPI.Status())
 here.send("an object", 0)
 here.Recv(bytearray(64), 0, MPI.ANY_TAG, status := MPI.Status())
 here.Ssend(values, MPI.PROC_NULL)
 here.Recv(total, MPI.PROC_NULL, 1)
-for wrong in (lambda: here.Send(values, 7), lambda: here.Allreduce("no buffer", total), lambda: here.Recv(total, "0")):
-    with suppress(MPI.Exception, TypeError, ValueError):
+for wrong in (
+    lambda: here.Send(values, 7),
+    lambda: here.Send(values, 0, 1 << 40),
+    lambda: here.Allreduce("no buffer", total),
+    lambda: here.Recv(total, "0"),
+):
+    with suppress(MPI.Exception, TypeError, ValueError, OverflowError):
         wrong()
 here.Allreduce(values, total)
 here.Free()
