@@ -393,7 +393,7 @@ def test_each_moment_counts_for_the_innermost_stage(name: str, steps: Steps, tmp
 
 
 def test_stages_have_numbers_of_their_own(steps: Steps, tmp_path: Path) -> None:
-    """No two spans share one, though those of the stages are drawn when a step begins."""
+    """No two spans share one, in a step or from step to step."""
     for at in (10, 20, 30):
         steps.begin(at)
         for k, stage in enumerate(("dataloader_next", "forward", "backward")[: at // 10]):

@@ -15,6 +15,7 @@ NOBODY = -1
 Side = tuple[int, int, Iterator[int] | None]
 """The other side of messages: its rank in the world, their tag, and what numbers them; None: their status will tell."""
 _UNNUMBERED = repeat(0)
+_MOST_SIDES = 4096
 
 
 class Group:
@@ -77,8 +78,10 @@ class Group:
         peer = NOBODY if rank is None else self.rank_in_world(handle, rank)
         number = int(tag or 0) if sends or tag is not None else -1
         is_any = not sends and (rank is None or rank < 0 or number < 0)
-        side = peer, number, None if is_any else self._numbers_of("", peer, number, sends)
-        (self.sends if sends else self.receives)[rank, tag] = side
+        sides = self.sends if sends else self.receives
+        if len(sides) >= _MOST_SIDES:  # a program may count with its tags
+            sides.clear()
+        sides[rank, tag] = side = peer, number, None if is_any else self._numbers_of("", peer, number, sends)
         return side
 
     def rank_in_world(self, handle: Any, rank: int) -> int:

@@ -1,7 +1,6 @@
 """Which step is current, its stages, and the spans a program opens itself (contract 3 and 4)."""
 
 from bisect import bisect
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from itertools import count
@@ -78,8 +77,6 @@ class Steps:
         self._rank_step = 0
         self._stages: dict[str, list[int]] = {}
         """By name, of the last step that had it: number, start, end, total, count, step, flags, descriptor."""
-        self._spare: deque[int] = deque()
-        """Numbers for stages, drawn when a step begins: between two kernels a call costs microseconds."""
         self.blocks: list[int] = []
         """When the stages that the program marks, and is in, began."""
         self._thread = main_thread().ident
@@ -104,9 +101,6 @@ class Steps:
         self._seq = self.group_seq()
         self._rank_step = self._rank_step or recorder.intern(RANK_STEP)
         self._number = recorder.begin(self._rank_step, _STEP, start, self.user, 0, self._seq, 0, self.epoch)
-        spare = self._spare
-        while len(spare) < len(self._stages):
-            spare.append(recorder.number())
         if self.on_begin:
             for begun in tuple(self.on_begin):
                 begun()
@@ -188,9 +182,7 @@ class Steps:
     def _block(self, name: str, start: int, end: int, mark: Mark | None) -> None:
         self.stage(name, start, end, mark=mark)
 
-    def stage(  # noqa: C901  -- flat: in a step each call costs microseconds
-        self, name: str, start: int, end: int, upcoming: bool = False, mark: Mark | None = None
-    ) -> None:
+    def stage(self, name: str, start: int, end: int, upcoming: bool = False, mark: Mark | None = None) -> None:
         """Add a piece of stage *name*, from *start* to *end* (monotonic ns), to the current step.
 
         With *upcoming* it belongs to the step that follows, as evaluation does. *mark* is from its begin.
@@ -201,12 +193,8 @@ class Steps:
             return
         seen = self._stages.get(name)
         if seen is None or seen[5] != step:
-            try:
-                number = self._spare.popleft()
-            except IndexError:
-                number = recorder.number()
             descriptor = recorder.intern(Descriptor(STAGE, name)) if seen is None else seen[7]
-            seen = self._stages[name] = [number, start, end, 0, 0, step, 0, descriptor]
+            seen = self._stages[name] = [recorder.number(), start, end, 0, 0, step, 0, descriptor]
         seen[3] += end - start
         seen[4] += 1
         if get_ident() == self._thread:
