@@ -35,6 +35,7 @@ test: $(READY)
 
 test-deps:
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  mkdir -p /run/sshd; `# sshd wants it, and a container that has not booted lacks it` \
 	  dpkg -s $(PACKAGES) >/dev/null 2>&1 || \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; } || \
 	  echo "make test-deps: the packages could not be installed; the tests that want them are skipped"; \
