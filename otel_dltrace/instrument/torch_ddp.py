@@ -9,19 +9,16 @@ Ends are not known this way, only that they lie before the end of backward; at t
 ``partition`` a hook sees them (`_torch_hooks`).
 """
 
-import weakref
-from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument import _torch_buckets, _torch_hook, _torch_hooks
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
+from otel_dltrace.instrument._torch_backwards import Backward, Seen
 from otel_dltrace.instrument._torch_buckets import Layout, layout_of
 from otel_dltrace.instrument._torch_groups import sequence_number
 from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.model.semconv import Flag, Level, Source
-from otel_dltrace.record.device import Mark
-from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Tracer, live
 
 # Plain ints: members of an enum cost microseconds, where Python's code is cold.
@@ -30,76 +27,7 @@ _ASYNC, _ASYNC_ON_DEVICE = int(Flag.ASYNC), int(Flag.ASYNC | Flag.DEVICE)
 _HOST_ISSUE = int(Source.HOST_ISSUE)
 
 
-class _Backward:
-    """A backward that synchronises the gradients of one model, from the end of the forward on.
-
-    Attributes:
-        of: The model's.
-        since: When its reducer began to count.
-        ready: When each gradient was ready, from then on; until it is over, those of the one before.
-        seq: The group's number before it.
-        advance: By how much it has advanced that.
-        is_alone: Whether it has synchronised no other model.
-        end: When it was over.
-        step: The step that it was in.
-        is_rebuilt: Whether DDP had rebuilt its buckets.
-        over: When the device goes on behind it.
-    """
-
-    __slots__ = ("advance", "end", "is_alone", "is_rebuilt", "of", "over", "ready", "seq", "since", "step")
-
-    def __init__(self, of: "_Model", since: int, ready: Sequence[int]) -> None:
-        self.of, self.since, self.ready = of, since, ready
-        self.seq = self.advance = self.end = self.step = 0
-        self.is_alone = self.is_rebuilt = False
-        self.over: Mark | None = None
-
-
-class _Model:
-    """What is known of one model, which this keeps not alive: its buckets, and who said so.
-
-    Attributes:
-        model: Returns it, while it lives.
-        layout: Its buckets, as known to `recorder`, before or after DDP *has rebuilt* them, after so many *hooks*.
-        unwritten: Its last backward, where its buckets were not known.
-    """
-
-    __slots__ = ("has_rebuilt", "hooks", "layout", "model", "recorder", "unwritten")
-
-    def __init__(self, model: Any) -> None:
-        self.model: Callable[[], Any] = weakref.ref(model)
-        self.layout: Layout | None = None
-        self.recorder: Recorder | None = None
-        self.has_rebuilt, self.hooks = False, 0
-        self.unwritten: _Backward | None = None
-
-
-class _Seen:
-    """What has been seen: one for the process.
-
-    Attributes:
-        prepared_at: When a reducer began to count in the forward that is running; 0: not yet.
-        prepared: The backwards that are to come.
-        latest: The model that was prepared last.
-        models: All that live.
-    """
-
-    def __init__(self) -> None:
-        self.prepared_at = 0
-        self.prepared: list[_Backward] = []
-        self.latest: _Model | None = None
-        self.models: weakref.WeakKeyDictionary[Any, _Model] = weakref.WeakKeyDictionary()
-
-    def model(self, model: Any) -> _Model:
-        """Return what is known of *model*."""
-        known = self.models.get(model)
-        if known is None:
-            known = self.models[model] = _Model(model)
-        self.latest = known
-        return known
-
-
-_seen = _Seen()
+_seen = Seen()
 
 
 def _prepare_begins(_args: Args, _kwargs: Kwargs) -> None:
@@ -123,12 +51,12 @@ def _post_forward_ended(model: Any, _output: object) -> None:
         if seen.prepared:
             seen.prepared = [one for one in seen.prepared if one.of is not known and one.of.model() is not None]
         # Here, where the reducer has just been busy, it costs less than where the backward begins.
-        seen.prepared.append(_Backward(known, seen.prepared_at, vars(model)["reducer"].get_backward_stats()))
+        seen.prepared.append(Backward(known, seen.prepared_at, vars(model)["reducer"].get_backward_stats()))
         if tracer.recorder.level >= _PARTITION:
             _torch_hooks.meet(model)
 
 
-def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[_Backward] | None:
+def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[Backward] | None:
     if not _seen.prepared:
         return None
     backwards = []
@@ -140,7 +68,7 @@ def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[_Backward] | None:
     return backwards
 
 
-def _backward_ended(backwards: list[_Backward], _result: object) -> None:
+def _backward_ended(backwards: list[Backward], _result: object) -> None:
     end = monotonic_ns()
     tracer = live.tracer
     assert tracer is not None
@@ -169,7 +97,7 @@ def _backward_ended(backwards: list[_Backward], _result: object) -> None:
         _write(tracer, model, backward)
 
 
-def _write(tracer: Tracer, model: Any, backward: _Backward) -> None:
+def _write(tracer: Tracer, model: Any, backward: Backward) -> None:
     of, recorder = backward.of, tracer.recorder
     hooks, is_rebuilt = _torch_buckets.hooks_told, backward.is_rebuilt
     if of.layout is None or of.recorder is not recorder or of.has_rebuilt != is_rebuilt or of.hooks != hooks:
@@ -185,7 +113,7 @@ def _write(tracer: Tracer, model: Any, backward: _Backward) -> None:
     _record(tracer, of.layout, backward)
 
 
-def _record(tracer: Tracer, layout: Layout, backward: _Backward) -> None:
+def _record(tracer: Tracer, layout: Layout, backward: Backward) -> None:
     recorder, ready_at = tracer.recorder, backward.ready.__getitem__
     since, end, step, source = backward.since, backward.end, backward.step, layout.source
     # A second model, a user's own collective or a hook's breaks the count: no number, then.
