@@ -149,8 +149,6 @@ class Drain:
 
     def _pause(self) -> float:
         """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last take tells."""
-        if self.hurry:
-            return 0.0
         sixteenths = 16 * max((follower.filled for follower in self.followers.values()), default=0.0)
         return max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S / max(1.0, sixteenths))
 

@@ -91,10 +91,7 @@ class StepGate:
                 self._add_late(step, part)
             else:
                 self._count += len(part)
-                if step in held:
-                    held[step].append(part)
-                else:
-                    held[step] = [part]
+                held.setdefault(step, []).append(part)
         if self._count > MAX_HELD:
             self._offload()
 
@@ -167,14 +164,11 @@ class StepGate:
         slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
         share = self._share(step)
         full = share.full and (slow or step in self._window)
-        offloaded = self._offloaded.pop(step, 0) if self._offloaded else 0
+        offloaded = self._offloaded.pop(step, 0)
         if offloaded and full:
             rows, offloaded = self._read_again(step), 0
             number = len(rows)
-        if not full:
-            rows = stages_of(rows)
-        elif number > share.limit:
-            rows = within(rows, share.limit)
+        rows = within(rows, share.limit) if full else stages_of(rows)
         decided = self._decided
         decided[step] = (full, share.shard)
         if len(decided) > _REMEMBERED:
