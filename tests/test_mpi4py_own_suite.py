@@ -4,11 +4,11 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.build_horovod import unpack
 from tests.support import a_place
 from tests.test_mpi4py import ALLOWED, MPIEXEC
 
@@ -39,8 +39,7 @@ def source(request: pytest.FixtureRequest) -> Path:
         archive = folder / f"mpi4py-{version}.tar.gz"
         if not archive.exists():
             pytest.skip(f"the source distribution cannot be had: {done.stderr.decode()[-200:]}")
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+        unpack(archive, folder)
     return unpacked
 
 
