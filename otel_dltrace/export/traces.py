@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from otel_dltrace.export.gate import Outgoing
-from otel_dltrace.export.otlp.spans import compact
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, Bind, trace_ids
-from otel_dltrace.model.spans import Column, SpanBatch, empty_rows, stack_rows
+from otel_dltrace.model.spans import Column, SpanBatch, distinct, empty_rows, stack_rows
 
 _DOUBLINGS = 5  # each doubles the depth in which an operation is looked for: 32 phases below phases
 _REMEMBERED = 1024
@@ -29,9 +28,8 @@ def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
         cut[outside] = _parts_outside(batch.take(outside))
     if not len(cut):
         return np.zeros((0, 16), np.uint8)
-    first = int(cut.min())
-    parts, which = compact(cut - first)
-    names = (_part_name(batch, part) for part in (parts + first).tolist())
+    parts, which = distinct(cut)
+    names = (_part_name(batch, part) for part in parts.tolist())
     ids = np.frombuffer(b"".join([known.to_bytes(16, "big") for known in trace_ids(bind, names, shard)]), "V16")
     column: Column = ids.take(which).view(np.uint8).reshape(-1, 16)
     return column
@@ -56,7 +54,7 @@ class OutsideBudget:
         """Return of *outgoing*, whose rows are *batch*'s and outside any step, what its traces have room for."""
         if not self._most:
             return outgoing
-        parts, which = compact(_parts_outside(batch))
+        parts, which = distinct(_parts_outside(batch))
         rows = stack_rows(
             [self._chosen(part, batch.rows.compress(which == at)) for at, part in enumerate(parts.tolist())]
         )

@@ -50,43 +50,52 @@ def constant_attributes(descriptor: Descriptor, source: int, flags: int, error_t
 
 
 def number_columns(batch: SpanBatch, left_out: Column | None = None) -> list[tuple[str, Column, Column]]:
-    """Return (attribute, int64 values, mask of the rows that carry it), each of shape (n,).
+    """Return (attribute, int64 values, mask of the rows that carry it), each of shape (n,), of those that some carry.
 
     Args:
         batch: The spans.
         left_out: For each row, how many spans of its rank's step were left out (0: says nothing).
     """
-    rows = batch.rows
-    step, stage = batch.is_kind(s.STEP), batch.is_kind(s.STAGE)
-    collective, p2p = batch.is_kind(s.COLLECTIVE), batch.is_kind(s.P2P)
-    phase = batch.is_kind(s.PHASE)
-    size = rows["size"].view(np.int64) if rows.flags.c_contiguous else rows["size"].astype(np.int64)
-    a, b, seq = (rows[name].astype(np.int64) for name in ("a", "b", "seq"))
-    partition = rows["partition"].astype(np.int64)
-    key = batch.keys
-    comm, request = collective | p2p, batch.is_request
-    to_rank = p2p | batch.is_kind(s.TICK)  # a ready tick says whose it is
-    columns = [
-        (s.DL_STEP, rows["step"].astype(np.int64), rows["step"] != NO_STEP),
-        (s.DL_STEP_USER, size, step & (rows["size"] != NO_USER_STEP)),
-        (s.DL_BATCH_SIZE, a, step & (a > 0)),
-        (s.DL_EPOCH, b, step & (b >= 0)),
-        (s.DL_STAGE_COUNT, a, stage),
-        (s.DL_STAGE_TOTAL, size, stage),
-        (s.DL_TIME_RESIDUAL, b, stage & (rows["source"] == s.Source.DEVICE)),
-        (s.CPYTHON_GC_GENERATION, b, batch.is_pause),
-        (s.DL_COMM_SEQ, seq, comm & (seq > 0)),
-        (s.DL_COMM_SIZE, size, comm | (phase & (size > 0))),
-        (s.DL_COMM_ROOT, b, collective & (b >= 0)),
-        (s.DL_COMM_PEER_RANK, np.where(request, b, a), (to_rank & (a >= 0)) | (request & (b >= 0))),
-        (s.DL_COMM_TAG, b, p2p & (b >= 0)),
-        (s.DL_QUEUE_WAIT, a, (collective | phase) & (a > 0)),
-        (s.DL_KEY, key << 16 | partition, (collective | phase) & (key >= 0)),
-        (s.DL_PARTITION, partition, rows["level"] == s.Level.PARTITION),
-    ]
+    columns = [*_numbers(batch)]
     if left_out is not None:
         columns.append((s.DL_SPANS_LEFT_OUT, left_out.astype(np.int64), left_out > 0))
-    return columns
+    return [column for column in columns if column[2].any()]
+
+
+def _numbers(batch: SpanBatch) -> Iterator[tuple[str, Column, Column]]:
+    """Yield what may vary from row to row, as `number_columns` has it; of kinds of spans that are not there nothing."""
+    rows = batch.rows
+    number = rows["step"].astype(np.int64)
+    yield s.DL_STEP, number, number != NO_STEP
+    size = rows["size"].view(np.int64) if rows.flags.c_contiguous else rows["size"].astype(np.int64)
+    a, b = rows["a"].astype(np.int64), rows["b"].astype(np.int64)
+    if (step := batch.is_kind(s.STEP)).any():
+        yield s.DL_STEP_USER, size, step & (rows["size"] != NO_USER_STEP)
+        yield s.DL_BATCH_SIZE, a, step & (a > 0)
+        yield s.DL_EPOCH, b, step & (b >= 0)
+    if (stage := batch.is_kind(s.STAGE)).any():
+        yield s.DL_STAGE_COUNT, a, stage
+        yield s.DL_STAGE_TOTAL, size, stage
+        yield s.DL_TIME_RESIDUAL, b, stage & (rows["source"] == s.Source.DEVICE)
+    yield s.CPYTHON_GC_GENERATION, b, batch.is_pause
+    yield from _numbers_of_operations(batch, size, a, b)
+
+
+def _numbers_of_operations(batch: SpanBatch, size: Column, a: Column, b: Column) -> Iterator[tuple[str, Column, Column]]:
+    """Yield those of operations and of phases."""
+    collective, p2p, phase = (batch.is_kind(kind) for kind in (s.COLLECTIVE, s.P2P, s.PHASE))
+    comm, either, key = collective | p2p, collective | phase, batch.keys
+    seq, partition = batch["seq"].astype(np.int64), batch["partition"].astype(np.int64)
+    yield s.DL_COMM_SEQ, seq, comm & (seq > 0)
+    yield s.DL_COMM_SIZE, size, comm | (phase & (size > 0))
+    yield s.DL_COMM_ROOT, b, collective & (b >= 0)
+    to_rank, request = p2p | batch.is_kind(s.TICK), batch.is_request  # a ready tick says whose it is
+    if (to_rank | request).any():
+        yield s.DL_COMM_PEER_RANK, np.where(request, b, a), (to_rank & (a >= 0)) | (request & (b >= 0))
+        yield s.DL_COMM_TAG, b, p2p & (b >= 0)
+    yield s.DL_QUEUE_WAIT, a, either & (a > 0)
+    yield s.DL_KEY, key << 16 | partition, either & (key >= 0)
+    yield s.DL_PARTITION, partition, batch["level"] == s.Level.PARTITION
 
 
 def collective_ids(batch: SpanBatch, owners: Sequence[tuple[Bind | None, int]] = ()) -> Column:
@@ -107,18 +116,18 @@ def collective_ids(batch: SpanBatch, owners: Sequence[tuple[Bind | None, int]] =
     for binds in worlds.values():
         mine = known if len(binds) == len(owners) else known[np.isin(whose[known], list(binds))]
         for d, some in _by_series(batch, mine):
-            out[some] = _ids_of_series(d, binds, whose[some], batch.rows.take(some))
+            if d.kind == s.P2P:
+                ends = (batch[name][some].tolist() for name in ("a", "b", "seq"))
+                out[some] = _p2p_ids(d, [binds[place] for place in whose[some].tolist()], *ends)
+            else:
+                out[some] = _ids_of_series(d, next(iter(binds.values())), batch["seq"][some])
     return out
 
 
-def _ids_of_series(d: Descriptor, binds: Mapping[int, Bind], whose: Column, rows: Column) -> Column:
-    if d.kind != s.P2P:
-        seqs, which = distinct(rows["seq"])  # ranks have the same
-        bind, name = next(iter(binds.values())), _series_name(d)
-        ids = identity.collective_ids(bind, s.COLLECTIVE, d.group, name, seqs.tolist())
-        return np.array(ids, np.uint64)[which]
-    ends = zip(*(column.tolist() for column in (whose, rows["a"], rows["b"], rows["seq"])), strict=True)
-    return np.array([_p2p_id(binds[place], d, peer, tag, nth) for place, peer, tag, nth in ends], np.uint64)
+def _ids_of_series(d: Descriptor, bind: Bind, seqs: Column) -> Column:
+    numbers, which = distinct(seqs)  # ranks have the same
+    ids = identity.collective_ids(bind, s.COLLECTIVE, d.group, _series_name(d), numbers.tolist())
+    return np.array(ids, np.uint64)[which]
 
 
 def _by_series(batch: SpanBatch, rows: Column) -> Iterator[tuple[Descriptor, Column]]:
@@ -140,7 +149,11 @@ def _series_name(d: Descriptor) -> str:
     return "" if d.backend in s.TORCH_BACKENDS else d.tensor
 
 
-def _p2p_id(bind: Bind, d: Descriptor, peer: int, tag: int, nth: int) -> int:
+def _p2p_ids(d: Descriptor, binds: list[Bind], *ends: list[int]) -> list[int]:
+    return [_p2p_id(d, bind, *end) for bind, *end in zip(binds, *ends, strict=True)]
+
+
+def _p2p_id(d: Descriptor, bind: Bind, peer: int, tag: int, nth: int) -> int:
     sends = "send" in d.name
     source, destination = (bind.rank, peer) if sends else (peer, bind.rank)
     return identity.p2p_id(bind, d.group, source, destination, tag, nth)

@@ -57,11 +57,17 @@ def h128(tag: str, *fields: str | int) -> int:
 
 
 def mix64(x: Any) -> Any:
-    """Return splitmix64 of *x*, an int or an array of uint64: a bijection on 64 bits."""
-    x = (x + 0x9E37_79B9_7F4A_7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
-    return x ^ (x >> 31)
+    """Return splitmix64 of *x*, an int or an array of uint64, which is changed: a bijection on 64 bits."""
+    x += 0x9E37_79B9_7F4A_7C15
+    x &= _MASK
+    x ^= x >> 30
+    x *= 0xBF58_476D_1CE4_E5B9
+    x &= _MASK
+    x ^= x >> 27
+    x *= 0x94D0_49BB_1331_11EB
+    x &= _MASK
+    x ^= x >> 31
+    return x
 
 
 def span_id(nonce: Any, step: Any, span_no: Any) -> Any:
@@ -165,7 +171,20 @@ def rank_step_ids(bind: Bind, steps: Iterable[int]) -> list[int]:
 
 def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Sequence[int]) -> list[int]:
     """Return the ids that name collectives of one group on every rank."""
-    return h64_each("coll", bind.job, bind.generation, bind.world, kind, group, name, last=seqs)
+    series = "coll", bind.job, bind.generation, bind.world, kind, group, name
+    known = _collectives(*series)
+    new = [seq for seq in seqs if seq not in known]
+    if len(known) + len(new) > _MOST_KNOWN:
+        known.clear()
+        new = [*seqs]
+    known.update(zip(new, h64_each(*series, last=new), strict=True))
+    return [known[seq] for seq in seqs]
+
+
+@lru_cache(maxsize=64)
+def _collectives(*_series: str) -> dict[int, int]:
+    """Return the ids made so far of collectives of one group: all ranks of a drain have mostly the same."""
+    return {}
 
 
 def p2p_id(bind: Bind, group: str, source: int, destination: int, tag: int, nth: int) -> int:

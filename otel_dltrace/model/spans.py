@@ -257,10 +257,26 @@ def stack_rows(parts: Iterable[Column]) -> Column:
 
 
 def distinct(values: Column) -> tuple[Column, Column]:
-    """Return the distinct *values*, shape (n,), sorted, and which of them each is.
+    """Return the distinct *values* (integers, shape (n,)), sorted, and which of them each is.
 
     `numpy.unique` does the same, and loads `numpy.ma` for it: 75 ms, in which a training may have to wait.
     """
+    if not len(values):
+        return values, np.zeros(0, np.intp)
+    low = values.min()
+    span = int(values.max()) - int(low) + 1
+    if span > 4 * len(values) + 64:
+        return _distinct_by_sorting(values)
+    # Few possible values: a table needs no sorting.
+    at = (values - low).astype(np.intp)  # what numpy indexes with
+    table = np.zeros(span, np.intp)
+    table[at] = 1
+    found = np.flatnonzero(table)
+    table[found] = np.arange(len(found))
+    return found.astype(values.dtype) + low, table[at]
+
+
+def _distinct_by_sorting(values: Column) -> tuple[Column, Column]:
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     is_first = np.ones(len(values), bool)
@@ -298,11 +314,13 @@ def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) 
     remote = rows["parent_id"][is_remote]
     numbers = np.empty((2, len(rows)), np.uint64)
     numbers[0], numbers[1] = rows["span_no"], rows["parent_no"]
+    under_step = numbers[1] == 0
+    under_step &= ~is_remote
     ids = span_id(np.uint64(process.nonce), rows["step"].astype(np.uint64), numbers)
-    under_step = (rows["parent_no"] == 0) & ~is_remote
-    ids[1][under_step] = 0
-    ids[1][is_remote] = remote
-    rows["span_id"], rows["parent_id"] = ids
+    rows["span_id"], parents = ids
+    parents[under_step] = 0
+    parents[is_remote] = remote
+    rows["parent_id"] = parents
     if process.bind is None:
         return
     is_step = Descriptors.of(descriptors).is_kind(rows, semconv.STEP)

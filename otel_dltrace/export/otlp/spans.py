@@ -80,24 +80,10 @@ def encode_spans(
     varying = _varying(batch, trace_ids, collectives, left_out)
     which, constants = _constants(batch, launchers, np.zeros(len(batch), np.uint8) if launcher is None else launcher)
     lengths, of_length = distinct(np.array([len(constant) for constant in constants]))
-    masks, of_mask = compact(varying.present)
-    shapes, of_shape = compact(of_mask * len(lengths) + of_length[which])
+    masks, of_mask = distinct(varying.present)
+    shapes, of_shape = distinct(of_mask * len(lengths) + of_length[which])
     for shape, rows in zip(shapes.tolist(), _rows_of(of_shape, len(shapes)), strict=True):
         yield rows, _matrix(varying, int(masks[shape // len(lengths)]), rows, which[rows], constants)
-
-
-def compact(codes: Column) -> tuple[Column, Column]:
-    """Return the distinct *codes* (integers >= 0), sorted, and for each row which of them it has."""
-    codes = codes.astype(np.intp, copy=False)  # what numpy indexes with
-    span = int(codes.max()) + 1
-    if span > 4 * len(codes) + 64:
-        return distinct(codes)
-    # Few possible codes: a table needs no sorting.
-    table = np.zeros(span, np.intp)
-    table[codes] = 1
-    found = np.flatnonzero(table)
-    table[found] = np.arange(len(found))
-    return found, table[codes]
 
 
 def _rows_of(group: Column, groups: int) -> list[Column]:
@@ -115,7 +101,7 @@ def _rows_of(group: Column, groups: int) -> list[Column]:
 def _varying(batch: SpanBatch, trace_ids: Column, collectives: Column, left_out: Column | None) -> _Varying:
     parents = batch["parent_id"]
     columns = [("parent_id", parents, parents != 0), (s.DL_COMM_COLLECTIVE_ID, collectives, collectives != 0)]
-    columns += [column for column in number_columns(batch, left_out) if column[2].any()]
+    columns += number_columns(batch, left_out)
     present = np.zeros(len(batch), np.uint32)
     for bit, (_, _, mask) in enumerate(columns):
         present |= mask.view(np.uint8) * np.uint32(1 << bit)
@@ -129,7 +115,7 @@ def _matrix(varying: _Varying, present: int, rows: Column, which: Column, consta
     values = {"trace_id": varying.trace_ids.take(rows), **{name: part[name] for name in ("span_id", "start", "end")}}
     optional = [column for i, column in enumerate(varying.optional) if present >> i & 1]
     values |= {name: part[name] if name == "parent_id" else column.take(rows) for name, column in optional}
-    used, of_row = compact(which)
+    used, of_row = distinct(which)
     parts = tuple((name, 0 if name in _FIXED else varint_width(values[name])) for name in values)
     head, dtype = _layout(parts, len(constants[used[0]]))
     templates = np.frombuffer(b"".join([head + constants[i] for i in used.tolist()]), np.uint8)
@@ -192,7 +178,7 @@ def _constants(batch: SpanBatch, launchers: Sequence[Launcher | None], launcher:
         most = int(column.max())
         if most:
             code = code * (most + 1) + column
-    kinds, which = compact(code)
+    kinds, which = distinct(code)
     sample = np.zeros(len(kinds), np.intp)
     sample[which] = np.arange(len(batch))  # any row will do: they agree in all columns
     samples = zip(*(column[sample].tolist() for column in columns), strict=True)
