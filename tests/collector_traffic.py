@@ -23,7 +23,7 @@ from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
-from otel_dltrace.model.identity import h128
+from otel_dltrace.model.identity import h128_each
 from tests import servers
 from tests.support import a_place, requests_of
 
@@ -90,7 +90,8 @@ def span(name: str, trace: int, start: int = 0, end: int = MS, error: bool = Fal
     moment = 1_790_000_000_000_000_000
     return Span(
         name=name,
-        trace_id=h128("trace", trace).to_bytes(16, "big"),  # a share of traces is chosen by the last bytes
+        # A share of traces is chosen by the last bytes.
+        trace_id=h128_each("trace", last=[trace])[0].to_bytes(16, "big"),
         span_id=next(_numbers).to_bytes(8, "big"),
         kind=Span.SPAN_KIND_INTERNAL,
         start_time_unix_nano=moment + start,

@@ -43,6 +43,7 @@ class RingReader:
         self._done = np.where(self._slots == _ALL_SLOTS, self._lease, np.uint32(0))
         self._open = np.zeros(0, np.intp)
         self._next = 0
+        self._looked_everywhere = False
         self._lapped = np.zeros(LEVELS, np.int64)
 
     @property
@@ -106,14 +107,17 @@ class RingReader:
         """Return the chunks that may have something new; all such, if *everywhere*.
 
         Chunks are leased in turn, so a writer goes on where it was: looking there is enough, and ten
-        times as fast. Only a chunk that a thread keeps stops this search, and then all are looked at.
+        times as fast. Only a chunk that a thread keeps stops this search, and then all are looked at,
+        unless they were the last time.
         """
         if not everywhere:
             ahead = self._ahead()
-            if len(ahead):
+            if len(ahead) or self._looked_everywhere:
+                self._looked_everywhere = False
                 is_unread = np.zeros(len(self._done), bool)
                 is_unread[self._open] = is_unread[ahead] = True
                 return is_unread.nonzero()[0]
+        self._looked_everywhere = True
         found = np.flatnonzero(self._leases != self._done)
         if len(found):
             self._next = int(found[np.argmax(self._leases[found])]) + 1

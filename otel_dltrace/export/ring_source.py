@@ -186,8 +186,9 @@ class RingSource:
         """
         closed = [*self._closing, *self._steps_of(rows[:early])]
         self._closing = self._steps_of(rows[early:])
-        is_late = [step in self._closed for step in rows["step"].tolist()]
-        if any(is_late):
+        steps = rows["step"].tolist()
+        if not self._closed.isdisjoint(steps):
+            is_late = [step in self._closed for step in steps]
             self._late += sum(is_late)
             rows = rows.compress(np.logical_not(is_late))
         self._stages = newest(stack_rows([self._stages, rows]))

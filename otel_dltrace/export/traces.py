@@ -29,7 +29,7 @@ def trace_id_column(batch: SpanBatch, bind: Bind, shard: int = 0) -> Column:
     if not len(cut):
         return np.zeros((0, 16), np.uint8)
     parts, which = distinct(cut)
-    names = (_part_name(batch, part) for part in parts.tolist())
+    names = [_part_name(batch, part) for part in parts.tolist()]
     ids = np.frombuffer(b"".join([known.to_bytes(16, "big") for known in trace_ids(bind, names, shard)]), "V16")
     column: Column = ids.take(which).view(np.uint8).reshape(-1, 16)
     return column

@@ -81,7 +81,9 @@ def _numbers(batch: SpanBatch) -> Iterator[tuple[str, Column, Column]]:
     yield from _numbers_of_operations(batch, size, a, b)
 
 
-def _numbers_of_operations(batch: SpanBatch, size: Column, a: Column, b: Column) -> Iterator[tuple[str, Column, Column]]:
+def _numbers_of_operations(
+    batch: SpanBatch, size: Column, a: Column, b: Column
+) -> Iterator[tuple[str, Column, Column]]:
     """Yield those of operations and of phases."""
     collective, p2p, phase = (batch.is_kind(kind) for kind in (s.COLLECTIVE, s.P2P, s.PHASE))
     comm, either, key = collective | p2p, collective | phase, batch.keys

@@ -4,12 +4,11 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PREFIX = b"otel_dltrace.1"
-_LENGTHS = tuple(n.to_bytes(4, "little") for n in range(32))  # of a 64-bit integer in decimal, and to spare
 _HEAD = struct.Struct(">Q24x")  # the first 8 of a digest's 32 bytes
 _MOST_KNOWN = 4096
 NO_STEP = 0xFFFF_FFFF
@@ -34,26 +33,47 @@ def h64(tag: str, *fields: str | int) -> int:
     return int.from_bytes(digest(tag, *fields)[:8], "big") or 1
 
 
-def h64_each(tag: str, *fields: str | int, last: Iterable[int]) -> list[int]:
+def h64_each(tag: str, *fields: str | int, last: Iterable[int | str]) -> list[int]:
     """Return ``h64(tag, *fields, x)`` for each x of *last*; what they share is hashed once."""
-    copy = _shared(tag, *fields).copy
+    return [head or 1 for (head,) in _HEAD.iter_unpack(b"".join(_digests(tag, *fields, last=last)))]
+
+
+def h128_each(tag: str, *fields: str | int, last: Iterable[int | str]) -> list[int]:
+    """Return 128 bits of each digest; the top bit is set, as Tempo prints ids without leading zeros."""
+    return [int.from_bytes(whole[:16], "big") | 1 << 127 for whole in _digests(tag, *fields, last=last)]
+
+
+def _digests(tag: str, *fields: str | int, last: Iterable[int | str]) -> list[bytes]:
+    copy = _hashed(tag, *fields).copy
     digests = []
     for x in last:
-        text = b"%d" % x
+        text = b"%d" % x if isinstance(x, int) else x.encode("utf-8", "replace")
         sha = copy()
-        sha.update(_LENGTHS[len(text)] + text)
+        sha.update(len(text).to_bytes(4, "little") + text)
         digests.append(sha.digest())
-    return [head or 1 for (head,) in _HEAD.iter_unpack(b"".join(digests))]
+    return digests
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _shared(tag: str, *fields: str | int) -> "hashlib._Hash":
+def _hashed(tag: str, *fields: str | int) -> "hashlib._Hash":
     return hashlib.sha256(_PREFIX + _spell(tag, *fields))
 
 
-def h128(tag: str, *fields: str | int) -> int:
-    """Return 128 bits of the digest; the top bit is set, as Tempo prints ids without leading zeros."""
-    return int.from_bytes(digest(tag, *fields)[:16], "big") | 1 << 127
+def _shared_ids(make: Callable[..., list[int]], tag: str, *fields: str | int, last: Sequence[int | str]) -> list[int]:
+    """Return what *make* does; all ranks of a drain ask for the same, so what was made is remembered."""
+    known = _known_ids(tag, *fields)
+    new = [x for x in last if x not in known]
+    if len(known) + len(new) > _MOST_KNOWN:
+        known.clear()
+        new = [*last]
+    if new:
+        known.update(zip(new, make(tag, *fields, last=new), strict=True))
+    return [known[x] for x in last]
+
+
+@lru_cache(maxsize=64, typed=True)
+def _known_ids(*_fields: str | int) -> dict[int | str, int]:
+    return {}
 
 
 def mix64(x: Any) -> Any:
@@ -114,49 +134,24 @@ class Bind:
         return replace(self, from_step=step)
 
 
-class _Known(dict[int | str, int]):
-    """Ids by step, or by a part of a run without steps: *make*, which computes one, is called once for all ranks."""
-
-    def __init__(self, make: Callable[[int | str], int]) -> None:
-        self._make = make
-
-    def __missing__(self, part: int | str) -> int:
-        if len(self) >= _MOST_KNOWN:
-            self.clear()
-        known = self[part] = self._make(part)
-        return known
-
-
-@lru_cache(maxsize=64)
-def _traces(job: str, generation: str, world: str, shard: int) -> _Known:
-    return _Known(partial(h128, "trace", job, generation, world, shard))
-
-
-@lru_cache(maxsize=64)
-def _roots(job: str, generation: str, world: str, shard: int) -> _Known:
-    return _Known(partial(h64, "root", job, generation, world, shard))
-
-
 def trace_id(bind: Bind, step: int | str, shard: int = 0) -> int:
     """Return the trace id that all ranks use for *step* (or for a named part of a run without steps)."""
-    return _traces(bind.job, bind.generation, bind.world, shard)[step]
+    return trace_ids(bind, [step], shard)[0]
 
 
-def trace_ids(bind: Bind, steps: Iterable[int | str], shard: int = 0) -> list[int]:
+def trace_ids(bind: Bind, steps: Sequence[int | str], shard: int = 0) -> list[int]:
     """Return the trace ids of several *steps*, as `trace_id` does."""
-    known = _traces(bind.job, bind.generation, bind.world, shard)
-    return [known[step] for step in steps]
+    return _shared_ids(h128_each, "trace", bind.job, bind.generation, bind.world, shard, last=steps)
 
 
 def root_id(bind: Bind, step: int | str, shard: int = 0) -> int:
     """Return the id of the root span of *step*."""
-    return _roots(bind.job, bind.generation, bind.world, shard)[step]
+    return root_ids(bind, [step], shard)[0]
 
 
-def root_ids(bind: Bind, steps: Iterable[int | str], shard: int = 0) -> list[int]:
+def root_ids(bind: Bind, steps: Sequence[int | str], shard: int = 0) -> list[int]:
     """Return the ids of the root spans of several *steps*, as `root_id` does."""
-    known = _roots(bind.job, bind.generation, bind.world, shard)
-    return [known[step] for step in steps]
+    return _shared_ids(h64_each, "root", bind.job, bind.generation, bind.world, shard, last=steps)
 
 
 def rank_step_id(bind: Bind, step: int) -> int:
@@ -171,20 +166,7 @@ def rank_step_ids(bind: Bind, steps: Iterable[int]) -> list[int]:
 
 def collective_ids(bind: Bind, kind: str, group: str, name: str, seqs: Sequence[int]) -> list[int]:
     """Return the ids that name collectives of one group on every rank."""
-    series = "coll", bind.job, bind.generation, bind.world, kind, group, name
-    known = _collectives(*series)
-    new = [seq for seq in seqs if seq not in known]
-    if len(known) + len(new) > _MOST_KNOWN:
-        known.clear()
-        new = [*seqs]
-    known.update(zip(new, h64_each(*series, last=new), strict=True))
-    return [known[seq] for seq in seqs]
-
-
-@lru_cache(maxsize=64)
-def _collectives(*_series: str) -> dict[int, int]:
-    """Return the ids made so far of collectives of one group: all ranks of a drain have mostly the same."""
-    return {}
+    return _shared_ids(h64_each, "coll", bind.job, bind.generation, bind.world, kind, group, name, last=seqs)
 
 
 def p2p_id(bind: Bind, group: str, source: int, destination: int, tag: int, nth: int) -> int:

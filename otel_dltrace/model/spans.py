@@ -268,10 +268,10 @@ def distinct(values: Column) -> tuple[Column, Column]:
     if span > 4 * len(values) + 64:
         return _distinct_by_sorting(values)
     # Few possible values: a table needs no sorting.
-    at = (values - low).astype(np.intp)  # what numpy indexes with
+    at = (values - low if low else values).astype(np.intp, copy=False)  # what numpy indexes with
     table = np.zeros(span, np.intp)
     table[at] = 1
-    found = np.flatnonzero(table)
+    found = table.nonzero()[0]
     table[found] = np.arange(len(found))
     return found.astype(values.dtype) + low, table[at]
 

@@ -32,8 +32,9 @@ def put_varints(values: Column, out: Column) -> None:
     rest = values.view(np.uint64)
     last = out.shape[1] - 1
     for i in range(last):
-        np.bitwise_or((rest >> np.uint64(7 * i)).astype(np.uint8), np.uint8(0x80), out=out[:, i])
-    out[:, last] = rest >> np.uint64(7 * last)
+        np.bitwise_or(rest.astype(np.uint8), np.uint8(0x80), out=out[:, i])
+        rest = rest >> np.uint64(7)
+    out[:, last] = rest
 
 
 def tag(number: int, wire: int) -> bytes:
