@@ -98,7 +98,7 @@ class Follower:
             raise
 
     def _drop_waiting(self) -> Column:
-        rows = stack_rows(self._waiting)
+        rows = self._waiting[0] if len(self._waiting) == 1 else stack_rows(self._waiting)
         self._waiting, self._count = [], 0
         self._dirty = True
         return rows

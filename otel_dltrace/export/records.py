@@ -63,8 +63,9 @@ class ErrorAmend(NamedTuple):
 class Decoded(NamedTuple):
     """Records by kind; *own*, *spans* and *begun* are rows of ``SPAN_DTYPE`` without ids, *parents* of `PARENT_DTYPE`.
 
-    *own* are the process's steps and their stages. *devices* are of `DEVICE_DTYPE`. *counters* are records as they
-    are: their size is the value of the metric that their descriptor names.
+    *own* are the process's steps and their stages, of which *early* are among the records that came first.
+    *devices* are of `DEVICE_DTYPE`. *counters* are records as they are: their size is the value of the metric that
+    their descriptor names.
     """
 
     own: Column
@@ -74,16 +75,19 @@ class Decoded(NamedTuple):
     parents: Column = np.zeros(0, PARENT_DTYPE)
     devices: Column = np.zeros(0, DEVICE_DTYPE)
     counters: Column = np.zeros(0, RECORD_DTYPE)
+    early: int = 0
 
 
-def decode(records: Column) -> Decoded:
-    """Return *records* by kind; those of an unknown kind (a newer writer's) are left out."""
-    kind, level = records["kind"], records["level_source"] >> 4
-    is_span, is_own = kind == SPAN, level == Level.STEP
+def decode(records: Column, first: int = 0) -> Decoded:
+    """Return *records* by kind, *first* of which came first; what is of an unknown kind (a newer writer's) is left out."""
+    kind, level = records["kind"].copy(), records["level_source"] >> 4
+    is_span = kind == SPAN
+    is_own = is_span & (level == Level.STEP)
     rows = _rows(records, level)
-    by_kind = (rows.compress(is_span & is_own), rows.compress(is_span & ~is_own), rows.compress(kind == BEGIN))
+    by_kind = (rows.compress(is_own), rows.compress(is_span & ~is_own), rows.compress(kind == BEGIN))
+    early = int(np.count_nonzero(is_own[:first]))
     if kind.max(initial=0) <= SPAN:
-        return Decoded(*by_kind)
+        return Decoded(*by_kind, early=early)
     amends = records.compress(kind == AMEND)
     types = amends.view(np.uint8).reshape(-1, RECORD)[:, _AMEND_TYPE_AT]
     return Decoded(
@@ -92,12 +96,8 @@ def decode(records: Column) -> Decoded:
         amends.compress(types == AMEND_PARENT).view(PARENT_DTYPE),
         amends.compress(types == AMEND_DEVICE).view(DEVICE_DTYPE),
         records.compress(kind == COUNTER),
+        early,
     )
-
-
-def own_records(records: Column) -> int:
-    """Return how many of *records* `decode` makes the process's own rows of."""
-    return int(np.count_nonzero((records["kind"] == SPAN) & (records["level_source"] >> 4 == Level.STEP)))
 
 
 def _error(record: bytes) -> ErrorAmend:

@@ -11,7 +11,7 @@ import numpy as np
 
 from otel_dltrace.export.device import HELD, DeviceAmends
 from otel_dltrace.export.joint_names import JointNames
-from otel_dltrace.export.records import RECORD_DTYPE, Decoded, ErrorAmend, decode, own_records
+from otel_dltrace.export.records import RECORD_DTYPE, Decoded, ErrorAmend, decode
 from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
@@ -141,8 +141,7 @@ class RingSource:
             return empty_rows()
         scans, self._records, self.waiting = self._records, [], 0
         records = scans[0] if len(scans) == 1 else np.frombuffer(b"".join(scans), RECORD_DTYPE)
-        decoded = decode(records)
-        early = own_records(records[: self._early])
+        decoded = decode(records, self._early)
         for times in (decoded.own["end"], decoded.spans["end"], decoded.begun["start"]):
             self._last = max(self._last, int(times.max(initial=0)))
         if len(decoded.counters):
@@ -152,7 +151,7 @@ class RingSource:
             self._late += _keep_newest(self._pending_errors, MAX_OPEN)
         self._hold_begun(decoded)
         placed = self._remote.place(decoded.spans, decoded.parents, is_last)
-        rows = stack_rows([placed, self._release(decoded.own, early)])
+        rows = stack_rows([placed, self._release(decoded.own, decoded.early)])
         if is_last:
             self.ended = True
             rows = stack_rows([rows, self._truncate()])

@@ -267,13 +267,17 @@ def distinct(values: Column) -> tuple[Column, Column]:
     span = int(values.max()) - int(low) + 1
     if span > 4 * len(values) + 64:
         return _distinct_by_sorting(values)
-    # Few possible values: a table needs no sorting.
-    at = (values - low if low else values).astype(np.intp, copy=False)  # what numpy indexes with
+    found, which = compact((values - low).astype(np.intp), span)  # few possible values: nothing needs to be sorted
+    return found.astype(values.dtype) + low, which
+
+
+def compact(codes: Column, span: int) -> tuple[Column, Column]:
+    """Return what `distinct` does of *codes* that are all in range(*span*), of the type that numpy indexes with."""
     table = np.zeros(span, np.intp)
-    table[at] = 1
+    table[codes] = 1
     found = table.nonzero()[0]
     table[found] = np.arange(len(found))
-    return found.astype(values.dtype) + low, table[at]
+    return found, table[codes]
 
 
 def _distinct_by_sorting(values: Column) -> tuple[Column, Column]:

@@ -29,7 +29,7 @@ from otel_dltrace.export.otlp.protobuf import (
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import Launcher, constant_attributes, number_columns
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch, distinct
+from otel_dltrace.model.spans import Column, SpanBatch, compact, distinct
 
 _INTERNAL, _STATUS_ERROR = 1, 2
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
@@ -81,7 +81,7 @@ def encode_spans(
     which, constants = _constants(batch, launchers, np.zeros(len(batch), np.uint8) if launcher is None else launcher)
     lengths, of_length = distinct(np.array([len(constant) for constant in constants]))
     masks, of_mask = distinct(varying.present)
-    shapes, of_shape = distinct(of_mask * len(lengths) + of_length[which])
+    shapes, of_shape = compact(of_mask * len(lengths) + of_length[which], len(masks) * len(lengths))
     for shape, rows in zip(shapes.tolist(), _rows_of(of_shape, len(shapes)), strict=True):
         yield rows, _matrix(varying, int(masks[shape // len(lengths)]), rows, which[rows], constants)
 
@@ -115,7 +115,7 @@ def _matrix(varying: _Varying, present: int, rows: Column, which: Column, consta
     values = {"trace_id": varying.trace_ids.take(rows), **{name: part[name] for name in ("span_id", "start", "end")}}
     optional = [column for i, column in enumerate(varying.optional) if present >> i & 1]
     values |= {name: part[name] if name == "parent_id" else column.take(rows) for name, column in optional}
-    used, of_row = distinct(which)
+    used, of_row = compact(which, len(constants))
     parts = tuple((name, 0 if name in _FIXED else varint_width(values[name])) for name in values)
     head, dtype = _layout(parts, len(constants[used[0]]))
     templates = np.frombuffer(b"".join([head + constants[i] for i in used.tolist()]), np.uint8)
