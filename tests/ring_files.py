@@ -33,9 +33,9 @@ class Read:
     names: Names
 
 
-def records_of(reader: RingReader, final: bool = False) -> list[bytes]:
+def records_of(reader: RingReader, final: bool = False, again: bool = False) -> list[bytes]:
     """Return the new records of *reader*, 64 bytes each."""
-    return [record.tobytes() for record in reader.read(final)]
+    return [record.tobytes() for record in reader.read(final, again)]
 
 
 def read_buffer(buffer: mmap.mmap, names: Path) -> Read:

@@ -35,9 +35,9 @@ def write(recorder: Recorder, seqs: range, level: int = 3) -> None:
         recorder.span(0, level, 1, 2, seq=seq)
 
 
-def scanned(reader: RingReader, final: bool = False) -> list[int]:
+def scanned(reader: RingReader, final: bool = False, again: bool = False) -> list[int]:
     """Return the seqs of a scan's records."""
-    return [int.from_bytes(record[44:48], "little") for record in records_of(reader, final)]
+    return [int.from_bytes(record[44:48], "little") for record in records_of(reader, final, again)]
 
 
 def ring(recorder: Recorder) -> RingWriter:
@@ -88,29 +88,35 @@ def test_laps_are_counted_exactly_also_while_reading_and_by_the_next_reader(reco
     assert len(seen) + lapped + reader.lapped[3] == written
 
 
-def test_a_chunk_that_a_thread_keeps_hides_nothing_behind_it(recorder: Recorder) -> None:
-    """The writer leases around it, lap after lap; the reader, who looks where the writer was last, follows."""
-    keeps, go = threading.Event(), threading.Event()
+@pytest.mark.parametrize("keepers", [1, 40])
+def test_chunks_that_threads_keep_hide_nothing_behind_them(tmp_path: Path, keepers: int) -> None:
+    """The writer leases around them, lap after lap; the reader, who looks where the writer was last, follows."""
+    recorder = Recorder(tmp_path, 65 * CHUNK, level=4)
+    all_keep, go = threading.Barrier(keepers + 1), threading.Event()
 
     def keep() -> None:
         write(recorder, range(1_000_000, 1_000_063))  # exactly full: the next record would give it back
-        keeps.set()
+        all_keep.wait()
         go.wait()
 
     write(recorder, range(100))
-    thread = threading.Thread(target=keep)
-    thread.start()
-    keeps.wait()
+    threads = [threading.Thread(target=keep) for _ in range(keepers)]
+    for thread in threads:
+        thread.start()
+    all_keep.wait()
     reader = RingReader(ring(recorder).buffer)
     seen: list[int] = []
     for begin in range(100, 5100, 100):
         write(recorder, range(begin, begin + 100))
-        seen += scanned(reader)
+        seen += scanned(reader) + scanned(reader, again=True) + scanned(reader, again=True)
+    before_the_end = len(seen)
     go.set()
-    thread.join()
+    for thread in threads:
+        thread.join()
     seen += scanned(reader, final=True)
 
-    assert sorted(seen) == [*range(5100), *range(1_000_000, 1_000_063)]
+    assert sorted(seen) == sorted([*range(5100), *[*range(1_000_000, 1_000_063)] * keepers])
+    assert before_the_end > len(seen) - 200
     assert reader.lapped == [0, 0, 0, 0, 0]
 
 

@@ -67,7 +67,7 @@ class Follower:
         source = self.source
         # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
         if self._count < MAX_HELD:
-            came = sum(source.scan(alive) for _ in range(SCANS if alive else 1))
+            came = sum(source.scan(alive, again=turn > 0) for turn in range(SCANS if alive else 1))
             self.filled = came / source.reader.records / max(now - self._taken_at, LEAST_S)
             self._taken_at = now
         rows = source.take(now)

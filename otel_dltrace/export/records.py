@@ -79,7 +79,7 @@ class Decoded(NamedTuple):
 
 
 def decode(records: Column, first: int = 0) -> Decoded:
-    """Return *records* by kind, *first* of which came first; what is of an unknown kind (a newer writer's) is left out."""
+    """Return *records*, *first* of which came first, by kind; unknown ones (of a newer writer) are left out."""
     kind, level = records["kind"].copy(), records["level_source"] >> 4
     is_span = kind == SPAN
     is_own = is_span & (level == Level.STEP)

@@ -42,8 +42,7 @@ class RingReader:
         # For each chunk the lease under which all its slots have been read.
         self._done = np.where(self._slots == _ALL_SLOTS, self._lease, np.uint32(0))
         self._open = np.zeros(0, np.intp)
-        self._next = 0
-        self._looked_everywhere = False
+        self._next = int(self._lease.argmax()) + 1 if self._lease.any() else 0
         self._lapped = np.zeros(LEVELS, np.int64)
 
     @property
@@ -78,9 +77,12 @@ class RingReader:
         at = (self._next + chunks - 1) % self.chunks
         return bool(self._leases[at] != self._lease[at])
 
-    def read(self, final: bool = False) -> Column:
-        """Return the records that were committed before the last call (all, if *final*) as `RECORD_DTYPE`."""
-        unread = self._unread(everywhere=final)
+    def read(self, final: bool = False, again: bool = False) -> Column:
+        """Return the records that were committed before the last call (all, if *final*) as `RECORD_DTYPE`.
+
+        *again* says that the last call was just now: then what it would have found in vain is not looked for.
+        """
+        unread = self._unread(everywhere=final, again=again)
         leases = self._leases[unread]
         is_leased = leases > 0  # else it is being leased
         at, lease = _in_order(unread[is_leased], leases[is_leased])
@@ -103,38 +105,35 @@ class RingReader:
             self._count_lost(np.flatnonzero(self._leases == 0))
         return records
 
-    def _unread(self, everywhere: bool) -> Column:
+    def _unread(self, everywhere: bool, again: bool) -> Column:
         """Return the chunks that may have something new; all such, if *everywhere*.
 
         Chunks are leased in turn, so a writer goes on where it was: looking there is enough, and ten
-        times as fast. Only a chunk that a thread keeps stops this search, and then all are looked at,
-        unless they were the last time.
+        times as fast. Only many chunks in a row that threads keep stop this search, and then all are
+        looked at, but not *again*.
         """
         if not everywhere:
             ahead = self._ahead()
-            if len(ahead) or self._looked_everywhere:
-                self._looked_everywhere = False
+            if len(ahead) or again:
                 is_unread = np.zeros(len(self._done), bool)
                 is_unread[self._open] = is_unread[ahead] = True
                 return is_unread.nonzero()[0]
-        self._looked_everywhere = True
         found = np.flatnonzero(self._leases != self._done)
         if len(found):
             self._next = int(found[np.argmax(self._leases[found])]) + 1
         return found
 
     def _ahead(self) -> Column:
-        """Return the chunks that were leased, one after the other, since the last call; none if that is no end."""
-        chunks, begin = len(self._done), self._next
+        """Return the chunks that were leased, one after the other, since the last call, but for some that are kept."""
+        chunks, begin, found = len(self._done), self._next, [np.zeros(0, np.intp)]
         while self._next < begin + chunks:
-            ahead = slice(self._next % chunks, self._next % chunks + _STRIDE)
-            is_old = self._leases[ahead] == self._lease[ahead]
-            first = int(is_old.argmax())
-            if is_old[first]:
-                self._next += first
-                return np.arange(begin, self._next) % chunks
-            self._next += len(is_old)
-        return np.zeros(0, np.intp)
+            at = self._next % chunks
+            new = (self._leases[at : at + _STRIDE] != self._lease[at : at + _STRIDE]).nonzero()[0]
+            if not len(new):
+                break
+            found.append(at + new)
+            self._next += int(new[-1]) + 1
+        return np.concatenate(found)
 
     def _begin_leases(self, at: Column, lease: Column) -> None:
         """Forget what was read of the chunks *at* under earlier leases, and count what was not.

@@ -105,14 +105,15 @@ class RingSource:
             self._table_at, self._table = self.names.position, Descriptors.of(self.names.descriptors)
         return self._table
 
-    def scan(self, alive: bool | None = None) -> int:
+    def scan(self, alive: bool | None = None, again: bool = False) -> int:
         """Copy what is new out of the ring, for `take`; return how many records came.
 
-        *alive* tells whether the writer is, where the caller knows better than the ring's lock.
+        *alive* tells whether the writer is, where the caller knows better than the ring's lock; *again* that the
+        last scan was just now.
         """
         self._is_over = not (writer_is_alive(self.fd) if alive is None else alive)
         self._early = self.waiting
-        records = self.reader.read(self._is_over)
+        records = self.reader.read(self._is_over, again)
         if len(records):
             self._records.append(records)
             self.waiting += len(records)
