@@ -15,6 +15,9 @@ from our own requests: the same names, attributes, times.
 
 *With creation* adds the writer's CPU on our side, and `start_span` with the attributes and `end` on the SDK's.
 *gzip* adds the compression of the same bodies, each as its exporter does it.
+*Over HTTP* both really send, to a receiver in another process that drops what it gets (it is not counted): ours
+still begins in the ring, the SDK's with `start_span`, so each side is all that a program has beside its own work
+until a span is on the wire, but for our recording.
 
 CPU is `process_time` of the whole process, all its threads. Turns alternate; the figures are medians over
 rounds, the intervals those of the resampled rounds.
@@ -35,6 +38,7 @@ from typing import Any
 from unittest.mock import patch
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -42,6 +46,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from benchmarks._ranks import HOME, RANKS, SPANS
+from benchmarks._receiver import receiver
 from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import outlet as outlet_module
@@ -49,7 +54,7 @@ from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.drain import Drain, Serving
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.otlp.transport import Outcome, Verdict
+from otel_dltrace.export.otlp.transport import Outcome, Transport, Verdict, connect
 from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.export.rundir import RunWriter
 
@@ -61,20 +66,21 @@ TICKS = round(DELAY_S / TICK_S)
 TURN_SPANS = RANKS * STEPS * TICKS * SPANS
 
 
-class Nowhere:
-    """A transport that accepts and drops, unless somebody wants the *bodies*.
+class Wire:
+    """A transport that accepts and drops, unless somebody wants the *bodies*, or has it send them *to* a receiver.
 
     A page of memory that is new to a process costs it some microseconds, so what is kept is dear.
     """
 
     def __init__(self) -> None:
         self.bodies: list[bytes] | None = None
+        self.to: Transport | None = None
 
-    def send(self, body: bytes, deadline_s: float) -> Outcome:  # noqa: ARG002
+    def send(self, body: bytes, deadline_s: float) -> Outcome:
         """Accept *body*."""
         if self.bodies is not None:
             self.bodies.append(body)
-        return Outcome(Verdict.ACCEPTED)
+        return self.to.send(body, deadline_s) if self.to is not None else Outcome(Verdict.ACCEPTED)
 
     def close(self) -> None:
         """Do nothing."""
@@ -83,14 +89,14 @@ class Nowhere:
 class Ours:
     """The drain, and the ranks that it serves."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, url: str) -> None:
         rings, runs = folder / "rings", folder / "runs"
         command = [sys.executable, "-m", "benchmarks._ranks", str(rings), str(runs)]
         self.ranks = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.ranks.stdin is not None
         assert self.ranks.stdout is not None
         self.commands, self.answers, self.steps = self.ranks.stdin, self.ranks.stdout, 0
-        self.wire = Nowhere()
+        self.wire, self.http = Wire(), connect(OtlpSettings(url))
         with patch.object(outlet_module, "connect", lambda _: self.wire):
             self.outlet = Outlet(OtlpSettings("http://localhost:4318/v1/traces"))
         self.now = 0.0
@@ -107,6 +113,13 @@ class Ours:
         begun = time.process_time_ns()
         self.settle()
         return writing, draining + time.process_time_ns() - begun
+
+    def sent(self) -> float:
+        """Return the CPU ns of the drain for one turn that is really sent."""
+        self.wire.to = self.http
+        _, draining = self.turn()
+        self.wire.to = None
+        return draining
 
     def bodies(self) -> list[bytes]:
         """Return the requests of one more turn."""
@@ -162,14 +175,17 @@ def no_run_directory() -> Iterator[None]:
 
 
 class Encoder(SpanExporter):
-    """What an OTLP exporter does before it touches the network."""
+    """What an OTLP exporter does before it touches the network, or all of it, *to* a receiver."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.spans: list[ReadableSpan] = []
+        self.to: SpanExporter | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Encode *spans*."""
+        """Encode *spans*, or send them."""
+        if self.to is not None:
+            return self.to.export(spans)
         self.bodies = [encode_spans(spans).SerializeToString()]
         self.spans = list(spans)
         return SpanExportResult.SUCCESS
@@ -178,10 +194,10 @@ class Encoder(SpanExporter):
 class Sdk:
     """A provider whose spans are like those of one rank in our requests *bodies*: as many of each kind in a hundred."""
 
-    def __init__(self, bodies: Sequence[bytes]) -> None:
+    def __init__(self, bodies: Sequence[bytes], url: str) -> None:
         parts = [part for body in bodies for part in ExportTraceServiceRequest.FromString(body).resource_spans]
         resource = parts[0].resource
-        self.exporter = Encoder()
+        self.exporter, self.http = Encoder(), OTLPSpanExporter(url)
         self.processor = BatchSpanProcessor(self.exporter)
         self.provider = TracerProvider(resource=Resource(dict(_plain(resource.attributes))))
         self.provider.add_span_processor(self.processor)
@@ -204,6 +220,13 @@ class Sdk:
             self.processor.on_end(span)
         export = _cpu(self.processor.force_flush)
         return _cpu(self.create) + _cpu(self.processor.force_flush), export
+
+    def sent(self) -> float:
+        """Return the CPU ns of creating and really sending."""
+        self.exporter.to = self.http
+        spent = _cpu(self.create) + _cpu(self.processor.force_flush)
+        self.exporter.to = None
+        return spent
 
 
 def _plain(attributes: Any) -> Iterator[tuple[str, Any]]:
@@ -238,9 +261,11 @@ class Seen:
     ours_without: list[float] = field(default_factory=list)
     ours_created: list[float] = field(default_factory=list)
     ours_gzip: list[float] = field(default_factory=list)
+    ours_sent: list[float] = field(default_factory=list)
     sdk: list[float] = field(default_factory=list)
     sdk_created: list[float] = field(default_factory=list)
     sdk_gzip: list[float] = field(default_factory=list)
+    sdk_sent: list[float] = field(default_factory=list)
 
     def round(self, ours: Ours, sdk: Sdk) -> None:
         """Measure one round."""
@@ -248,6 +273,7 @@ class Seen:
             ours.turn()  # one that is not counted: what waited from the turn before is written elsewhere
             _, draining = ours.turn()
             self.ours_without.append(draining / TURN_SPANS)
+            self.ours_sent.append(ours.sent() / TURN_SPANS)
         ours.turn()
         writing, draining = ours.turn()
         self.ours.append(draining / TURN_SPANS)
@@ -260,6 +286,7 @@ class Seen:
         self.sdk_created.append(both / BATCH)
         packing = _cpu(lambda: [gzip.compress(body) for body in sdk.exporter.bodies])
         self.sdk_gzip.append((export + packing) / BATCH)
+        self.sdk_sent.append(sdk.sent() / BATCH)
 
     def rows(self) -> list[list[str]]:
         """Return the table's rows."""
@@ -268,6 +295,7 @@ class Seen:
             self._row("the same, run directory and cursors written too", self.ours, self.sdk),
             self._row("the same, and gzip", self.ours_gzip, self.sdk_gzip),
             self._row("with creation, uncompressed, run directory too", self.ours_created, self.sdk_created),
+            self._row("over HTTP, ours from the ring, the SDK's from `start_span`", self.ours_sent, self.sdk_sent),
         ]
 
     @staticmethod
@@ -289,17 +317,18 @@ def measure(rounds: int) -> Seen:
     """Run *rounds* rounds."""
     shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
-    ours = Ours(folder)
-    try:
-        for _ in range(3):
-            ours.turn()  # imports, caches, the first members
-        sdk, seen = Sdk(ours.bodies()), Seen()
-        Seen().round(ours, sdk)
-        for _ in range(rounds):
-            seen.round(ours, sdk)
-    finally:
-        ours.close()
-        shutil.rmtree(folder)
+    with receiver() as url:
+        ours = Ours(folder, url)
+        try:
+            for _ in range(3):
+                ours.turn()  # imports, caches, the first members
+            sdk, seen = Sdk(ours.bodies(), url), Seen()
+            Seen().round(ours, sdk)
+            for _ in range(rounds):
+                seen.round(ours, sdk)
+        finally:
+            ours.close()
+            shutil.rmtree(folder)
     return seen
 
 
