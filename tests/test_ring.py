@@ -131,6 +131,21 @@ def test_a_reader_given_what_was_taken_delivers_no_record_twice(recorder: Record
     assert before == list(range(100))
 
 
+def test_a_reader_given_what_was_taken_sees_open_chunks_together_with_new_ones(recorder: Recorder) -> None:
+    """Else a BEGIN in the one could come long after its SPAN in the other."""
+    write(recorder, range(30))
+    first = RingReader(ring(recorder).buffer)
+    assert scanned(first) + scanned(first, again=True) == list(range(30))
+    in_another_chunk = threading.Thread(target=write, args=(recorder, range(1000, 1063)))
+    in_another_chunk.start()
+    in_another_chunk.join()
+    write(recorder, range(30, 40))
+    second = RingReader(ring(recorder).buffer, first.taken)
+
+    assert scanned(second) == []
+    assert sorted(scanned(second, again=True)) == [*range(30, 40), *range(1000, 1063)]
+
+
 def test_records_come_as_they_were_written_where_the_ring_goes_round(recorder: Recorder) -> None:
     """A stage is written with every piece of it: the last one counts, also if it is in the ring's first chunk."""
     write(recorder, range(1))

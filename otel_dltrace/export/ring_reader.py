@@ -41,8 +41,8 @@ class RingReader:
         self._seen = np.zeros(chunks, np.uint64)
         # For each chunk the lease under which all its slots have been read.
         self._done = np.where(self._slots == _ALL_SLOTS, self._lease, np.uint32(0))
-        self._open = np.zeros(0, np.intp)
-        self._next = int(self._lease.argmax()) + 1 if self._lease.any() else 0
+        self._next = 0
+        self._open = self._everywhere()
         self._lapped = np.zeros(LEVELS, np.int64)
 
     @property
@@ -118,6 +118,10 @@ class RingReader:
                 is_unread = np.zeros(len(self._done), bool)
                 is_unread[self._open] = is_unread[ahead] = True
                 return is_unread.nonzero()[0]
+        return self._everywhere()
+
+    def _everywhere(self) -> Column:
+        """Return all chunks that have something new, and go on after the latest of them from now on."""
         found = np.flatnonzero(self._leases != self._done)
         if len(found):
             self._next = int(found[np.argmax(self._leases[found])]) + 1
