@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from otel_dltrace.cli.pushpull import traced_environment
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, trace_id
 from otel_dltrace.model.topology import World
@@ -258,6 +258,37 @@ def test_the_collector_has_them_in_one_trace(job):
                 above.get(s.DL_STEP),
             )
             assert told[s.DL_COMM_PEER_RANK] in (1, 3)
+
+
+def sent_in_full(data: Any) -> dict[str, Counter[int]]:
+    """Return how many pushes and pulls of each step there are, by whose side of them it is."""
+    found = {"worker": Counter(), "server": Counter()}
+    for resource in data.resource_spans:
+        role = servers.attributes(resource.resource)[s.DL_ROLE]
+        for span in (span for scope in resource.scope_spans for span in scope.spans):
+            if span.name.lower() in (s.PUSH, s.PULL):
+                found[role][servers.attributes(span).get(s.DL_STEP, NO_STEP)] += 1
+    return found
+
+
+def test_a_slow_step_goes_out_with_the_servers_part(place, tmp_path):
+    """It is known by its end, seconds after they have answered; a usual step outside the window is without details."""
+    pause = "time.sleep(4 * (step == 4))  # longer than anything is held for its own sake\n"
+    program = PROGRAM.replace("step=step)\n", f"step=step)\n            {pause}")
+    with servers.collector(tmp_path) as collector:
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "OTEL_BSP_SCHEDULE_DELAY": "250"}
+        done = launch(place, "--steps", "0-0", program=program, SLOW="3", **endpoint)
+        assert done.returncode == 0, done.stderr
+        place.deliver(**endpoint)
+        (drain,) = read_summaries(*place.runs())
+        collector.wait_for(drain["summary"]["otlp"]["accepted"])
+        sent = sent_in_full(collector.traces())
+
+    assert sent["server"] == sent["worker"]
+    # What all of them wait for is 0.2 s a step; a machine that stops for as long makes one more step slow.
+    assert sent["server"].keys() >= {NO_STEP, 0, 4}
+    assert len(sent["server"]) < STEPS
+    assert sent["server"][4] == WORKERS * 2 * 2 * 2, "two tensors of two partitions are pushed and pulled"
 
 
 def test_a_slow_worker_is_named_from_both_sides(job, place):

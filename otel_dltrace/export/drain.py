@@ -19,6 +19,7 @@ from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.roots import Roots
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.rundir import run_root
+from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import NO_STEP, Bind
@@ -99,6 +100,7 @@ class Drain:
     followers: dict[Path, Follower] = field(default_factory=dict)
     roots: dict[tuple[str, str, str], Roots] = field(default_factory=dict)
     drift: dict[tuple[str, str, str], Drift] = field(default_factory=dict)
+    slow: dict[tuple[str, str, str], SlowHere] = field(default_factory=dict)
     refused: dict[Path, str] = field(default_factory=dict)
     stop_requested: bool = False
     hurry: bool = False
@@ -158,7 +160,8 @@ class Drain:
         self._discover()
         self._renew_clock()
         is_due = self._is_due(now)
-        for path in list(self.followers):
+        # Servers last: what they did goes out with the workers' steps.
+        for path in sorted(self.followers, key=lambda path: _is_server(self.followers[path])):
             if not self._served(path, now, is_due):
                 self._leave(path, "is damaged")
         self._send_roots(now)
@@ -261,7 +264,8 @@ class Drain:
         root = run_root(self._parent(source), bind, source.nonce)
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
         serving = self.serving
-        member = Member(source, bind, process, writer, serving.window, serving.budget, serving.settle)
+        slow = self.slow.setdefault((bind.job, bind.generation, bind.world), SlowHere())
+        member = Member(source, bind, process, writer, serving.window, serving.budget, serving.settle, slow)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
         self.roots.setdefault(member.run, Roots(bind, serving.settle))
         return member
@@ -270,6 +274,8 @@ class Drain:
 
     def _send(self, follower: Follower, now: float) -> None:
         for member in follower.members:
+            if member.bind.role == "server":
+                self.slow[member.run].deciding = self._deciding(member.run)
             decided = member.outgoing(now, follower.is_drained)
             if decided and self.outlet is not None:
                 self.outlet.spill_to(member.writer.folder)
@@ -278,13 +284,19 @@ class Drain:
                 self._note_steps(member, decided, now)
 
     def _note_steps(self, member: Member, decided: Sequence[Outgoing], now: float) -> None:
-        """Tell the roots what *member* has done of their steps, and look whether ranks count alike."""
-        roots, drift = self.roots[member.run], self.drift.setdefault(member.run, Drift())
+        """Tell roots and servers what *member* has done of their steps, and look whether ranks count alike."""
+        roots, drift, slow = self.roots[member.run], self.drift.setdefault(member.run, Drift()), self.slow[member.run]
         for out in decided:
             if out.extent is not None:
                 roots.add(member, out.step, out.shard, out.extent, now)
+                slow.note(member.bind.rank, out.step, out.slow)
                 if drift.is_news(out.step, out.seq):
                     self.runs.add(member.writer.root, drifted_steps=1)
+
+    def _deciding(self, run: tuple[str, str, str]) -> set[int]:
+        """Return the worker ranks of *run* that are here and may yet decide a step."""
+        going_on = (member for f in self.followers.values() if not f.is_drained for member in f.members)
+        return {member.bind.rank for member in going_on if member.run == run and member.bind.role == "worker"}
 
     def _anchor(self, member: Member) -> Any:
         """Return the host's offset of today, for a process of this boot."""
@@ -309,10 +321,10 @@ class Drain:
             mine = {step for nonce, step in unsettled if nonce == follower.source.nonce}
             # A root that waits for other ranks is made again from its owner's ring, if we are killed.
             mine |= {self.roots[m.run].pending_from() for m in follower.members} - {NO_STEP}
-            undecided = [m.gate.undecided_from() for m in follower.members]
+            undecided = min((m.gate.undecided_from() for m in follower.members), default=NO_STEP)
             loose = any(m.gate.has_loose for m in follower.members) or NO_STEP in mine
-            follower.save(min([NO_STEP, *mine, *undecided]), loose, again=is_due)
-            if follower.is_drained and not mine:
+            follower.save(min([undecided, *mine]), loose, again=is_due)
+            if follower.is_drained and not mine and undecided == NO_STEP:
                 self._let_go(path)
         # Only here: the cursors just saved no longer speak of the segments that go.
         self.runs.compact_due()
@@ -354,6 +366,10 @@ class Drain:
         for home, fd in self._locks.items():
             (self.serving.rings / f"{home}.lock").unlink(missing_ok=True)
             os.close(fd)
+
+
+def _is_server(follower: Follower) -> bool:
+    return (follower.source.names.home.get("bind") or {}).get("role") == "server"
 
 
 def _rings_in(folder: Path) -> set[Path]:

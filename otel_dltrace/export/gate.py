@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from otel_dltrace.export.served import Served, SlowHere
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.plan import Share, SlowSteps, Window, for_servers, share_of
+from otel_dltrace.model.plan import Share, SlowSteps, Window, share_of
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column, distinct, stack_rows
+from otel_dltrace.model.spans import Column, stack_rows
 
 SETTLE_S = 2.0
 """How long at least a step is waited for after its end, unless the next one ends before."""
@@ -30,7 +31,7 @@ class Outgoing(NamedTuple):
 
     *extent* is the rank's, in ns, and *seq* the WORLD group's number at its start (0: not known); a
     step that never got its own span (an evaluation after the last one) is *stepless*: nothing is
-    there for its rows to hang under.
+    there for its rows to hang under. One that was *slow* goes out whatever the window says.
     """
 
     step: int
@@ -40,10 +41,11 @@ class Outgoing(NamedTuple):
     extent: tuple[int, int] | None = None
     seq: int = 0
     stepless: bool = False
+    slow: bool = False
 
 
 class StepGate:
-    """Holds the spans of one rank until their step is decided; those of a server, which has no steps, for a while.
+    """Holds the spans of one rank until their step is decided; those of a server until the steps of others are.
 
     Args:
         bind: Who the rank is.
@@ -51,6 +53,7 @@ class StepGate:
         budget: Spans per trace, 0 for no limit.
         read_again: Returns a step's rows from the run directory.
         settle: How long a step is waited for, in seconds.
+        slow_here: What a server knows of others' steps.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class StepGate:
         budget: int,
         read_again: Callable[[int], Column],
         settle: float = SETTLE_S,
+        slow_here: SlowHere | None = None,
     ) -> None:
         self._settle = settle
         self._bind, self._window, self._budget = bind, window, budget
@@ -73,7 +77,7 @@ class StepGate:
         self._decided: dict[int, tuple[bool, int]] = {}
         self._ready: list[Outgoing] = []
         self._loose: list[tuple[float, Column]] = []
-        self._served: dict[tuple[int, int], int] = {}
+        self._served = Served(bind, window, budget, slow_here or SlowHere())
         self.late = 0
 
     def add(self, rows: Column, is_step: Column, now: float) -> None:
@@ -117,9 +121,9 @@ class StepGate:
                 return
 
     def due(self, now: float, final: bool = False) -> list[Outgoing]:
-        """Return what is decided by *now*; everything, if *final*."""
+        """Return what is decided by *now*; if *final* everything, but what others have yet to decide for a server."""
         out, self._ready = self._ready, []
-        if not (self._held or self._loose):
+        if not (self._held or self._loose or self._served.steps):
             return out
         self._last = last = max([self._last, *self._ended])
         for step in sorted(self._held):
@@ -132,26 +136,11 @@ class StepGate:
         self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < self._settle]
         for rows in loose:
             step = int(rows["step"][0])
-            out += [Outgoing(NO_STEP, rows)] if step == NO_STEP else self._for_others(step, rows)
-        return out
-
-    def _for_others(self, step: int, rows: Column) -> list[Outgoing]:
-        """Return what goes out of *rows*, which a server did in *step* for the ranks in `b`.
-
-        They go where the rank's own spans go, and only where these do: nothing would be there to hang under.
-        """
-        parts: dict[int, list[Column]] = {}
-        for rank in distinct(rows["b"])[0].tolist():
-            share = self._share(step, max(rank, 0))
-            limit = for_servers(share, self._bind.servers) if share.full and step in self._window else 0
-            sent = self._served.get((step, rank), 0)
-            chosen = rows.compress(rows["b"] == rank)[: limit - sent]
-            self._served[step, rank] = sent + len(chosen)
-            parts.setdefault(share.shard, []).append(chosen)
-        while len(self._served) > _REMEMBERED:
-            del self._served[next(iter(self._served))]
-        out = [Outgoing(step, stack_rows(part), shard=shard, stepless=True) for shard, part in parts.items()]
-        out[0] = out[0]._replace(left_out=len(rows) - sum(len(one.rows) for one in out))
+            if step == NO_STEP:
+                out.append(Outgoing(NO_STEP, rows))
+            else:
+                self._served.add(step, rows)
+        out += [Outgoing(*part, stepless=True) for part in self._served.due()]
         return out
 
     def _decide(self, step: int, ended: _Ended | None) -> Outgoing:
@@ -176,17 +165,16 @@ class StepGate:
         left_out = number + offloaded - len(rows)
         if ended is None:
             return Outgoing(step, rows, left_out, share.shard, stepless=True)
-        return Outgoing(step, rows, left_out, share.shard, ended.extent, ended.seq)
+        return Outgoing(step, rows, left_out, share.shard, ended.extent, ended.seq, slow=slow)
 
-    def _share(self, step: int, place: int | None = None) -> Share:
+    def _share(self, step: int) -> Share:
         b = self._bind
-        if place is None:  # servers come after the workers in the budget's count of ranks
-            place = b.rank if b.role == "worker" else b.world_size + b.rank
-        return share_of(place, b.world_size, b.servers, self._budget, step)
+        return share_of(b.rank, b.world_size, b.servers, self._budget, step)
 
     def undecided_from(self) -> int:
         """Return the first step that is still held, NO_STEP if none is."""
-        return min((*self._held, *self._ended, *(int(rows["step"][0]) for _, rows in self._loose)), default=NO_STEP)
+        loose = (int(rows["step"][0]) for _, rows in self._loose)
+        return min((*self._held, *self._ended, *self._served.steps, *loose), default=NO_STEP)
 
     @property
     def has_loose(self) -> bool:

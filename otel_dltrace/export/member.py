@@ -13,6 +13,7 @@ from otel_dltrace.export.metrics.run import RankMetrics
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import last_step, newest_segment, read_table, span_files
 from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.traces import OutsideBudget
 from otel_dltrace.model import semconv
 from otel_dltrace.model.identity import NO_STEP, Bind
@@ -39,6 +40,7 @@ class Member:
         window: The steps that go out in full.
         budget: Spans per trace.
         settle: How long a step waits for what may still come of it, in seconds.
+        slow_here: What a server knows of others' steps.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Member:
         window: Window,
         budget: int,
         settle: float,
+        slow_here: SlowHere | None = None,
     ) -> None:
         self.source, self.bind, self.process, self.writer = source, bind, process, writer
-        self.gate = StepGate(bind, window, budget, self.rows_of, settle)
+        self.gate = StepGate(bind, window, budget, self.rows_of, settle, slow_here)
         self._outside = OutsideBudget(bind, budget)
         self._written_before = np.zeros(0, np.uint64)
         self._ended_outside = empty_rows()
