@@ -26,7 +26,11 @@ from otel_dltrace.record.steps import Tracer, live
 
 WARM_UP = 3
 """Steps after switching that are not measured."""
+STEPS = 10
+"""From which the time of one is guessed."""
 WIDTH, DEPTH, SAMPLES = 64, 12, 256
+RATE, MORE = 11_500, 1.1
+"""Stages a second of all ranks that there may be; a job that is faster gets a larger batch, by so much at a time."""
 SOURCES = [source for source in registry.TABLES if source.startswith(("torch", "pushpull"))]
 MODES = {"off": 0, "off again": 0, "operations": int(Level.COLLECTIVE), "partitions": int(Level.PARTITION)}
 """By name the level at which a block is recorded, 0 for one that is not traced."""
@@ -40,7 +44,12 @@ class Training:
         bps.broadcast_parameters(self.model.state_dict())
         sgd = torch.optim.SGD(self.model.parameters(), lr=1e-6)
         self.optimizer = bps.DistributedOptimizer(sgd, self.model.named_parameters())
-        self.batches = iter(torch.utils.data.DataLoader(Batches(SAMPLES, WIDTH), batch_size=None))
+        self.batch_of(SAMPLES)
+
+    def batch_of(self, samples: int) -> None:
+        """Train on batches of *samples* from now on."""
+        self.samples = samples
+        self.batches = iter(torch.utils.data.DataLoader(Batches(samples, WIDTH), batch_size=None))
 
     def run(self, steps: int) -> None:
         """Train for *steps* steps."""
@@ -128,6 +137,8 @@ def rounds(block: Block, number: int) -> list[dict[str, dict[str, float]]]:
 class Count:
     """Counts the stages of push_pulls."""
 
+    follows_stages = True
+
     def __init__(self) -> None:
         self.stages = 0
 
@@ -158,14 +169,21 @@ def stages_in(job: Training) -> int:
     return count.stages
 
 
-def steps_in(job: Training, seconds: float) -> int:
-    """Return how many steps take about *seconds*, the same on all ranks."""
+def step_s(job: Training) -> float:
+    """Return the seconds of a step, the same on all ranks."""
     job.run(WARM_UP)
     meet()
     begun = time.perf_counter()
-    job.run(WARM_UP)
-    steps = torch.tensor(seconds * WARM_UP / (time.perf_counter() - begun))
-    return max(1, round(bps.push_pull(steps, name="steps").item()))
+    job.run(STEPS)
+    return bps.push_pull(torch.tensor((time.perf_counter() - begun) / STEPS), name="seconds").item()
+
+
+def slow_down(job: Training, stages: int) -> float:
+    """Give *job*, which has *stages* a step on this rank, a batch for `RATE`; return the seconds of a step."""
+    of_all = bps.push_pull(torch.tensor(float(stages)), average=False, name="stages").item()
+    while (seconds := step_s(job)) < of_all / RATE:
+        job.batch_of(round(job.samples * MORE))
+    return seconds
 
 
 def main() -> None:
@@ -189,7 +207,8 @@ def main() -> None:
     otel_dltrace.flush(60)
     switch(tracer, servers, 0)
     meet()
-    stages, steps = stages_in(job), steps_in(job, options.seconds)
+    stages = stages_in(job)
+    steps = max(1, round(options.seconds / slow_down(job, stages)))
     drain = Drain(Path(os.environ[RINGS]) if is_first else options.folder)
     drain.stop()
     block = Block(job, tracer, servers, drain, steps)

@@ -62,6 +62,7 @@ def test_all_ranks_get_the_sum(counts, env, tmp_path):
 
 WATCHED = """
 class Watch:
+    follows_stages = True
     def __init__(self):
         self.told, self.stages, self.sizes, self.waits = [], {}, set(), 0
     def push_pull_started(self, name, declared_key, round_, nbytes, dtype, start):
@@ -112,13 +113,14 @@ def test_every_queue_type_is_observed_in_its_order(tmp_path):
 REQUESTS = """
 import time
 class Sends:
+    follows_stages = False
     def push_pull_started(self, *told):
         return self
     def request_sending(self, partition):
         return {"traceparent": f"{partition}-{layout.worker}"}
-    def stage_finished(self, *told):
+    def waited(self, *told):
         pass
-    waited = completed = stage_finished
+    completed = waited
 trace.observe(Sends())
 while layout.worker and len([name for name in os.listdir(OUT) if name.startswith("pulling")]) < 2:
     time.sleep(0.01)

@@ -133,6 +133,7 @@ class _Pushed:
     __slots__ = (
         "_context",
         "_end",
+        "_metadata",
         "_number",
         "_parent",
         "_recorder",
@@ -144,6 +145,7 @@ class _Pushed:
         "_step",
         "_tensor",
         "_worker",
+        "follows_stages",
     )
 
     def __init__(
@@ -155,17 +157,22 @@ class _Pushed:
         self._size, self._start, self._end = size, start, 0
         self._sending: dict[int, int] = {}
         self._context: _Context | None = None
+        self._metadata: dict[str, str] | None = None
+        self.follows_stages = worker.recorder.level >= _PARTITION
 
     def request_sending(self, partition: int) -> Mapping[str, str]:
         """Tell the server which span its own is caused by: the stage, or the operation where no stage is recorded."""
+        if self._metadata is not None:  # the operation's: that of all its requests
+            return self._metadata
         try:
             context = self._context
             if context is None:
                 context = self._context = self._worker.context(self._step, self._seq)
                 if context is None:
                     return {}
-            if self._recorder.level < _PARTITION:
-                return context.metadata(self._number)
+            if not self.follows_stages:
+                self._metadata = context.metadata(self._number)
+                return self._metadata
             try:
                 number, metadata = context.ready.pop()
             except IndexError:
@@ -180,9 +187,6 @@ class _Pushed:
         self, partition: int, queue: "QueueType", nbytes: int, server: int | None, enqueued: int, started: int, end: int
     ) -> None:
         """Write a stage of a partition."""
-        recorder = self._recorder
-        if recorder.level < _PARTITION:
-            return
         try:
             descriptor = self._stages.get(queue) or self._worker.stage(self._tensor, queue)
             number = 0
@@ -192,7 +196,7 @@ class _Pushed:
                 number = self._sending.pop(partition, 0)
             wait = (started - enqueued) // 1000
             # By position, and as few calls as can be: this is done for each stage of each partition.
-            recorder.span(
+            self._recorder.span(
                 descriptor,
                 _PARTITION,
                 started,

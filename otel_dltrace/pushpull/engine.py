@@ -209,11 +209,13 @@ class Engine:
         observer = trace.observer  # read once: it may be gone a moment later
         if observer is not None:
             tensor, now = operation.tensor, time.monotonic_ns()
-            operation.followed = observer.push_pull_started(
+            followed = operation.followed = observer.push_pull_started(
                 tensor.name, tensor.declared_key, operation.round, tensor.nbytes, tensor.dtype, now
             )
+            if followed is not None and followed.follows_stages:
+                operation.stages_followed = followed
         for task in operation.tasks:
-            if operation.followed is not None:
+            if operation.stages_followed is not None:
                 task.enqueued_ns = time.monotonic_ns()
             self._queues[task.queue].put(task)
         if not operation.tasks:
@@ -224,7 +226,7 @@ class Engine:
         do = self._work.table[queue.queue]
         try:
             while (task := queue.take()) is not None:
-                if task.operation.followed is not None:
+                if task.operation.stages_followed is not None:
                     task.started_ns = time.monotonic_ns()
                 if do(task):
                     self._proceed(task)
@@ -243,7 +245,7 @@ class Engine:
     def _proceed(self, task: Task) -> None:
         """Move a partition to its next stage, or out."""
         operation, queue = task.operation, task.queue
-        followed = operation.followed
+        followed = operation.stages_followed
         if followed is not None:
             now, enqueued = time.monotonic_ns(), task.enqueued_ns
             server = task.server if queue is _PUSH or queue is _PULL else None

@@ -44,6 +44,8 @@ class Operation:
     done: threading.Event = field(default_factory=threading.Event)
     followed: PushPull | None = None
     """By whom it is observed."""
+    stages_followed: PushPull | None = None
+    """By whom its stages are."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,10 @@ from otel_dltrace.pushpull.wire import Request
 class PushPull(Protocol):
     """Follows one push_pull on a worker."""
 
+    @property
+    def follows_stages(self) -> bool:
+        """Whether it is told of stages; asked at the beginning, since to time them costs more than all the rest."""
+
     def request_sending(self, partition: int) -> Mapping[str, str]:
         """Return what goes along, as metadata, with the request that is about to leave for a server.
 
