@@ -153,6 +153,21 @@ def test_the_ranks_are_bound_by_mpi(ran: tuple[list[str], list[str], list[SpanBa
     assert binds[0].job
 
 
+def test_ranks_that_run_different_programs_are_one_run(tmp_path: Path) -> None:
+    """`mpiexec ... : ...` is one job, with one run directory; a module behind mpi4py's runner has its own name."""
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path) as place:
+        place.write("from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n", "ocean.py")
+        place.write("from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n", "wind.py")
+        mpiexec(place, 1, ["ocean.py", ":", "-n", "2", sys.executable, "-m", "mpi4py", "wind.py"], traced=True)
+        binds = [batch.process.bind for batch in place.spans()]
+    assert sorted((bind.rank, bind.world_size, bind.job_name) for bind in binds) == [
+        (rank, 3, "ocean+wind") for rank in range(3)
+    ]
+    assert len(list(tmp_path.glob("dltrace-ocean_wind-*"))) == 1
+
+
 def signature(holder: str, name: str) -> list[str]:
     """Return the parameters that mpi4py's own stub gives a method."""
     stub = (Path(importlib.util.find_spec("mpi4py").origin).parent / "MPI.pyi").read_text()

@@ -20,6 +20,7 @@ from otel_dltrace.model.semconv import COLLECTIVE, PHASE, Level
 from otel_dltrace.model.spans import Process, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor
 from tests import servers
+from tests.support import abandon
 
 DESCRIPTORS = [
     OTHER,
@@ -389,6 +390,7 @@ def test_unbound_rows_wait_in_a_partial_directory_and_come_back_once(place, monk
     if killed:  # after the rows were written, before the cursor was
         for cursor in place.rings.glob("*.cursor"):
             cursor.unlink()
+        abandon(drain)
         drain = Drain(serving)
 
     (place.folder / "bind").touch()
@@ -396,6 +398,7 @@ def test_unbound_rows_wait_in_a_partial_directory_and_come_back_once(place, monk
     ticks(drain)
     assert list(place.folder.glob(".dltrace-*")) == []
     if killed:
+        abandon(drain)
         drain = Drain(serving)
     (place.folder / "again").touch()
     process.communicate(timeout=240)

@@ -24,7 +24,7 @@ from otel_dltrace.model.plan import Window, share_of
 from otel_dltrace.model.semconv import PHASE, PUSH, Flag, Level
 from otel_dltrace.model.spans import SpanBatch, empty_rows, stack_rows
 from otel_dltrace.record.recorder import Recorder
-from tests.support import Place
+from tests.support import Place, abandon
 
 SERVER = Bind("job", "1.00", role="server", world_size=2, servers=1)
 
@@ -257,6 +257,7 @@ def test_a_drain_that_follows_a_killed_one_waits_on(host):
     """What waited is held again; a rank's last steps are not known to it, so this one is not slow for anybody."""
     host.worker.ask(host.server, LONG)
     host.wait(20)
+    abandon(host.drain)
     host.drain = Drain(host.drain.serving, host.kept)
     host.wait(20)
     (server,) = (m for f in host.drain.followers.values() for m in f.members if m.bind.role == "server")

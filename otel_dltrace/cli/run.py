@@ -12,12 +12,18 @@ import signal
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import groupby
+from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure.outcome import UNDER_RUN, read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.settings.config import VARIABLES, Config
+from otel_dltrace.settings.process import JOB_NAME
+from otel_dltrace.settings.program import program_name
+
+_MPIEXEC = ("mpiexec", "mpirun", "orterun", "prterun")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
         raise DltraceError("run: no program given; write it after --, as in: otel-dltrace run -- python train.py")
-    env = traced_environment(args)
+    env = {**_name_of_programs(program), **traced_environment(args)}
     config = Config.from_env(env)
     with hold_drain(config, env) as drain:
         code = _run_program(program, env)
@@ -62,10 +68,23 @@ def traced_environment(args: argparse.Namespace) -> dict[str, str]:
     """Return our environment with tracing on, as *args* want it, under a run id that ranks share."""
     env = {**os.environ, "OTEL_DLTRACE": "1", UNDER_RUN: "1"}
     env.setdefault(VARIABLES["run"], os.urandom(8).hex())
+    if env.get(VARIABLES["drain"]) == "thread":
+        env[VARIABLES["drain"]] = "auto"  # we start one, so nobody else has to
     for name in ("level", "steps", "directory"):
         if getattr(args, name) is not None:
             env[VARIABLES[name]] = str(getattr(args, name))
     return env
+
+
+def _name_of_programs(program: list[str]) -> dict[str, str]:
+    """Return what names the job if *program* is an mpiexec with several: each rank would name it as its own.
+
+    Only there do we know that they are one job: what a script starts may be several, with a run directory each.
+    """
+    if ":" not in program or Path(program[0]).name not in _MPIEXEC:
+        return {}
+    commands = ([*words] for is_between, words in groupby(program, ":".__eq__) if not is_between)
+    return {JOB_NAME: "+".join(filter(None, dict.fromkeys(map(program_name, commands))))}
 
 
 def _run_program(program: list[str], env: dict[str, str]) -> int:

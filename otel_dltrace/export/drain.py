@@ -30,7 +30,7 @@ from otel_dltrace.model.spans import SpanBatch, empty_rows
 from otel_dltrace.model.time import HostClock, tightest_anchor
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import ALL_RINGS, lock_is_held, take_lock
-from otel_dltrace.record.ring import boot_id, writer_is_alive
+from otel_dltrace.record.ring import boot_id, take_for_reading, writer_is_alive
 
 if TYPE_CHECKING:
     from otel_dltrace.export.outlets import Outlets
@@ -234,6 +234,9 @@ class Drain:
             if source.names.home or self.serving.orphans_only:
                 self.refused[path] = ""  # another drain's; the names of a new ring may still be on their way
             source.close()
+            return
+        if not (is_own or take_for_reading(source.fd)):
+            source.close()  # another drain reads it, as long as it lives
             return
         unbound = Unbound(self._parent(source), source)
         self.followers[path] = Follower(source, cursor, unbound, self._make_member)

@@ -15,7 +15,12 @@ AT_EXIT_S = 60.0
 
 
 def start_drain_thread(drain: Drain, ring: RingWriter) -> Callable[[float], None]:
-    """Drain *ring*, the caller's own, in a daemon thread; return what ends it within some seconds."""
+    """Drain *ring*, the caller's own, in a daemon thread; return what ends it within some seconds.
+
+    Where a drain process reads it already, that goes on.
+    """
+    if not ring.take_for_reading():
+        return lambda _timeout: None
     drain.own = (ring.path, ring.buffer)
     stop = threading.Event()
     thread = threading.Thread(target=_run, args=(drain, stop), name="otel_dltrace drain", daemon=True)

@@ -1,10 +1,12 @@
 """The run directory: one host's part of one generation, written so that a kill loses nothing (contract 7)."""
 
+import fcntl
 import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,12 @@ class RunWriter:
         self.summary: dict[str, Any] = {}
         self.comm_steps = ""
         self._inherited: dict[str, Any] = {}
+        self._lock = -1
 
     def open(self) -> None:
         """Make the folders, take over what an earlier drain of this host left there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._lock < 0:
+            self._take_folder()
         before = read_json(self.folder / "drain.json") or {}
         self.processes = {int(p["nonce"], 16): p for p in before.get("processes", [])}
         self._inherited = before.get("summary", {})
@@ -74,6 +78,25 @@ class RunWriter:
             for process, number in ids:
                 self._known[process] = max(self._known.get(process, 0), number + 1)
         partial.replace(path)
+
+    def _take_folder(self) -> None:
+        """Make the host's folder and have it for this process alone.
+
+        Another drain of the host, that of a second container or of other settings, has the next one.
+        """
+        name = self.folder.name
+        for number in count(2):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # either says that it is locked
+                os.close(self._lock)
+                self.folder = self.folder.with_name(f"{name}-{number}")
+            except OSError:
+                return  # a file system without locks
+            else:
+                return
 
     @property
     def is_open(self) -> bool:
@@ -194,6 +217,9 @@ class RunWriter:
             self._descriptors.close()
             self._descriptor_file.close()
             self._descriptors = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -162,6 +162,10 @@ class RingWriter:
         buffer[base : base + 4] = lease.to_bytes(4, "little")
         return iter(range(first, end, RECORD)), lease, index
 
+    def take_for_reading(self) -> bool:
+        """Have this process read the ring, and no other; return whether none does already."""
+        return take_for_reading(self._fd)
+
     def release(self, index: int) -> None:
         """Give a chunk back (-1: none): it is full, or its ring is over."""
         self._held.discard(index)
@@ -200,6 +204,18 @@ def writer_is_alive(fd: int) -> bool:
         return True
     fcntl.lockf(fd, fcntl.LOCK_UN)
     return False
+
+
+def take_for_reading(fd: int) -> bool:
+    """Return whether the ring open as *fd* is ours to read until *fd* is closed: no other drain does.
+
+    This lock, ``flock``, knows nothing of the writer's, ``lockf``.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def make_ring_folder(folder: Path) -> None:

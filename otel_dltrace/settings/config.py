@@ -9,12 +9,15 @@ from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import h64
 from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.model.plan import Window, parse_completions, parse_level
+from otel_dltrace.model.topology import job_from_env
 from otel_dltrace.record.ring import DEFAULT_SIZE
 from otel_dltrace.settings import byteps
 
 SWITCH = "OTEL_DLTRACE"
 """The variable that switches tracing on; the names of the others begin with it."""
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
+_OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_METRIC_EXPORT_", "OTEL_BSP_")
+"""How the names of variables begin that say where spans and metrics go, and when."""
 _KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
 
 
@@ -130,8 +133,13 @@ class Config:
 
     @property
     def home(self) -> str:
-        """The name of the drain that serves this configuration: one per host, user, folder and configuration."""
-        return f"{h64(str(os.getuid()), str(Path.cwd()), repr(self)):016x}"
+        """The name of the drain that serves this: one per host, user, folder, configuration, receiver and job.
+
+        Ranks of a run that has an id may be started by several launchers; it is one job all the same.
+        """
+        receiver = sorted(pair for pair in os.environ.items() if pair[0].startswith(_OF_EXPORTERS))
+        job = "" if self.run else job_from_env(os.environ)
+        return f"{h64(str(os.getuid()), str(Path.cwd()), repr(self), repr(receiver), job):016x}"
 
     @property
     def rings(self) -> Path:

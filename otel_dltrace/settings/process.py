@@ -1,8 +1,6 @@
 """Who this process is, as the environment says: its job, its place among the ranks, and what describes both."""
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from urllib.parse import unquote
 
 from otel_dltrace.model.identity import Bind, h64
@@ -10,6 +8,7 @@ from otel_dltrace.model.semconv import DL_LAUNCHER_SPAN_ID, DL_LAUNCHER_TRACE_ID
 from otel_dltrace.model.topology import World
 from otel_dltrace.record.carrier import read_traceparent
 from otel_dltrace.settings.config import VARIABLES, Config
+from otel_dltrace.settings.program import own_program_name
 
 _YES = ("y", "yes", "1", "t", "true")
 """What PyTorch takes for a yes."""
@@ -59,11 +58,7 @@ def nccl_timing(env: Mapping[str, str]) -> bool:
 def job_name_of(env: Mapping[str, str]) -> str:
     """Return the job's name for people: the service's, or the program's."""
     name = env.get("OTEL_SERVICE_NAME") or env.get(VARIABLES["job"]) or env.get(JOB_NAME)
-    if name:
-        return name
-    main = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return Path(main).stem or (spec.name if spec else "") or "job"
+    return name or own_program_name() or "job"
 
 
 def resource_of(env: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,98 @@
+"""Several drains beside one another: each span is written once, and goes where its own program said."""
+
+import subprocess
+import sys
+
+import pytest
+
+from otel_dltrace.export.drain import Drain, Serving
+from otel_dltrace.export.run_reader import read_run
+from tests import servers
+from tests.servers import collector
+from tests.support import Place
+
+STEPS = """
+    import otel_dltrace as d
+    d.start()
+    for i in range(3):
+        with d.step(i), d.phase("rollout"):
+            pass
+"""
+ON = {"OTEL_DLTRACE": "1", "RANK": "0", "WORLD_SIZE": "1", "OTEL_DLTRACE_STEPS": "all"}
+OPEN_END = """
+    import otel_dltrace as d, sys
+    d.start()
+    with d.step(0), d.phase("rollout"):
+        pass
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+def sent_by(drain: Drain) -> int:
+    """Return how many spans *drain* has written."""
+    return sum(member.written for follower in drain.followers.values() for member in follower.members)
+
+
+def test_a_ring_is_read_by_one_drain_at_a_time(place: Place) -> None:
+    """Here one that serves all rings, beside the one that the program has started."""
+    child = subprocess.Popen(
+        [sys.executable, str(place.write(OPEN_END))],
+        cwd=place.folder,
+        env=place.env(**ON, OTEL_BSP_SCHEDULE_DELAY="100"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    place.children.append(child)
+    assert child.stdout is not None
+    child.stdout.readline()
+    servers.wait_until(lambda: list(place.folder.glob(".dltrace-*.partial")), what="the program's own drain")
+    other = Drain(Serving(place.rings, place.folder, linger=0.0))
+    for _ in range(5):
+        other.tick()
+    child.communicate("", timeout=240)
+    place.wait_for_rings()
+
+    assert sent_by(other) == 0
+    assert sum(map(len, place.spans())) == 2
+
+
+@pytest.mark.parametrize("mode", ["thread", "off"])
+def test_run_drains_whatever_the_program_would_have_done(place: Place, mode: str) -> None:
+    """`run` has a drain: a thread in the program besides would send each span twice."""
+    program = str(place.write(STEPS))
+    done = place.command("run", "--no-report", "--", sys.executable, program, **ON, OTEL_DLTRACE_DRAIN=mode)
+
+    assert done.returncode == 0
+    assert "6 spans recorded" in done.stderr
+    assert sum(map(len, place.spans())) == 6
+
+
+def test_a_second_job_sends_where_it_says_itself(place: Place) -> None:
+    """The drain of a first one, without a collector, may still be there: it lingers for five seconds."""
+    first = place.run(STEPS, **ON)
+    with collector(place.folder) as there:
+        second = place.run(STEPS, **ON, OTEL_EXPORTER_OTLP_ENDPOINT=there.http)
+        received = there.wait_for(9)
+    third = place.run(STEPS, **ON)
+
+    assert [done.returncode for done in (first, second, third)] == [0, 0, 0]
+    assert len({span.span_id for span in received}) == len(received) == 9  # each step has a root
+    assert "sent" not in first.stderr + third.stderr
+
+
+def test_two_drains_of_a_host_have_a_folder_each(place: Place) -> None:
+    """Two containers on one host, say: of one run, each with rings of its own."""
+    program = str(place.write(STEPS))
+    both = []
+    for rank in range(2):
+        rings = place.rings / str(rank)
+        env = {**ON, "RANK": str(rank), "WORLD_SIZE": "2", "OTEL_DLTRACE_RUN": "one", "OTEL_DLTRACE_JOB": "one"}
+        both.append(place.popen([sys.executable, program], **(env | {"OTEL_DLTRACE_RING_DIR": str(rings)})))
+    for child in both:
+        assert child.wait(240) == 0, child.communicate()
+    servers.wait_until(lambda: not list(place.rings.glob("*/*.ring")), what="the drains")
+
+    (run,) = place.runs()
+    assert sorted((batch.rank, len(batch)) for batch in read_run(run)) == [(0, 6), (1, 6)]
