@@ -1,6 +1,7 @@
 """The commands as a shell sees them: help that needs no page, completion, errors that name the cure."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import COMMANDS, main, make_parser
 from otel_dltrace.settings.config import VARIABLES
 from tests.support import a_place
+from tests.test_damage import a_run
 
 HOME = Path(__file__).parent.parent
 
@@ -169,3 +171,35 @@ def test_a_short_program_is_drained_by_a_thread(tmp_path):
         done = place.run(STEPS, OTEL_DLTRACE="1", OTEL_DLTRACE_DRAIN="thread")
 
         assert (sum(map(len, place.spans())), list(place.rings.glob("*.ring"))) == (3, []), done.stderr
+
+
+def test_without_docstrings_everything_works(tmp_path):
+    """Some images set PYTHONOPTIMIZE=2: the help is shorter then, and the drain that a training starts is there."""
+    with a_place(tmp_path) as place:
+        traced = place.run(STEPS, OTEL_DLTRACE="1", PYTHONOPTIMIZE="2")
+        assert "3 spans recorded, none lost" in traced.stderr
+        told = [place.command(*args, PYTHONOPTIMIZE="2") for args in (["--help"], ["report", str(*place.runs())])]
+
+    assert [(done.returncode, done.stderr) for done in told] == [(0, "")] * 2
+    assert [name for name in COMMANDS if f"\n    {name}" not in told[0].stdout] == []
+    assert "3 spans" in told[1].stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["report", "RUN"], ["report", "RUN", "--json"], ["completion", "tcsh"], ["export", "RUN", "--to", "otlp"]],
+    ids=" ".join,
+)
+def test_a_reader_that_has_ended_is_no_fault(arguments, tmp_path):
+    """`| head` leaves early: we end without a word, with the code of one that SIGPIPE ended."""
+    a_run(tmp_path / "RUN", compacted=False)
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "otel_dltrace", *arguments]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240, check=False
+    )
+    os.close(write)
+
+    assert (done.returncode, done.stderr) == (141, "")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from otel_dltrace.export.drain import Drain, Serving
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.run_reader import read_run, read_summaries
 from tests import servers
 from tests.servers import collector
 from tests.support import Place
@@ -80,6 +80,19 @@ def test_a_second_job_sends_where_it_says_itself(place: Place) -> None:
     assert [done.returncode for done in (first, second, third)] == [0, 0, 0]
     assert len({span.span_id for span in received}) == len(received) == 9  # each step has a root
     assert "sent" not in first.stderr + third.stderr
+
+
+def test_a_drain_tells_each_run_what_was_sent_of_it(place: Place) -> None:
+    """Three in a row have one, which lingers: its figures go on, those of a run do not."""
+    with collector(place.folder) as there:
+        env = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": there.http}
+        told = [place.run(STEPS, **env).stderr for _ in range(3)]
+        there.wait_for(27)
+    place.wait_for_rings()
+
+    sent = [summary["summary"]["otlp"]["sent"] for run in place.runs() for summary in read_summaries(run)]
+    assert [("9 sent" in line) for line in told] == [True] * 3, told
+    assert sent == [9, 9, 9]
 
 
 def test_two_drains_of_a_host_have_a_folder_each(place: Place) -> None:

@@ -7,7 +7,8 @@
     otel-dltrace export RUN --to byteps-server
 
 A file whose name ends in .gz is gzipped. A file appears when it is complete, or not at all. With --max-bytes a Chrome
-trace goes to trace.json, trace.1.json, trace.2.json ..., each of which can be opened by itself.
+trace goes to trace.json, trace.1.json, trace.2.json ..., each of which can be opened by itself. A pipe or a device
+is written to as it is, and -o - is standard output.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from otel_dltrace.export.byteps_out import (
 from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.chrome.rotation import part_path
 from otel_dltrace.export.chrome.writer import write_chrome
+from otel_dltrace.export.files import is_stream
 from otel_dltrace.export.horovod_out import write_horovod
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
@@ -129,7 +131,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
     parser.add_argument("--to", required=True, choices=sorted(FORMATS), help="the format, see below")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it")
+    parser.add_argument("-o", "--output", type=_path, metavar="FILE", help="where to write it")
     add_selection(parser)
     parser.add_argument(
         "--completions",
@@ -148,6 +150,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = formats_help(about)
 
 
+def _path(text: str) -> Path:
+    return Path("/dev/stdout" if text == "-" else text)
+
+
 def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
     form = FORMATS[args.to]
@@ -157,6 +163,8 @@ def run(args: argparse.Namespace) -> int:
     if args.to == "byteps":
         beside["window"] = _completions(args)
     spans, parts = form.read(args.runs, steps_of(args), args.rank), list[Path]()
+    if is_stream(output) and (max_bytes or form.places(spans, output) != [output]):
+        raise ConfigError(f"{output} takes one file, and this makes several; give -o a name for them")
     if max_bytes:
         beside |= {"max_bytes": max_bytes, "wrote": parts.append}
         spans = stream_in_turns(args.runs, steps_of(args), args.rank, max(1, max_bytes // _BYTES_A_TURN))
@@ -170,17 +178,26 @@ def run(args: argparse.Namespace) -> int:
 
         try:
             written = form.write(spans, output, add, **beside)
+        except BrokenPipeError:
+            raise  # as of any command that is piped to one which has ended
         except OSError as error:
             raise DltraceError(_cannot(output, parts, error)) from None
     places = parts or form.places(spans, output)
-    size = sum(path.stat().st_size for place in places for path in _files(place))
-    print(f"{_named(places)}: {written:,} {form.unit}, {size / 1e6:.1f} MB")
+    _tell(output, places, f"{written:,} {form.unit}")
     older = part_path(output, len(places))
     if form.shows_metrics and older.exists():
         print(f"otel-dltrace: {short_path(older)} is of an earlier export, and no part of this one", file=sys.stderr)
     if args.to == "byteps" and not has_stages(spans):
         print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
     return 0
+
+
+def _tell(output: Path, places: Sequence[Path], what: str) -> None:
+    if is_stream(output):  # it may be standard output, in which no word of ours belongs
+        print(f"otel-dltrace: {what} written", file=sys.stderr)
+        return
+    size = sum(path.stat().st_size for place in places for path in _files(place))
+    print(f"{_named(places)}: {what}, {size / 1e6:.1f} MB")
 
 
 _LEAST_BYTES = 16 << 10

@@ -10,6 +10,7 @@ OTEL_DLTRACE=1 in a program's environment traces it as well; `otel-dltrace run -
 import argparse
 import importlib
 import keyword
+import os
 import sys
 from collections.abc import Sequence
 
@@ -45,7 +46,7 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         text = module.__doc__ or ""
         sub = commands.add_parser(
             name,
-            help=text.splitlines()[0],
+            help=text.partition("\n")[0],  # there is no docstring under python -OO
             description=text,
             formatter_class=_AS_WRITTEN,
         )
@@ -61,12 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     named = [name for name in argv[:1] if name in COMMANDS]
     args = make_parser(named or COMMANDS).parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        print(end="", flush=True)  # here, and not when Python ends, we can say that nobody reads
     except DltraceError as error:
         print(f"otel-dltrace: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `| head` closed the pipe: nobody reads on
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # rich makes the one of the other
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # `| head` closed the pipe: nobody reads what is left
         return 141
+    return code

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.delivered import Delivered
 from otel_dltrace.export.drift import Drift
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.gate import SETTLE_S, Outgoing
@@ -114,6 +115,7 @@ class Drain:
         self._served = guard.guarded(self._read_and_send)
         self.runs = RunFolders(self.serving.quota, self._delivered)
         self._delivery: dict[str, Any] | None = None
+        self._sent = Delivered(self._figures)
         self._locks: dict[str, int] = {}
         self._due = 0.0
 
@@ -266,6 +268,7 @@ class Drain:
         process = source.process(bind, self.clock.anchor if same_boot else None, resource)
         root = run_root(self._parent(source), bind, source.nonce)
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
+        self._sent.begin(root)
         serving = self.serving
         slow = self.slow.setdefault((bind.job, bind.generation, bind.world), SlowHere())
         member = Member(source, bind, process, writer, serving.window, serving.budget, serving.settle, slow)
@@ -337,6 +340,8 @@ class Drain:
         follower = self.followers.pop(path)
         self.runs.count(follower, goes_out=self.outlet is not None)
         self.runs.write_summaries(ended=False)
+        for root in _roots([follower]) - _roots(self.followers.values()):
+            self._sent.end(root)
         if follower.source.names_torn:
             self.refused[path] = f"{path.with_suffix('.names')} was damaged: some of its spans have no names"
             guard.say(self.refused[path])
@@ -344,11 +349,14 @@ class Drain:
 
     # -- the end --------------------------------------------------------------------------------
 
+    def _figures(self) -> dict[str, Any]:
+        return self._delivery or (self.outlet.figures() if self.outlet is not None else {})
+
     def _delivered(self, root: Path) -> dict[str, Any]:
         """Return what became of the spans so far, and what was wrong with the metrics of *root*."""
         told: dict[str, Any] = {}
         if self.outlet is not None:
-            told |= self._delivery or self.outlet.figures()
+            told |= self._sent.of(root)
         if self.metering is not None and (trouble := self.metering.trouble_of(root)):
             told["metrics"] = {"trouble": trouble}
         return told
@@ -369,6 +377,10 @@ class Drain:
         for home, fd in self._locks.items():
             (self.serving.rings / f"{home}.lock").unlink(missing_ok=True)
             os.close(fd)
+
+
+def _roots(followers: Iterable[Follower]) -> set[Path]:
+    return {member.writer.root for follower in followers for member in follower.members}
 
 
 def _is_server(follower: Follower) -> bool:

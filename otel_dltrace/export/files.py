@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedWriter
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ import pyarrow as pa
 T = TypeVar("T")
 _COMPRESSION = 4
 """Of gzip: half the time of the usual 9 for a few percent more bytes."""
+_STDOUT = 1
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -32,20 +33,44 @@ def write_whole(path: Path, data: bytes) -> None:
 def open_whole(path: Path) -> Iterator[BufferedIOBase]:
     """Open *path* under another name, and give it its own once the block is done; nothing is left of a failure.
 
-    What is written is gzipped if the name ends in ``.gz``.
+    A link stays, and what it points at is replaced; a pipe or a device (`is_stream`) is written to as it is. What is
+    written is gzipped if the name ends in ``.gz``.
     """
+    with _stream(path) if is_stream(path) else _renamed(Path(os.path.realpath(path))) as raw:
+        if path.suffix == ".gz":
+            # Without name and time the same content gives the same file.
+            with gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed:
+                yield packed
+        else:
+            yield raw
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[BufferedWriter]:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as raw:
-            if path.suffix == ".gz":
-                # Without name and time the same content gives the same file.
-                with gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed:
-                    yield packed
-            else:
-                yield raw
+            yield raw
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether *path* is a pipe, a device or our standard output: a file must not take its place."""
+    return _is_stdout(path) or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _stream(path: Path) -> BufferedWriter:
+    # Opened by its name, standard output would begin anew before what `>>` keeps.
+    return os.fdopen(os.dup(_STDOUT) if _is_stdout(path) else os.open(path, os.O_WRONLY), "wb")
+
+
+def _is_stdout(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(_STDOUT))
+    except OSError:
+        return False  # *path* is not there, or our output is closed
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:

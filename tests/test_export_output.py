@@ -1,0 +1,118 @@
+"""Where `export -o` writes: a file is replaced whole, a link is followed, a pipe or a device stays what it is."""
+
+import gzip
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.cli.main import main, make_parser
+from otel_dltrace.export.files import open_whole
+from tests.test_damage import a_run
+
+on_linux = pytest.mark.skipif(not Path("/proc/self/fd/1").exists(), reason="no link to standard output here")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Give a small run."""
+    return a_run(tmp_path / "run", compacted=False)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """Give a pipe that has a name."""
+    os.mkfifo(tmp_path / "pipe.gz")
+    return tmp_path / "pipe.gz"
+
+
+def export(run: Path, out: Path, *more: str) -> int:
+    return main(["export", str(run), "--to", "otlp", "-o", str(out), *more])
+
+
+@pytest.mark.parametrize("before", ["old", None], ids=["to a file", "to nothing"])
+def test_a_link_is_followed(run, tmp_path, before):
+    """Who links a name to another disk finds the file there, and the link where it was."""
+    link, target = tmp_path / "link.jsonl", tmp_path / "disk" / "target"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    if before:
+        target.write_text(before)
+
+    assert export(run, link) == 0
+    assert link.readlink() == target
+    assert all(json.loads(line)["resourceSpans"] for line in target.read_text().splitlines())
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_failure_leaves_what_the_link_points_at(tmp_path):
+    """Whole or not at all, through a link as well."""
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+
+    with pytest.raises(ZeroDivisionError), open_whole(tmp_path / "link") as out:
+        out.write(b"%d" % (1 / 0))
+    assert (tmp_path / "link").read_text() == "old"
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "link", tmp_path / "target"]
+
+
+def test_a_pipe_is_written_to(run, pipe, capfd):
+    """What reads at its other end gets everything, and the pipe is a pipe afterwards."""
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    assert export(run, pipe) == 0
+    lines = gzip.decompress(os.read(reader, 1 << 16)).splitlines()
+    os.close(reader)
+
+    assert all(json.loads(line)["resourceSpans"] for line in lines)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert capfd.readouterr() == ("", "otel-dltrace: 150 spans written\n")
+
+
+def test_a_pipe_takes_one_file(run, pipe, capsys):
+    """Of several the others would lie beside it, in a folder that is none of ours."""
+    assert main(["export", str(run), "--to", "chrome", "-o", str(pipe), "--max-bytes", "16K"]) == 2
+    assert f"{pipe} takes one file, and this makes several; give -o a name for them" in capsys.readouterr().err
+
+
+def export_to_stdout(run: Path, folder: Path, stdout: int) -> "subprocess.CompletedProcess[str]":
+    """Export *run* to a link to standard output, which is *stdout*."""
+    link = folder / "stdout"
+    link.symlink_to("/proc/self/fd/1")
+    command = [sys.executable, "-m", "otel_dltrace", "export", str(run), "--to", "otlp", "-o", str(link)]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
+
+
+@on_linux
+def test_standard_output_goes_on_where_it_stands(run, tmp_path):
+    """Under `>>` what was there is kept, and no word of ours is among the lines."""
+    log = tmp_path / "log"
+    log.write_text("{}\n")
+    with log.open("a") as out:
+        done = export_to_stdout(run, tmp_path, out.fileno())
+
+    first, *lines = map(json.loads, log.read_text().splitlines())
+    assert first == {}
+    assert {name for line in lines for name in line} == {"resourceSpans"}
+    assert (done.returncode, done.stderr) == (0, "otel-dltrace: 150 spans written\n")
+
+
+@on_linux
+def test_a_reader_that_has_ended_is_no_file_that_cannot_be_written(run, tmp_path):
+    """`| head` leaves early; nobody has to be told."""
+    read, write = os.pipe()
+    os.close(read)
+    done = export_to_stdout(run, tmp_path, write)
+    os.close(write)
+
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_hyphen_is_standard_output():
+    """As for every other command."""
+    args = make_parser(["export"]).parse_args(["export", "RUN", "--to", "otlp", "-o", "-"])
+
+    assert args.output == Path("/dev/stdout")
