@@ -162,9 +162,7 @@ def test_a_traced_program_s_pauses_reach_its_run_directory(metrics: str, place: 
     assert done.returncode == 0, done.stderr
     place.wait_for_rings()
     (batch,) = place.spans()
-    columns = {name: (values, mask) for name, values, mask in number_columns(batch)}
-    values, mask = columns[CPYTHON_GC_GENERATION]
+    generations = {name: values[mask] for name, values, mask in number_columns(batch)}.get(CPYTHON_GC_GENERATION, ())
 
     assert batch["step"][batch.is_pause].tolist() == ([0, 1, 2] if metrics == "1" else [])
-    assert values[mask].tolist() == [2] * mask.sum()
-    assert mask.tolist() == batch.is_pause.tolist()
+    assert list(generations) == ([2, 2, 2] if metrics == "1" else [])
