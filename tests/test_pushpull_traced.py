@@ -501,6 +501,7 @@ ON = {"OTEL_DLTRACE": "1"}
         pytest.param({}, True, True, id="off"),
         pytest.param(ON, True, False, id="on"),
         pytest.param({"BYTEPS_TRACE_ON": "1"}, True, False, id="on by BytePS's variable"),
+        pytest.param({"BYTEPS_SERVER_ENABLE_PROFILE": "1"}, True, False, id="on for its servers"),
         pytest.param(ON | {RUN: "r"}, True, False, id="one of several jobs of a run"),
         pytest.param(ON | {RUN: "r", LAUNCH: "l"}, True, True, id="given"),
         pytest.param(ON | {RUN: "r"}, False, True, id="one host of several"),

@@ -3,15 +3,16 @@
     otel-dltrace pushpull launch --workers 2 --local-ranks 2 --servers 2 -- python train.py
     otel-dltrace pushpull serve      one server, as DMLC_* and PUSHPULL_* describe it
 
-Over several hosts: start each server with `serve`, and on each host its worker with --only-worker and --root. All
-need the same PUSHPULL_TOKEN. The exit code is that of the process that failed first.
+Over several hosts: start each server with `serve`, which is told DMLC_NUM_WORKER, DMLC_NUM_SERVER and its
+DMLC_SERVER_ID, and on each host its worker with --only-worker and --root. All need the same PUSHPULL_TOKEN. The exit
+code is that of the process that failed first.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from otel_dltrace.configure.sources import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.pushpull.options import read_env
+from otel_dltrace.record import guard
+from otel_dltrace.record.steps import live
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.process import JOB_NAME
 from otel_dltrace.settings.switch import is_switched_on
 
 _ONE_OR_MORE = {"workers": 1, "local_ranks": 1, "servers": 0}
+_ROLE = "DMLC_ROLE"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start what is asked for; return its exit code."""
     if args.action == "serve":
-        autostart()
-        from otel_dltrace.pushpull.server import serve
-
-        serve(*read_env(os.environ))
-        return 0
+        return _serve()
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
         raise ConfigError("launch: no program given; write it after --, as in: ... launch -- python train.py")
@@ -57,20 +57,53 @@ def run(args: argparse.Namespace) -> int:
     if args.only_worker is not None and not args.root:
         raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
     plan = Plan(program, args.workers, args.local_ranks, args.servers, args.root, args.only_worker)
-    env = traced_environment(program, os.environ, alone=args.only_worker is None)
-    with _files_at_end(env):
+    alone = args.only_worker is None
+    env = traced_environment(program, os.environ, alone=alone)
+    with _files_at_end(env, alone=alone):
         return launch(plan, env)
 
 
-def _files_at_end(env: Mapping[str, str]) -> AbstractContextManager[object]:
-    """Return what holds the drain where BytePS's files are asked for, so that they are there when the command ends.
+def _serve() -> int:
+    os.environ.update(server_environment(os.environ))  # before tracing begins, which goes by role and level
+    layout, options = read_env(os.environ)
+    autostart()
+    _show_server()
+    from otel_dltrace.pushpull.server import serve
+
+    serve(layout, options)
+    return 0
+
+
+@guard.guarded
+def _show_server() -> None:
+    """Make our ring at once where a profile is asked for: with a server that nobody asks the drain can say so."""
+    tracer = live.tracer
+    if tracer is not None and tracer.recorder.home["at_end"]["server"]:
+        tracer.recorder.lease(tracer.recorder.lane())
+
+
+@contextmanager
+def _files_at_end(env: Mapping[str, str], *, alone: bool) -> Iterator[None]:
+    """Hold the drain where BytePS's files are asked for: they are there when the command ends, or it says why not.
 
     Otherwise the first process starts it, and it ends some seconds behind the job.
     """
-    config = Config.from_env(env) if is_switched_on(env) else None
+    config = Config.from_env(env) if _is_traced(env, alone=alone) else None
     if config is None or config.drain != "auto" or not (config.comm_directory or config.server_profile):
-        return nullcontext()
-    return hold_drain(config, env)
+        yield
+        return
+    with hold_drain(config, env) as held:
+        yield
+    from otel_dltrace.export.run_reader import read_summaries
+
+    for told in (told for root in held.roots for told in read_summaries(root)):
+        for note in told["summary"].get("trouble", ()):
+            sys.stderr.write(f"otel-dltrace: {note}\n")
+
+
+def _is_traced(env: Mapping[str, str], *, alone: bool) -> bool:
+    """Return whether *env* asks for tracing of a process that is started here: of its servers, too, if *alone*."""
+    return is_switched_on({**env, _ROLE: "server" if alone else "worker"})
 
 
 def traced_environment(program: Sequence[str], env: Mapping[str, str], *, alone: bool) -> Mapping[str, str]:
@@ -87,14 +120,46 @@ def traced_environment(program: Sequence[str], env: Mapping[str, str], *, alone:
     Raises:
         ConfigError: A variable cannot be used; each process would say so.
     """
-    if not is_switched_on(env):
+    if not _is_traced(env, alone=alone):
         return env
     Config.from_env(env)
-    run, launch, level = VARIABLES["run"], VARIABLES["launch"], VARIABLES["level"]
-    if not alone and not env.get(run):
-        sys.stderr.write(f"otel-dltrace: give all hosts of the job the same {run}, or each is traced apart\n")
+    run, launch = VARIABLES["run"], VARIABLES["launch"]
+    if not alone:
+        _say_apart(env, (run,))
     own = {launch: os.urandom(8).hex()} if alone and env.get(run) else {}
-    return {JOB_NAME: _job_name(program), run: os.urandom(8).hex(), **own, **env, level: env.get(level) or "partition"}
+    return _at_partition({JOB_NAME: _job_name(program), run: os.urandom(8).hex(), **own, **env})
+
+
+def server_environment(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return *env* with what makes this process a server, recording as `launch` has its own record.
+
+    Raises:
+        ConfigError: It is not told what a server has to know of its job.
+    """
+    needed = ["DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "PUSHPULL_TOKEN"]
+    if (env.get("DMLC_NUM_SERVER") or "1") != "1":
+        needed.append("DMLC_SERVER_ID")
+    if missing := [name for name in needed if not env.get(name)]:
+        raise ConfigError(f"serve: a server has to be told of its job; not set: {', '.join(missing)}")
+    env = {**env, _ROLE: "server"}
+    if not is_switched_on(env):
+        return env
+    job = VARIABLES["job"]
+    is_named = any(env.get(name) for name in ("OTEL_SERVICE_NAME", job, JOB_NAME))
+    _say_apart(env, (VARIABLES["run"],) if is_named else (VARIABLES["run"], job))
+    return _at_partition(env)
+
+
+def _at_partition(env: Mapping[str, str]) -> dict[str, str]:
+    level = VARIABLES["level"]
+    return {**env, level: env.get(level) or "partition"}
+
+
+def _say_apart(env: Mapping[str, str], names: Sequence[str]) -> None:
+    """Say which of *names* are missing in *env*, by which the hosts of a job know that they are of one."""
+    if missing := [name for name in names if not env.get(name)]:
+        same = " and ".join(missing)
+        sys.stderr.write(f"otel-dltrace: give all hosts of the job the same {same}, or each is traced apart\n")
 
 
 def _job_name(program: Sequence[str]) -> str:

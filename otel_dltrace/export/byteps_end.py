@@ -10,6 +10,10 @@ from otel_dltrace.model.spans import Process, SpanBatch
 
 BACKEND = "pushpull"
 """Of other push_pulls BytePS itself has written the files."""
+_UNASKED = (
+    "no server has recorded a push or pull; is there one worker alone, which asks servers only with "
+    "BYTEPS_FORCE_DISTRIBUTED=1, or no such key?"
+)
 
 
 def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list[str]:
@@ -33,6 +37,8 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
             if len(ours):
                 parts.setdefault(batch.process, []).append(of_completions(ours, window))
     notes = []
+    if wanted.get("server") and not any(process.bind and process.bind.role == "server" for process in parts):
+        notes.append(f"{wanted['server']} is not written: {_UNASKED}")
     for role, write in (("worker", write_byteps), ("server", write_byteps_server)):
         spans = {process: part for process, part in parts.items() if process.bind and process.bind.role == role}
         try:
