@@ -1,6 +1,7 @@
 """The adapter for BytePS's own package: its push_pulls become operations, whoever asked for them."""
 
 import ast
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,12 +12,18 @@ import pytest
 import torch_harness
 from support import Place
 
+from otel_dltrace.export.byteps_ingest import ingest
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.formats.comm_json import read_comm
 from otel_dltrace.instrument import byteps
 from otel_dltrace.instrument._sites import Site
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.time import Anchor
+from tests.runs import MS, Rank
 
 pytest.importorskip("torch")
 
@@ -282,3 +289,66 @@ def test_what_byteps_wrote_is_taken_in_at_the_end(place, tmp_path):
     again = read_comm((place.folder / "again" / "0" / "comm.json").read_bytes())
     asked = {(one.tensor, one.stage): 2 for one in again.series}
     assert Counter((one.tensor, one.stage) for one, _, _ in again.events()) == asked
+
+
+NOON = 1_700_000_000_000_000_000
+PERIOD, WAITED = 100.0, 60.0
+
+
+def a_traced_worker(root: Path, steps: int) -> RunWriter:
+    """Write a worker to *root* whose push_pulls of one tensor begin every `PERIOD` ms."""
+    worker = Rank(anchor=Anchor(0, NOON, 0))
+    d = Descriptor(s.COLLECTIVE, s.PUSH_PULL, backend="byteps", tensor="byteps.a")
+    for step in range(steps):
+        worker.add(d, step, step * PERIOD, step * PERIOD + WAITED, seq=step + 1, level=s.Level.COLLECTIVE)
+    batch, writer = worker.batch(), RunWriter(root, "node-0")
+    writer.open()
+    writer.name_run(batch.process.bind)
+    writer.know(batch.process)
+    writer.append(batch.process.nonce, batch.rows, batch.descriptors, [("", "")])
+    writer.close_segment()
+    return writer
+
+
+def byteps_writes(traces: Path, begins: list[float]) -> Path:
+    """Write what BytePS writes of one tensor whose totals begin at *begins*, ms after `NOON`."""
+    events = []
+    for begin in begins:
+        ts = (NOON + round(begin * MS)) // 1000
+        of_total = {"name": "Comm.byteps.a", "tid": "total", "ts": ts, "dur": 20_000}
+        of_stage = {"name": "Comm.byteps.a.PUSH", "tid": "0", "ts": ts + 1000, "dur": 5_000}
+        common = {"ph": "X", "args": {"name": "Comm.byteps.a"}, "pid": "Comm.byteps.a", "cat": "Comm"}
+        events += [{**common, **of_total}, {**common, **of_stage}]
+    path = traces / "0" / "comm.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("begins", "taken", "off"),
+    [
+        pytest.param([200.2, 300.2], [3, 4], "", id="this worker's"),
+        pytest.param([45.0, 100.2, 230.0, 300.2, 400.2], [1, 2, 3, 4, 5], "", id="some begin late"),
+        pytest.param([45.0], [1], "", id="only the first, which a thread begins"),
+        pytest.param([230.0, 330.0], [], "30.0", id="a machine that is always 30 ms later"),
+        pytest.param([193.0, 307.0], [], "7.0", id="a machine a little before and after"),
+        pytest.param([-900.0, -800.0], [], "900.0", id="long before"),
+        pytest.param([300_000.0, 300_100.0], [], "299,600.0", id="long after"),
+    ],
+)
+def test_what_another_machine_wrote_is_refused(begins, taken, off, tmp_path):
+    """Two machines with one folder overwrite each other's file: whose it is shows in when its push_pulls begin."""
+    writer = a_traced_worker(tmp_path / "RUN", steps=6)
+    path = byteps_writes(tmp_path / "traces", begins)
+    notes = ingest(writer, tmp_path / "traces")
+    writer.close()
+    batches = read_run(tmp_path / "RUN")
+    operations = {int(row["span_id"]): int(row["seq"]) for b in batches for row in b.take(b.is_kind(s.COLLECTIVE)).rows}
+    parents = [operations[int(row["parent_id"])] for b in batches for row in b.take(b.is_kind(s.PHASE)).rows]
+
+    refused = (
+        f"{path}: nothing of it is taken in, since its push_pulls begin {off} ms (median) off those of this worker: "
+        "another machine wrote it, or the clock was set; give each machine a BYTEPS_TRACE_DIR of its own"
+    )
+    assert (parents, notes) == (taken, [refused] if off else [])

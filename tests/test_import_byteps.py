@@ -1,7 +1,9 @@
 """`otel-dltrace import byteps` and the way back: real files become a run on which everything works."""
 
 import json
+import os
 import shutil
+import threading
 from collections import defaultdict
 
 import numpy as np
@@ -222,6 +224,54 @@ def test_a_clock_that_was_set_back_is_kept_and_does_no_harm(tmp_path, capsys):
     assert all(event.get("dur", 0) >= 0 for event in json.loads((tmp_path / "chrome").read_text())["traceEvents"])
 
 
+def test_links_are_read_under_their_own_names(tmp_path, capsys):
+    """A data store keeps files by their content: rank and machine are in the names of the links to them."""
+    files, store = unpack("byteps_w1_l2_nodist", tmp_path / "files") / "worker0", tmp_path / "store"
+    (folder := tmp_path / "v" / "worker0").mkdir(parents=True)
+    store.mkdir()
+    for rank, target in enumerate(("bbb2", "aaa1")):
+        (files / str(rank)).rename(store / target)
+        (store / target / "comm.json").rename(store / f"{target}.json")
+        (folder / str(rank)).mkdir()
+        (folder / str(rank) / "comm.json").symlink_to(store / f"{target}.json")
+    (tmp_path / "v" / "again").symlink_to(folder)
+    (folder / "up").symlink_to(tmp_path / "v")
+    run = imported(tmp_path, tmp_path / "v", folder / "1" / ".." / "0" / "comm.json")
+    out = tmp_path / "out"
+    assert main(["export", str(run), "--to", "byteps", "-o", str(out)]) == 0
+
+    binds = [batch.process.bind for batch in read_run(run)]
+    assert [(bind.rank, bind.local_rank, bind.node_rank) for bind in binds] == [(0, 0, 0), (1, 1, 0)]
+    assert [(out / str(rank) / "comm.json").read_bytes() for rank in range(2)] == [
+        (store / f"{target}.json").read_bytes() for target in ("bbb2", "aaa1")
+    ]
+    assert "its folder is not named" not in capsys.readouterr().out
+
+
+def test_links_to_folders_are_followed(tmp_path, capsys):
+    """Each machine's folder may lie elsewhere; it is called as the link is."""
+    files = unpack("byteps_w2_s1", tmp_path / "files")
+    (tmp_path / "v").mkdir()
+    for link, worker in (("worker0", "worker1"), ("worker1", "worker0")):
+        (tmp_path / "v" / link).symlink_to(files / worker)
+    imported(tmp_path, tmp_path / "v")
+
+    assert "worker0 is node 0, worker1 is node 1" in capsys.readouterr().out
+
+
+def test_a_pipe_is_read(tmp_path, capsys):
+    """As from `zcat comm.json.gz`; it can be read but once, and is not looked for elsewhere."""
+    pipe, data = tmp_path / "pipe", real(REAL[0])
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True)
+    writer.start()
+    piped = imported(tmp_path, pipe, options=("--start-step", "5"))
+    writer.join()
+    assert f"note: {pipe}: its folder is not named after a local rank; it was taken for 0" in capsys.readouterr().out
+    assert main(["export", str(piped), "--to", "byteps", "-o", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "0" / "comm.json").read_bytes() == data
+
+
 def test_what_the_files_do_not_say_is_told(tmp_path, capsys):
     """Which occurrence comes first, which machine, which local rank."""
     for name in ("b10", "b9"):
@@ -250,6 +300,25 @@ def test_what_cannot_be_imported_is_refused(paths, error, tmp_path, capsys, monk
     assert main(["import", "byteps", *paths, "-o", "RUN"]) == 2
     assert error in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--start-step", "--servers"])
+@pytest.mark.parametrize("text", ["x", "", "0", "-3", "1.5", "2147483648"])
+def test_a_number_that_is_none_is_refused(option, text, tmp_path, capsys):
+    """In a sentence, before anything is read."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", "byteps", str(tmp_path), "-o", str(tmp_path / "RUN"), f"{option}={text}"])
+
+    said = f"argument {option}: {text!r} is not a whole number from 1 to 2,147,483,647: write 10, for example\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_the_largest_start_step_is_taken(tmp_path):
+    """Occurrences and steps after it are counted on."""
+    files = unpack("byteps_w2_s1", tmp_path / "files")
+    run = imported(tmp_path, files, options=("--start-step", "2147483647"))
+
+    assert sorted(set(read_run(run)[0]["step"].tolist())) == [*range(2147483646, 2147483657)]
 
 
 def test_an_import_never_adds_to_a_run(two_workers, capsys):

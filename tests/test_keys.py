@@ -102,6 +102,33 @@ def test_a_key_is_longest_where_the_servers_are_asked():
     assert {stage.name for stage in both.stages} == {"PUSH", "PULL", "COPYH2D"}
 
 
+def test_what_takes_longest_does_so_by_median():
+    """One slow first step makes neither its key nor its stage the longest, nor does one broadcast before it."""
+    worker, server = Rank(0, 2), Rank(0, 2, role="server", nonce=9)
+    broadcast = Descriptor(s.COLLECTIVE, s.PUSH_PULL, backend="byteps", tensor="parameter", key=2)
+    worker.add(broadcast, 0, 0, 20, seq=1, level=Level.COLLECTIVE, b=1)
+    for step in range(STEPS):
+        slow = 900.0 if step == 0 else 0.0
+        for declared, (tensor, push) in enumerate((("fc.weight", 3.0), ("conv.weight", 1.0))):
+            begin = step * 2000.0
+            late = slow * declared
+            operation = Descriptor(s.COLLECTIVE, s.PUSH_PULL, backend="byteps", tensor=tensor, key=declared)
+            pulls = (begin + push + 0.5, begin + push + 1.5 + late)
+            worker.add(operation, step, begin, pulls[1], seq=step + 1, level=Level.COLLECTIVE, b=-1)
+            _stage(worker, tensor, declared, 0, step, "PUSH", begin, begin + push, wait=0)
+            _stage(worker, tensor, declared, 0, step, "PULL", *pulls, wait=0.5 + slow)
+            request = Descriptor(s.PHASE, "pull", tensor=tensor, key=declared)
+            server.add(request, step, begin, begin + push + late, seq=step + 1, b=0, level=Level.PARTITION)
+    found = keys([worker.batch(), server.batch()])
+
+    assert [(key.tensor, key.longest and key.longest.name) for key in found.workers] == [
+        ("fc.weight", "PUSH"),
+        ("conv.weight", "PULL"),
+        ("parameter", None),
+    ]
+    assert [key.tensor for key in found.servers] == ["fc.weight", "conv.weight"]
+
+
 def test_a_server_tells_waiting_from_transfer():
     """The first worker's pull waits until the last one's push is in; the rest is transfer."""
     key = next(key for key in keys(pushed()).servers if key.key == (1 << 16 | 1))

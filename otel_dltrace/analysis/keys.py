@@ -2,7 +2,9 @@
 
 Queue wait of a stage is the recorded one (start - end of the stage before it); a partition's time is from the begin of
 its first wait to the end of its last stage. Late is who begins last: on the workers to a push_pull that all ranks have,
-on a server, by one clock, to the pushes of one key and occurrence; by how much: after the one before it.
+on a server, by one clock, to the pushes of one key and occurrence; by how much: after the one before it. What takes
+longest does so by medians, which are what is shown: by totals one slow first step would decide. Keys go by their median
+and how often they come, or the broadcasts before the first step would be the longest ones.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +59,8 @@ class WorkerKey:
     """One tensor as the workers saw it; *key* is that of its first partition, -1 if unknown.
 
     *time* (ns) is from enqueue to callback, over all ranks. *stages* come in the order in which they happen. *longest*
-    is the one that takes most on the ranks that ask the servers, where there are any: their local ranks wait for them.
+    is the one whose medians, of the wait and of the bar, add up to most on the ranks that ask the servers, where there
+    are any: their local ranks wait for them.
     *slowest* is the partition with the longest median, None if there is but one. *last* is None where nobody can tell.
     """
 
@@ -101,7 +104,10 @@ class RankArrivals:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of workers and of servers, those that took the most time first; *uncertainty* (ns) is of workers' clocks."""
+    """Keys of workers and of servers, what usually takes longest first; *uncertainty* (ns) is of workers' clocks.
+
+    Calls times median: of a worker's key its time, of a server's gather, wait and transfer together.
+    """
 
     ranks: tuple[RankArrivals, ...]
     workers: tuple[WorkerKey, ...]
@@ -138,6 +144,11 @@ def _last(ranks: Column, late: Column) -> Last | None:
     return max((one for one in all_of_them if one), key=lambda one: (one.times, one.late), default=None)
 
 
+def _usual(*spreads: Spread) -> int:
+    """Return what *spreads* would add up to if all their values were as the median one."""
+    return sum(one.count * one.p50 for one in spreads)
+
+
 # -- workers ------------------------------------------------------------------------------------
 
 
@@ -171,7 +182,7 @@ def _worker_keys(batches: Sequence[SpanBatch], joined: Joined, late: Column) -> 
                 _last(joined["rank"][whose == tensor], late[whose == tensor]),
             )
         )
-    return tuple(sorted(out, key=lambda one: (-one.time.total, one.tensor)))
+    return tuple(sorted(out, key=lambda one: (-_usual(one.time), one.tensor)))
 
 
 def _is_operation(d: Descriptor) -> bool:
@@ -251,7 +262,7 @@ def _longest(rows: Column, names: Sequence[str]) -> Stage | None:
     pulls = [names.index(name) for name in names if name == QueueType.PULL.name]
     asks = np.isin(rows["rank"], rows["rank"][np.isin(rows["stage"], pulls)])
     stages = _stage_times(rows[asks] if asks.any() else rows, names)
-    return max(stages, key=lambda stage: stage.time.total + stage.wait.total, default=None)
+    return max(stages, key=lambda stage: stage.time.p50 + stage.wait.p50, default=None)
 
 
 def _slowest(rows: Column) -> Partition | None:
@@ -325,7 +336,7 @@ def _server_keys(
                 _last(gathered["rank"][ours], late[ours]),
             )
         )
-    return tuple(sorted(out, key=lambda one: (-one.gather.total - one.wait.total - one.transfer.total, one.key)))
+    return tuple(sorted(out, key=lambda one: (-_usual(one.gather, one.wait, one.transfer), one.key)))
 
 
 def _spans_of(pushes: Column) -> Column:

@@ -77,10 +77,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = formats_help({name: form.about for name, form in FORMATS.items()})
 
 
+_MOST = (1 << 31) - 1
+"""What BytePS reads of a variable, and a record holds."""
+
+
 def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {_MOST:,}: write 10, for example")
     return number
 
 

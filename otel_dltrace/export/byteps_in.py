@@ -1,15 +1,16 @@
 """BytePS's files into a run directory: who wrote which, as far as folders and names say it."""
 
 import hashlib
-import re
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from otel_dltrace.export.byteps_find import find, natural
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats import comm_spans, server_spans
-from otel_dltrace.formats.byteps_kind import Kind, kind_by_name, kind_of
+from otel_dltrace.formats.byteps_kind import Kind, kind_of
 from otel_dltrace.formats.comm_json import read_comm
 from otel_dltrace.formats.server_profile import read_profile
 from otel_dltrace.formats.van_profile import read_van
@@ -17,7 +18,6 @@ from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import Bind
 
 _HEAD = 1 << 14
-_DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class _File(NamedTuple):
     path: Path
     kind: Kind
     digest: str
+    piped: bytes | None
+    """What is in it, if it can be read but once."""
 
 
 def import_byteps(
@@ -51,7 +53,7 @@ def import_byteps(
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
-    files = [_look(path) for path in _find(paths)]
+    files = [_look(path) for path in find(paths)]
     workers, notes = _worker_places([file.path for file in files if file.kind is Kind.COMM])
     local_size = 1 + max((place.local_rank for place in workers.values()), default=0)
     nodes = len({place.node_rank for place in workers.values()})
@@ -68,7 +70,7 @@ def import_byteps(
     with ImportedRun(run, bind) as imported:
         imported.notes += notes
         reading = _Reading(imported, options, local_size, progress or _ignore)
-        for file in sorted(files, key=lambda file: (file.kind is not Kind.COMM, _natural(file.path))):
+        for file in sorted(files, key=lambda file: (file.kind is not Kind.COMM, natural(file.path))):
             reading.read(file, workers.get(file.path))
         if not imported.spans:
             raise TraceFormatError("; ".join([*imported.notes, "there is nothing to import"]))
@@ -87,33 +89,19 @@ def _ignore(_: int) -> None:
     """Show no progress."""
 
 
-# -- which files, and whose ---------------------------------------------------------------------
-
-
-def _find(paths: Sequence[Path]) -> list[Path]:
-    found: dict[Path, None] = {}
-    for path in paths:
-        inside = path.rglob("*") if path.is_dir() else [path]
-        wanted = [one for one in inside if one == path or (kind_by_name(one.name) and one.is_file())]
-        if not wanted:
-            raise TraceFormatError(f"{path} holds no comm.json, server_profile.json or van profile of BytePS")
-        found.update(dict.fromkeys(one.resolve() for one in wanted))
-    return sorted(found, key=_natural)
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return what orders paths as people do: worker2 before worker10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(str(path))]
+# -- what each is, and whose ---------------------------------------------------------------------
 
 
 def _look(path: Path) -> _File:
     with path.open("rb") as file:
-        kind = kind_of(path.name, file.read(_HEAD))
-        file.seek(0)
+        piped = None if file.seekable() else file.read()
+        source = file if piped is None else io.BytesIO(piped)
+        kind = kind_of(path.name, source.read(_HEAD))
+        source.seek(0)
         digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
+        while chunk := source.read(1 << 20):
             digest.update(chunk)
-    return _File(path, kind, digest.hexdigest())
+    return _File(path, kind, digest.hexdigest(), piped)
 
 
 def _worker_places(paths: Sequence[Path]) -> tuple[dict[Path, Place], list[str]]:
@@ -160,7 +148,7 @@ class _Reading:
 
     def read(self, file: _File, place: Place | None) -> None:
         """Write what *file* holds, and remember what it does not."""
-        data = file.path.read_bytes()
+        data = file.path.read_bytes() if file.piped is None else file.piped
         if file.kind is Kind.COMM:
             assert place is not None
             rows, notes = self._worker(data)

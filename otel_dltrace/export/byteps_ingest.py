@@ -16,6 +16,8 @@ from otel_dltrace.model.semconv import COLLECTIVE, Flag, Level
 from otel_dltrace.model.spans import Column, Process, SpanBatch, concatenate, fill_ids
 
 FILE = "comm.json"
+_MOST_OFF = 5_000_000
+"""From the begin of an operation to that of its total, ns: for as long another thread may keep the interpreter."""
 
 
 def ingest(writer: RunWriter, traces: Path) -> list[str]:
@@ -65,9 +67,9 @@ def _add(writer: RunWriter, operations: SpanBatch, author: Process, traces: Path
         return [f"BytePS has not written {path}: it does when every tensor has reached BYTEPS_TRACE_END_STEP"]
     try:
         comm = read_comm(path.read_bytes())
+        stages = _below(rows_of(comm), operations)
     except TraceFormatError as error:
         return [f"{path}: {error}"]
-    stages = _below(rows_of(comm), operations)
     if not len(stages.rows):
         return [f"{path} holds no stage of a push_pull of this run"]
     fill_ids(stages.rows, stages.descriptors, author)
@@ -77,23 +79,45 @@ def _add(writer: RunWriter, operations: SpanBatch, author: Process, traces: Path
 
 
 def _below(read: Rows, operations: SpanBatch) -> Rows:
-    """Return the stages of *read*, each below the operation of its tensor and occurrence; others are left out."""
+    """Return the stages of *read*, each below the operation of its tensor and occurrence; others are left out.
+
+    Raises:
+        TraceFormatError: The totals begin when none of *operations* does.
+    """
     rows = read.rows
     rows["start"] -= operations.wall
     rows["end"] -= operations.wall
     tensors = _numbered(read, operations)
     rows["seq"] += np.uint32(_first(rows, tensors[0], operations.rows, tensors[1]))
-    stages = rows["level"] == Level.PARTITION
-    rows, of = rows.compress(stages), tensors[0].compress(stages)
     keys = _keys(tensors[1], operations["seq"])
     order = np.argsort(keys, kind="stable")
-    wanted = _keys(of, rows["seq"])
+    wanted = _keys(tensors[0], rows["seq"])
     place = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(order) - 1)]
     is_known = keys[place] == wanted
     rows, parents = rows.compress(is_known), operations.rows.take(place.compress(is_known))
+    _refuse_others(rows, parents)
+    stages = rows["level"] == Level.PARTITION
+    rows, parents = rows.compress(stages), parents.compress(stages)
     rows["step"], rows["parent_id"], rows["parent_no"] = parents["step"], parents["span_id"], 0
     rows["flags"] |= np.uint16(Flag.REMOTE)
     return Rows(rows, read.descriptors, read.notes)
+
+
+def _refuse_others(rows: Column, operations: Column) -> None:
+    """Raise if the totals among *rows* do not begin with the *operations* that they would be of.
+
+    BytePS begins a total within the call, but a tensor's first one on a thread, once all workers have the tensor.
+    """
+    totals = rows["level"] == Level.COLLECTIVE
+    start, ours = rows["start"][totals], operations[totals]
+    latest = np.where(ours["seq"] == 1, ours["end"], ours["start"])
+    off = np.maximum(ours["start"] - start, start - latest).clip(0)
+    if len(off) and np.median(off) > _MOST_OFF:
+        raise TraceFormatError(
+            f"nothing of it is taken in, since its push_pulls begin {np.median(off) / 1e6:,.1f} ms (median) off those "
+            "of this worker: another machine wrote it, or the clock was set; "
+            "give each machine a BYTEPS_TRACE_DIR of its own"
+        )
 
 
 def _numbered(read: Rows, operations: SpanBatch) -> tuple[Column, Column]:

@@ -1,0 +1,53 @@
+"""Which of BytePS's files lie where somebody points: their names and folders say whose they are."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from otel_dltrace.formats.byteps_kind import kind_by_name
+from otel_dltrace.model.errors import TraceFormatError
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def find(paths: Sequence[Path]) -> list[Path]:
+    """Return the files at *paths*, each once, by the names they have there: a link's target may be named otherwise.
+
+    Raises:
+        TraceFormatError: There are none in a directory.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        wanted = [path]
+        if path.is_dir():
+            wanted = [one for one in _files(path) if kind_by_name(one.name) and one.is_file()]
+        if not wanted:
+            raise TraceFormatError(f"{path} holds no comm.json, server_profile.json or van profile of BytePS")
+        for one in wanted:
+            found.setdefault(one.resolve(), _absolute(one))
+    return sorted(found.values(), key=natural)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield all files below *folder*. Links to folders are followed, last, and none is entered twice: they may loop."""
+    seen: set[Path] = set()
+    for name, folders, files in os.walk(folder, followlinks=True):
+        here = Path(name)
+        folders.sort(key=lambda inner: (here / inner).is_symlink())
+        if (real := here.resolve()) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (here / file for file in files)
+
+
+def _absolute(path: Path) -> Path:
+    """Return *path* from the root, without `..` unless that is behind a link and leads elsewhere."""
+    plain = Path(os.path.normpath(path.absolute()))
+    return plain if plain.resolve() == path.resolve() else path.absolute()
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """Return what orders paths as people do: worker2 before worker10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(str(path))]
