@@ -25,6 +25,7 @@ from otel_dltrace.analysis.waits import RankWaits, Waits, is_synchronising, spli
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import Flag, Source
+from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 
 
@@ -346,8 +347,13 @@ def test_a_rank_that_is_done_before_the_last_one_came_proves_the_clocks_wrong():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("buckets", [True, False], ids=["with buckets", "steps alone"])
-@pytest.mark.parametrize("stage", ["between steps", "dataloader_next", "forward", "optimizer", "residual"])
+@pytest.mark.parametrize(
+    ("buckets", "stage"),
+    [
+        *[(True, stage) for stage in ("between steps", "dataloader_next", "forward", "optimizer", "residual")],
+        *[(False, stage) for stage in ("between steps", "dataloader_next", "forward", "residual")],
+    ],
+)
 def test_a_planted_straggler_is_found(ranks, buckets, stage):
     """Rank 1 is 20 ms slower in one stage, in every step: rank, stage and figures are those that were planted."""
     found = analyse(ddp(ranks, slow={(1, stage): 20.0}, jitter=0.5, buckets=buckets)).stragglers
@@ -393,6 +399,43 @@ def test_a_longer_backward_alone_is_no_proof_without_buckets():
         "rank 1's backward takes 20.0 ms longer than the others', but without its operations "
         "(OTEL_DLTRACE_LEVEL=collective) waiting cannot be told from computing",
     )
+
+
+def test_a_longer_optimizer_alone_is_no_proof_without_operations():
+    """Horovod's ranks wait in it; nothing tells a rank that computes longer there from one that waits."""
+    found = analyse(ddp(3, slow={(1, "optimizer"): 20.0}, buckets=False)).stragglers
+    assert (found.verdict, found.found) == ("cannot tell", ())
+    assert "without its operations (OTEL_DLTRACE_LEVEL=collective) waiting cannot be told" in found.reason
+
+
+def waiting_in_the_optimizer(slow: str) -> list[SpanBatch]:
+    """Return two ranks of Horovod at level step: rank 1 is 20 ms slow in *slow*, rank 0 waits in its optimizer."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            begin, late = 100 * n, 20 * r
+            backward = begin + 10 + (late if slow in ("residual", "forward") else 0)
+            forward = begin + (late if slow == "residual" else 0)
+            optimizer = begin + 20 + late
+            rank.step(n, begin, begin + 47).stage(n, "forward", forward, backward)
+            rank.stage(n, "backward", backward, optimizer).stage(n, "optimizer", optimizer, begin + 47)
+    return [rank.batch() for rank in ranks]
+
+
+@pytest.mark.parametrize("stage", ["residual", "forward"])
+def test_a_rank_that_waits_in_its_optimizer_is_not_accused(stage):
+    """The one whose own time is longer where nobody waits is named, whichever comes first in the step."""
+    batches = waiting_in_the_optimizer(stage)
+    (found,) = analyse(batches).stragglers.found
+    assert (found.rank, found.stage, found.excess) == (1, stage, 20 * MS)
+    named = [(slow.slow.rank, slow.slow.stage) for slow in analyse(batches).saturation.stages]
+    assert named == [(1, stage)]
+
+
+def test_who_waits_in_the_optimizer_for_a_backward_cannot_be_told():
+    """One rank's backward is longer, the other's optimizer: either may be the wait."""
+    found = analyse(waiting_in_the_optimizer("backward")).stragglers
+    assert (found.verdict, found.found) == ("cannot tell", ())
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -627,6 +670,27 @@ def test_of_two_processes_of_a_rank_the_one_with_the_steps_speaks():
     batches = [child.batch(), parent.batch()]
     assert [(t.rank, t.steps.tolist()) for t in step_tables(batches)] == [(0, [0, 1])]
     assert analyse(batches).guards.unused == 1
+
+
+def test_processes_of_a_rank_whose_steps_go_on_are_one_table():
+    """As timelines in several files are: what lies between them is no time of a step, whatever their clocks say."""
+    first = Rank(0).step(0, 100, 110).step(1, 110, 120).stage(1, "forward", 112, 118)
+    first.step(2, 120, 999, flags=Flag.TRUNCATED).stage(2, "forward", 120, 990)
+    then = Rank(0, nonce=77).stage(3, "optimizer", 20, 24).wait(3, 21, 22)
+    then.step(2, 5, 15).stage(2, "backward", 6, 14).step(3, 18, 28)
+    batches = [then.batch(), first.batch()]
+    (table,) = step_tables(batches)
+
+    assert (table.steps.tolist(), table.part.tolist()) == ([0, 1, 2, 3], [0, 0, 1, 1])
+    assert (table.duration // MS).tolist() == [10, 10, 10, 10]
+    assert (table.between // MS).tolist() == [0, 0, 0, 3]
+    assert dict(zip(table.stages, (table.total // MS).T.tolist(), strict=True)) == {
+        "forward": [0, 6, 0, 0],
+        "backward": [0, 0, 8, 0],
+        "optimizer": [0, 0, 0, 4],
+    }
+    assert (own(table)[:, columns(table.stages).index("optimizer")] // MS).tolist() == [0, 0, 0, 3]
+    assert analyse(batches).guards.unused == 0
 
 
 def test_nothing_recorded_is_a_report_too():

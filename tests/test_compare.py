@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from otel_dltrace.analysis.scaling import RANK_STEPS, SAMPLES, WARM_UP, Part, RunScaling, Scaling, scaling
 from otel_dltrace.analysis.shares import FIRST_EPOCH
@@ -12,7 +13,7 @@ from otel_dltrace.cli.main import main
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Source
 from otel_dltrace.model.spans import SpanBatch
-from otel_dltrace.report.scaling import sentences
+from otel_dltrace.report.scaling import sentences, write_scaling
 from tests.horovod_files import unpack
 from tests.runs import MS, Rank, ddp
 
@@ -74,6 +75,26 @@ def test_the_first_epoch_is_apart_where_it_is_known():
     assert sentences(found)[1] == (
         "On 2 ranks a step of the first epoch takes 20.0 times a later one: do not measure scaling by it."
     )
+
+
+@pytest.mark.parametrize(
+    ("length", "apart"),
+    [
+        pytest.param(4, FIRST_EPOCH, id="all tell epochs"),
+        pytest.param(12, "the first steps (the first epoch where it is known)", id="one does"),
+    ],
+)
+def test_what_is_apart_has_one_name(length, apart, capsys):
+    """In the sentence and above both tables; a run of one epoch tells none."""
+    found = scaling({"one": in_epochs(ddp(1, 12), length), "two": in_epochs(ddp(2, 12), 4)})
+    write_scaling(found, Console(width=160))
+    said = capsys.readouterr().out.splitlines()
+
+    assert said[0].endswith(f" of 100%, {apart} apart.")
+    assert [line for line in said if line in (f"Scaling, without {apart}", f"Apart: {apart}")] == [
+        f"Scaling, without {apart}",
+        f"Apart: {apart}",
+    ]
 
 
 def _slowed(ranks: int, steps: int, length: int, extra: float) -> list[SpanBatch]:

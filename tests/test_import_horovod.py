@@ -1,5 +1,6 @@
 """`otel-dltrace import horovod` and the way back: real files become a run on which everything works."""
 
+import gzip
 import json
 
 import numpy as np
@@ -138,6 +139,56 @@ def test_several_timelines_follow_each_other(tmp_path):
     assert [int(batch["step"].min()) for batch in read_run(run)] == [0, 1]
     assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
     assert [path.read_bytes() for path in sorted(out.iterdir())] == [timeline(name) for name in names]
+
+
+def test_the_steps_of_all_timelines_are_told(tmp_path, capsys):
+    """Whichever came first: the report and the comparison have the steps of each, and none of what is between."""
+    files, steps = [], []
+    for name in ("horovod_mpi_np2", "horovod_gloo_np2_ops"):
+        (tmp_path / name).mkdir()
+        files.append(str(unpack(name, tmp_path / name)))
+    for number, chosen in enumerate([files[:1], files[1:], files, files[::-1]]):
+        run = tmp_path / f"run-{number}"
+        assert main(["import", "horovod", *chosen, "-o", str(run)]) == 0
+        steps.append(len(np.unique(np.concatenate([batch["step"][batch.is_rank_step] for batch in read_run(run)]))))
+    capsys.readouterr()
+    told = []
+    for number in range(4):
+        assert main(["report", str(tmp_path / f"run-{number}"), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        (timing,) = report["throughput"]["ranks"]
+        told.append((report["guards"]["common_steps"], report["guards"]["unused"], timing["rates"]["seconds"] < 60))
+    assert main(["compare", str(tmp_path / "run-0"), str(tmp_path / "run-2"), "--json"]) == 0
+    compared = [run["first"]["steps"] + run["steady"]["steps"] for run in json.loads(capsys.readouterr().out)["runs"]]
+
+    assert steps[2] == steps[3] == steps[0] + steps[1]
+    assert told == [(count, 0, True) for count in steps]
+    assert compared == [steps[0], steps[2]]
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["by name", "in a folder"])
+def test_a_gzipped_timeline_is_read(folder, tmp_path, capsys):
+    """As it is exported; it is the same run as the file that is in it."""
+    place, out = tmp_path / "a", tmp_path / "out.json"
+    place.mkdir()
+    plain = imported(place, unpack("horovod_mpi_np2", tmp_path))
+    assert main(["export", str(plain), "--to", "horovod", "-o", str(place / "timeline.json.gz")]) == 0
+    run = imported(tmp_path, place if folder else place / "timeline.json.gz")
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
+
+    assert (place / "timeline.json.gz").read_bytes().startswith(b"\x1f\x8b")
+    assert out.read_bytes() == timeline("horovod_mpi_np2")
+    assert read_run(run)[0]["span_id"].tolist() == read_run(plain)[0]["span_id"].tolist()
+
+
+def test_a_torn_gzip_is_refused(tmp_path, capsys):
+    """With what to do, and nothing is left of the run."""
+    torn, run = tmp_path / "torn.json.gz", tmp_path / "RUN"
+    torn.write_bytes(gzip.compress(timeline("horovod_mpi_np2"))[:2000])
+
+    assert main(["import", "horovod", str(torn), "-o", str(run)]) == 2
+    assert f"{torn}: its gzip is damaged" in capsys.readouterr().err
+    assert not run.exists()
 
 
 def test_steps_can_be_chosen(tmp_path):

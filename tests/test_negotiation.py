@@ -257,6 +257,20 @@ def test_ranks_of_horovod_tell_without_its_timeline():
     assert "HOROVOD_TIMELINE=timeline.json" in text(found)
 
 
+def test_operations_are_counted_not_the_ranks_calls():
+    """Four operations on two ranks are four, as many as say who was last."""
+    said = text(negotiations(trained()))
+    (row,) = [line.split() for line in said.splitlines() if line.startswith("allreduce.w")]
+
+    assert (row[2], row[row.index("rank") :]) == ("4", ["rank", "1:", "4", "of", "4,", "20.0", "ms"])
+
+
+def test_one_rank_alone_does_not_tell_who_was_last():
+    """As with --rank: its calls are there, those of the others are not, and that is what is said."""
+    why = "it takes a collective of which all its ranks are here, and --rank leaves the others out."
+    assert f"Who was ready last cannot be told: {why}" in " ".join(text(negotiations(trained()[1:])).split())
+
+
 def test_without_waits_nothing_is_said_of_overlap():
     """At level collective nobody knows when the rank was blocked; to be in a stage is not taken for computing."""
     found = negotiations(trained(waits=False))

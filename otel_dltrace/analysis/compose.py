@@ -143,8 +143,7 @@ def _guards(
         _lost(drains),
         line.method,
         line.uncertainty,
-        sum(bool(batch.is_kind(STEP).any()) for batch in worker_batches(batches))
-        - sum(len(t.steps) > 0 for t in tables),
+        sum(bool(batch.is_kind(STEP).any()) for batch in worker_batches(batches)) - sum(t.processes for t in tables),
         *_device(batches),
     )
 

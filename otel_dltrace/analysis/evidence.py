@@ -12,6 +12,8 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
 SHARE_OF_STEPS = 0.5
+WAITED_IN = (s.BACKWARD, s.OPTIMIZER)
+"""DDP waits for the others inside backward, Horovod and push_pull inside the optimizer's step."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     names = columns(tables[0].stages)
     ranks = tuple(t.rank for t in tables)
     seen = min(steps_with_operations(t)[t.rows_of(steps)].mean() for t in tables)
-    # Backward waits inside C++; where no operation was recorded that wait looks like computing.
-    opaque = frozenset(i for i, name in enumerate(names) if name == s.BACKWARD and seen <= SHARE_OF_STEPS)
+    # Where no operation was recorded a wait for the others looks like computing.
+    opaque = frozenset(i for i, name in enumerate(names) if name in WAITED_IN and seen <= SHARE_OF_STEPS)
     lateness = _lateness_per_step(joined, ranks, steps)
     return Evidence(ranks, names, times, others_median(times), threshold, opaque, *lateness)
 

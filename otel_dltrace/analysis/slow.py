@@ -9,12 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from otel_dltrace.analysis.evidence import SHARE_OF_STEPS, others_median
+from otel_dltrace.analysis.evidence import SHARE_OF_STEPS, WAITED_IN, others_median
 from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
-from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
 OUTLIER_SHARE = 0.2
@@ -89,8 +88,8 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
     often = over_others.sum(axis=1) > SHARE_OF_STEPS * len(steps)
     for r, t in enumerate(tables):
         for c, name in enumerate(columns(t.stages)):
-            if name == s.BACKWARD and len(tables) > 1 and not steps_with_operations(t).any():
-                continue  # it waits inside C++, and nobody recorded for how long
+            if name in WAITED_IN and len(tables) > 1 and not steps_with_operations(t).any():
+                continue  # it may wait there, and nobody recorded for how long
             against: Against = "others" if often[r, c] else "usual"
             base = others if often[r, c] else usual
             which = (over_others if often[r, c] else outliers)[r, :, c]

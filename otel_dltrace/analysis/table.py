@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 
 from otel_dltrace.analysis.intervals import covered, merged
+from otel_dltrace.analysis.parts import joined, parts_of
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import Column, SpanBatch
@@ -20,11 +21,13 @@ class StepTable:
     """One rank's n closed steps, ascending, and S stages; times in ns of the host's monotonic clock.
 
     *total*, *pieces*, *first*, *last* and *device* have the shape (n, S); a stage that did not happen has 0
-    pieces, and what a *device* was at has its times, which may be in a later step of the host's.
+    pieces, and what a *device* was at has its times, which may be in a later step of the host's. *part* says which of
+    the rank's processes, that went on one after the other, closed the step.
     """
 
     batch: SpanBatch
     steps: Column
+    part: Column
     start: Column
     end: Column
     samples: Column
@@ -48,6 +51,11 @@ class StepTable:
         return length
 
     @property
+    def processes(self) -> int:
+        """How many processes closed the steps."""
+        return len(np.unique(self.part))
+
+    @property
     def outside(self) -> Column:
         """Mask (n, S) of stages that were over before their step began, as evaluation is."""
         before: Column = (self.pieces > 0) & (self.last <= self.start[:, None])
@@ -55,9 +63,9 @@ class StepTable:
 
     @property
     def between(self) -> Column:
-        """Time from the end of the step before, less the stages in it; 0 where that step is not here."""
+        """Time from the end of the process's step before, less the stages in it; 0 where that step is not here."""
         gap = np.zeros(len(self.steps), np.int64)
-        follows = np.flatnonzero(np.diff(self.steps) == 1) + 1
+        follows = np.flatnonzero((np.diff(self.steps) == 1) & (np.diff(self.part) == 0)) + 1
         gap[follows] = self.start[follows] - self.end[follows - 1]
         spent = np.where(self.outside, self.total, 0).sum(axis=1)
         rest: Column = np.maximum(gap - spent, 0)
@@ -107,15 +115,14 @@ class StepTable:
 def step_tables(batches: Sequence[SpanBatch]) -> tuple[StepTable, ...]:
     """Return one table per worker rank, by rank, all with the same stages in the order in which they happen.
 
-    Of several processes of one rank (a forked child) the one with the most steps speaks.
+    Several processes of one rank that closed different steps (a timeline in several files) make one table; of those
+    that closed the same (a forked child) the one with the most steps speaks.
     """
     names = _stage_names(batches)
-    best: dict[int, StepTable] = {}
+    of_ranks: dict[int, list[SpanBatch]] = {}
     for batch in worker_batches(batches):
-        table = _table(batch, names)
-        if batch.rank not in best or len(table.steps) > len(best[batch.rank].steps):
-            best[batch.rank] = table
-    tables = [best[rank] for rank in sorted(best)]
+        of_ranks.setdefault(batch.rank, []).append(batch)
+    tables = [_table(parts_of(of_ranks[rank]), names) for rank in sorted(of_ranks)]
     order = _order(tables, names)
     return tuple(_reordered(table, order) for table in tables)
 
@@ -132,11 +139,13 @@ def common_steps(tables: Sequence[StepTable]) -> Column:
     return reduce(np.intersect1d, (table.steps for table in tables))
 
 
-def _table(batch: SpanBatch, names: tuple[str, ...]) -> StepTable:
+def _table(parts: Sequence[SpanBatch], names: tuple[str, ...]) -> StepTable:
+    batch = joined(parts)
     rows = batch.rows
     closed = (rows["flags"] & s.Flag.TRUNCATED == 0) & (rows["step"] != NO_STEP)
-    steps, where = np.unique(rows["step"][closed & batch.is_kind(s.STEP)].astype(np.int64), return_index=True)
-    own = rows[closed & batch.is_kind(s.STEP)][where]
+    is_step = closed & batch.is_kind(s.STEP)
+    steps, where = np.unique(rows["step"][is_step].astype(np.int64), return_index=True)
+    own, part = rows[is_step][where], np.repeat(np.arange(len(parts)), list(map(len, parts)))[is_step][where]
     start, end, samples, seq = (own[c].astype(np.int64) for c in ("start", "end", "a", "seq"))
 
     pieces_of = batch.take(closed & batch.is_kind(s.STAGE))
@@ -144,17 +153,17 @@ def _table(batch: SpanBatch, names: tuple[str, ...]) -> StepTable:
     place = np.searchsorted(steps, pieces_of["step"])
     known = np.isin(pieces_of["step"], steps)
     cell = (place[known], stage[known])
-    part = pieces_of.rows[known]
+    piece = pieces_of.rows[known]
     shape = (len(steps), len(names))
     total, pieces = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     first, last = np.full(shape, np.iinfo(np.int64).max), np.zeros(shape, np.int64)
-    np.add.at(total, cell, part["size"].astype(np.int64))
-    np.add.at(pieces, cell, np.maximum(part["a"], 1).astype(np.int64))
-    np.minimum.at(first, cell, part["start"])
-    np.maximum.at(last, cell, part["end"])
+    np.add.at(total, cell, piece["size"].astype(np.int64))
+    np.add.at(pieces, cell, np.maximum(piece["a"], 1).astype(np.int64))
+    np.minimum.at(first, cell, piece["start"])
+    np.maximum.at(last, cell, piece["end"])
     device = np.zeros(shape, bool)
-    np.logical_or.at(device, cell, part["source"] == s.Source.DEVICE)
-    return StepTable(batch, steps, start, end, samples, seq, names, total, pieces, first, last, device)
+    np.logical_or.at(device, cell, piece["source"] == s.Source.DEVICE)
+    return StepTable(batch, steps, part, start, end, samples, seq, names, total, pieces, first, last, device)
 
 
 def _stage_names(batches: Sequence[SpanBatch]) -> tuple[str, ...]:
@@ -177,4 +186,4 @@ def _order(tables: Sequence[StepTable], names: tuple[str, ...]) -> list[int]:
 def _reordered(t: StepTable, order: list[int]) -> StepTable:
     names = tuple(t.stages[i] for i in order)
     wide = (column[:, order] for column in (t.total, t.pieces, t.first, t.last, t.device))
-    return StepTable(t.batch, t.steps, t.start, t.end, t.samples, t.seq, names, *wide)
+    return StepTable(t.batch, t.steps, t.part, t.start, t.end, t.samples, t.seq, names, *wide)

@@ -1,10 +1,16 @@
 """Horovod's timelines into a run directory: all are of rank 0, one after the other where there are several."""
 
+import gzip
 import hashlib
 import mmap
+import os
+import shutil
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats.horovod_json import Buffer, Reader, count_ranks
@@ -14,6 +20,7 @@ from otel_dltrace.model.identity import Bind
 
 _AT_ONCE = 1 << 16
 _HEAD = 512
+_GZIP = b"\x1f\x8b"
 _ONE_SIDED = "Horovod writes it on rank 0 only: of other ranks there is when they were ready, and that not always"
 
 
@@ -21,7 +28,7 @@ def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callab
     """Read the timelines at *paths* (files, or directories that hold some) into the new run directory *run*.
 
     Raises:
-        TraceFormatError: There are none, or none holds an event.
+        TraceFormatError: There are none, or none holds an event, or what is gzipped is damaged.
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
@@ -66,18 +73,34 @@ def _read(
 @contextmanager
 def _mapped(path: Path) -> Iterator[Buffer]:
     """Give a file's bytes without reading them all; a file of none cannot be mapped."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
+    with _unpacked(path) as file:
+        if not os.fstat(file.fileno()).st_size:
             yield b""
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield data
 
 
+@contextmanager
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
+    """Open the file, or one for the time being that has what is gzipped in it."""
+    with path.open("rb") as file:
+        if file.peek(len(_GZIP))[: len(_GZIP)] != _GZIP:
+            yield file
+            return
+        with TemporaryFile() as whole:
+            try:
+                shutil.copyfileobj(gzip.GzipFile(fileobj=file), whole)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise TraceFormatError(f"{path}: its gzip is damaged ({error}); import what zcat still gives") from None
+            whole.flush()
+            yield whole
+
+
 def _find(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
-        inside = sorted(one for one in path.rglob("*.json") if _is_timeline(one)) if path.is_dir() else [path]
+        inside = sorted(filter(_is_timeline, path.rglob("*.json*"))) if path.is_dir() else [path]
         if not inside:
             raise TraceFormatError(f"{path} holds no timeline of Horovod")
         found.update(dict.fromkeys(one.resolve() for one in inside))
@@ -85,9 +108,12 @@ def _find(paths: Sequence[Path]) -> list[Path]:
 
 
 def _is_timeline(path: Path) -> bool:
-    """Return whether *path* begins as a timeline does, or holds nothing yet."""
-    if not path.is_file():
+    """Return whether *path* is one by its name, and begins as a timeline does or holds nothing yet."""
+    if not path.name.endswith((".json", ".json.gz")) or not path.is_file():
         return False
     with path.open("rb") as file:
-        head = file.read(_HEAD).strip()
+        head = file.read(_HEAD)
+    with suppress(zlib.error):
+        head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head) if head.startswith(_GZIP) else head
+    head = head.strip()
     return not head or head == b"[" or (head.startswith(b"[") and b'"ph"' in head)

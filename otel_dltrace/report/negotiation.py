@@ -28,6 +28,8 @@ _NO_OVERLAP = (
     "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it, "
     "or no waits (OTEL_DLTRACE_LEVEL=phase records them)."
 )
+_UNSAID = "no negotiation says it"
+_NOT_OF_ALL = "it takes a collective of which all its ranks are here, and --rank leaves the others out"
 _OVERLAP = (
     "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
 )
@@ -100,7 +102,7 @@ def _hidden(overlap: Overlap | None) -> str:
 def _last(found: Negotiations) -> list[str]:
     most = max(found.ranks, key=lambda rank: (rank.times, -rank.rank), default=None)
     if most is None:
-        return ["Who was ready last cannot be told: no negotiation says it."]
+        return [f"Who was ready last cannot be told: {_UNSAID if found.coordinated else _NOT_OF_ALL}."]
     silent = f" ({found.silent:,} more do not say who was ready when)" if found.silent else ""
     return [
         f"Rank {most.rank} is ready last most often: in {most.times:,} of {most.negotiations:,} negotiations, "
@@ -168,7 +170,8 @@ def _tensors(found: Negotiations) -> list[RenderableType]:
         table.add_row(
             Text(plain(tensor.tensor)),
             Text(plain(tensor.operation)),
-            f"{max(tensor.negotiation.count, tensor.bar.count):,}",
+            # Each rank has its own bar of an operation, but where Horovod tells them.
+            f"{max(tensor.negotiation.count, tensor.bar.count if found.coordinated else 0):,}",
             *(ms(figure) for time in (tensor.negotiation, tensor.bar) for figure in (time.p50, time.p95)),
             last if tensor.ticked else "",
         )

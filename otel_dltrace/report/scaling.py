@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.scaling import RANK_STEPS, Part, RunScaling, Scaling
+from otel_dltrace.analysis.scaling import RANK_STEPS, WARM_UP, Part, RunScaling, Scaling
 from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.report.tables import new_table, section
 from otel_dltrace.report.words import ms, plain
@@ -52,7 +52,7 @@ def sentences(found: Scaling) -> list[str]:
     if largest.ranks > base.ranks and largest.speed_up is not None:
         out.append(
             f"{largest.ranks} ranks do {largest.speed_up:.2f} times the work of {base.ranks}: "
-            f"a parallel efficiency of {_percent(largest.efficiency)}, {largest.apart} apart."
+            f"a parallel efficiency of {_percent(largest.efficiency)}, {_apart(found.runs)} apart."
         )
     ranks = [run.ranks for run in found.runs]
     return out + [sentence for run in found.runs if (sentence := _slow_begin(run, ranks.count(run.ranks) == 1))]
@@ -83,7 +83,12 @@ def _steady(found: Scaling) -> list[RenderableType]:
         for run in found.runs
         if run.told < run.ranks
     ]
-    return section("Scaling, without the first steps", table, *told)
+    return section(f"Scaling, without {_apart(found.runs)}", table, *told)
+
+
+def _apart(runs: Sequence[RunScaling]) -> str:
+    names = {run.apart for run in runs}
+    return names.pop() if len(names) == 1 else f"{WARM_UP} ({FIRST_EPOCH} where it is known)"
 
 
 _SHARES = ("communi-\ncation", "exposed", "negotiation")
@@ -95,12 +100,7 @@ def _first(runs: Sequence[RunScaling]) -> list[RenderableType]:
         if run.first is not None:
             shares = _shares(run.first)
             table.add_row(Text(plain(run.name)), *_begin(run, run.first), ms(run.first.step.max), *shares)
-    name = (
-        FIRST_EPOCH
-        if all(run.apart == FIRST_EPOCH for run in runs)
-        else "the first steps, or the first epoch where it is known"
-    )
-    return section(f"Apart: {name}", table)
+    return section(f"Apart: {_apart(runs)}", table)
 
 
 def _begin(run: RunScaling, part: Part) -> list[str]:
