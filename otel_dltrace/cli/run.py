@@ -17,10 +17,10 @@ from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.report import print_reports
-from otel_dltrace.configure.outcome import UNDER_RUN, read_summary, short_path
+from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.settings.config import VARIABLES, Config
-from otel_dltrace.settings.process import JOB_NAME
+from otel_dltrace.settings.process import JOB_NAME, UNDER_RUN
 from otel_dltrace.settings.program import program_name
 
 _MPIEXEC = ("mpiexec", "mpirun", "orterun", "prterun")
@@ -66,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
 def traced_environment(args: argparse.Namespace) -> dict[str, str]:
     """Return our environment with tracing on, as *args* want it, under a run id that ranks share."""
-    env = {**os.environ, "OTEL_DLTRACE": "1", UNDER_RUN: "1"}
-    env.setdefault(VARIABLES["run"], os.urandom(8).hex())
+    env = {UNDER_RUN: "1", **os.environ, "OTEL_DLTRACE": "1"}
+    if not env.get(VARIABLES["run"]):
+        env[VARIABLES["run"]] = env[UNDER_RUN] = os.urandom(8).hex()
     if env.get(VARIABLES["drain"]) == "thread":
         env[VARIABLES["drain"]] = "auto"  # we start one, so nobody else has to
     for name in ("level", "steps", "directory"):

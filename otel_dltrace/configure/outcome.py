@@ -10,9 +10,6 @@ from otel_dltrace.model.summary import summary_line
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
 
-UNDER_RUN = "_OTEL_DLTRACE_UNDER_RUN"
-"""Set by ``otel-dltrace run``, which says itself where the spans are."""
-
 
 def short_path(path: Path) -> str:
     """Return *path* relative to here, if that is shorter."""

@@ -10,20 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from otel_dltrace.configure.children import end_in_children
 from otel_dltrace.configure.drains import delay, drain_for, metric_settings
-from otel_dltrace.configure.outcome import UNDER_RUN, host_is_drained, say_where
+from otel_dltrace.configure.outcome import host_is_drained, say_where
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.model.identity import Bind, h64, run_directory_name
+from otel_dltrace.model.identity import bind_from_home, own_generation, run_directory_name
 from otel_dltrace.model.plan import parse_level
 from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter, ring_bell
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import RingWriter
+from otel_dltrace.record.ring import RingWriter, process_nonce
 from otel_dltrace.record.steps import Tracer, live
 from otel_dltrace.settings.config import Config
-from otel_dltrace.settings.process import environment_bind, horovod_timeline, job_name_of, nccl_timing, resource_of
+from otel_dltrace.settings.process import (
+    UNDER_RUN,
+    environment_bind,
+    horovod_timeline,
+    is_alone,
+    job_name_of,
+    nccl_timing,
+    resource_of,
+)
 
 EXIT_S = 2.0
 """How long a process waits at its end for the drain."""
@@ -115,6 +124,7 @@ def _home(config: Config, world: World, job_name: str) -> dict[str, Any]:
         "host": os.uname().nodename,
         "resource": resource_of(os.environ),
         "bind": asdict(environment_bind(config, world, job_name)),
+        "alone": is_alone(config, world, os.environ),
     }
 
 
@@ -170,11 +180,7 @@ def bind_by_environment(tracer: Tracer) -> None:
     recorder = tracer.recorder
     if recorder.bound is not None or recorder.ring is None:
         return
-    known = dict(recorder.home["bind"])
-    nonce = recorder.ring.nonce.hex()
-    known["generation"] = known["generation"] or f"1.{h64(nonce):016x}"
-    known["job"] = known["job"] or nonce
-    recorder.bind(Bind.read(known))
+    recorder.bind(bind_from_home(recorder.home, recorder.ring.nonce.hex()))
 
 
 @guard.guarded
@@ -225,8 +231,25 @@ def _changed_at(path: Path) -> int:
 
 
 def _after_fork() -> None:
-    if live.tracer is not None:
-        live.tracer.recorder.after_fork()
+    """Have this child record apart: what it does in its parent's step stays there, steps of its own are no rank's."""
+    end_in_children(stop)
+    tracer = live.tracer
+    if tracer is None:
+        return
+    tracer.recorder.after_fork()
+    tracer.recorder.home["alone"] = True
+    tracer.steps.after_fork()
+    if tracer.recorder.bound is not None:
+        tracer.steps.on_begin.append(partial(_bind_child, tracer))
+
+
+def _bind_child(tracer: Tracer) -> None:
+    """Bind a forked child to a generation of its own once it begins a step: its parent may begin the same."""
+    tracer.steps.on_begin[:] = [one for one in tracer.steps.on_begin if getattr(one, "func", None) is not _bind_child]
+    bound = tracer.recorder.bound
+    if bound is not None:
+        generation = own_generation(bound.generation, process_nonce().hex())
+        tracer.recorder.bind(replace(bound, generation=generation))
 
 
 _registered = False
@@ -238,3 +261,4 @@ def _register_once() -> None:
         _registered = True
         os.register_at_fork(after_in_child=_after_fork)
         atexit.register(stop)
+        end_in_children(stop)

@@ -16,7 +16,7 @@ from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
 from otel_dltrace.model.errors import RingError
-from otel_dltrace.model.identity import NO_STEP, Bind, h64
+from otel_dltrace.model.identity import NO_STEP, Bind, bind_from_home
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import Column, Descriptors, Process, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
@@ -280,11 +280,7 @@ class RingSource:
 
     def environment_bind(self) -> Bind:
         """Return who the writer's environment says it was, for one that ended before it was bound."""
-        fields = dict(self.names.home.get("bind") or {})
-        nonce = self.reader.header.nonce.hex()
-        fields["generation"] = fields.get("generation") or f"1.{h64(nonce):016x}"
-        fields["job"] = fields.get("job") or nonce
-        return Bind.read(fields)
+        return bind_from_home(self.names.home, self.reader.header.nonce.hex())
 
     def process(self, bind: Bind | None, anchor: Anchor | None, resource: Iterable[tuple[str, Any]] = ()) -> Process:
         """Return who wrote this ring, with the host's *anchor* or, of another boot, the writer's own."""

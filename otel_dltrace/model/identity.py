@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -132,6 +132,25 @@ class Bind:
     def from_now(self, step: int) -> "Bind":
         """Return the same identity, valid from *step*."""
         return replace(self, from_step=step)
+
+
+def own_generation(generation: str, nonce: str) -> str:
+    """Return a generation that only the process has whose ring's nonce (hex) is *nonce*."""
+    number = generation.partition(".")[0] or "1"
+    return f"{number}.{h64(nonce):016x}"
+
+
+def bind_from_home(home: Mapping[str, Any], nonce: str) -> Bind:
+    """Return who the environment of a process says it is, by its ring's *home*; by *nonce* (hex) where it says nothing.
+
+    One that is "alone" there is no part of the run that the environment names, though other processes may be.
+    """
+    fields = dict(home.get("bind") or {})
+    generation = fields.get("generation", "")
+    is_own = not generation or home.get("alone", False)
+    fields["generation"] = own_generation(generation, nonce) if is_own else generation
+    fields["job"] = fields.get("job") or nonce
+    return Bind.read(fields)
 
 
 def trace_id(bind: Bind, step: int | str, shard: int = 0) -> int:

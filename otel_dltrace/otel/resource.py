@@ -12,7 +12,7 @@ from otel_dltrace.model.topology import world_from_env
 from otel_dltrace.record.ring import boot_id, process_nonce
 from otel_dltrace.record.steps import live
 from otel_dltrace.settings.config import Config
-from otel_dltrace.settings.process import environment_bind, job_name_of, resource_of
+from otel_dltrace.settings.process import environment_bind, is_alone, job_name_of, resource_of
 
 _PLACE = (s.DL_RANK, s.DL_LOCAL_RANK, s.DL_NODE_RANK, s.DL_WORLD_SIZE, s.DL_ROLE)
 
@@ -37,11 +37,12 @@ def _job() -> Mapping[str, str | int]:
     if bound is not None:
         return job_attributes(bound)
     world = world_from_env(os.environ)
-    bind: Bind = environment_bind(Config.from_env(), world, job_name_of(os.environ))
+    config = Config.from_env()
+    bind: Bind = environment_bind(config, world, job_name_of(os.environ))
     unknown = set() if world.launcher else set(_PLACE)  # a launcher itself, or ranks yet to be spawned
     if not bind.job:
         unknown.add(s.DL_JOB_ID)
-    if not bind.generation:
+    if not bind.generation or is_alone(config, world, os.environ):
         unknown.add(s.DL_JOB_GENERATION)
     return {name: value for name, value in job_attributes(bind).items() if name not in unknown}
 

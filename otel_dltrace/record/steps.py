@@ -133,6 +133,14 @@ class Steps:
             self._number,
         )
 
+    def after_fork(self) -> None:
+        """Forget the step that is open, and what is open in it: they are the parent's."""
+        self.is_open = self.is_fresh = False
+        self.own, self._last_end = 0, 0
+        self._stages, self._pieces = {}, []
+        self.device, self._thread = None, get_ident()
+        open_span.set(None)
+
     def begin_own(self, user: int | None, batch_size: int = 0) -> None:
         """Begin a step that the program marks itself; from then on (`marked`) no other sign begins one.
 
@@ -149,8 +157,8 @@ class Steps:
             self.batch_size, self.is_told = batch_size, bool(batch_size)
 
     def end_own(self) -> None:
-        """End the step that the program marked."""
-        self.own -= 1
+        """End the step that the program marked, unless it is the one in which this process was forked."""
+        self.own = max(0, self.own - 1)
         if self.own == 0:
             self.end(monotonic_ns())
 

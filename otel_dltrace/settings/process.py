@@ -14,6 +14,8 @@ _YES = ("y", "yes", "1", "t", "true")
 """What PyTorch takes for a yes."""
 JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
 """Set by a launcher of ours for processes that run other programs than the job's own."""
+UNDER_RUN = "_OTEL_DLTRACE_UNDER_RUN"
+"""Set by ``otel-dltrace run``, which says itself where the spans are: the id of the run if it drew that, else "1"."""
 
 
 def environment_bind(config: Config, world: World, job_name: str) -> Bind:
@@ -38,6 +40,11 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
         servers=world.servers,
         attempt=world.attempt,
     )
+
+
+def is_alone(config: Config, world: World, env: Mapping[str, str]) -> bool:
+    """Return whether the run's id does not make this process one of a job: what a script starts may be several."""
+    return not world.launcher and bool(config.run) and config.run == env.get(UNDER_RUN)
 
 
 def horovod_timeline(env: Mapping[str, str]) -> str:

@@ -1,0 +1,102 @@
+"""Processes that no launcher tells apart, and that all have a step 0: no span id comes twice."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.model.semconv import STEP
+from otel_dltrace.model.spans import SpanBatch
+
+STEPS = """
+    import multiprocessing, sys
+    import otel_dltrace
+
+    def train(begun):
+        for _ in range(3):
+            with otel_dltrace.step(), otel_dltrace.phase("work"):
+                pass
+
+    if __name__ == "__main__":
+        method, *more = sys.argv[1:]
+        if more:
+            train(0)
+        context = multiprocessing.get_context(method)
+        children = [context.Process(target=train, args=(1,)) for _ in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+"""
+
+
+def ids_are_distinct(batches: list[SpanBatch]) -> bool:
+    """Return whether each span has an id of its own."""
+    counts = Counter(number for batch in batches for number in batch["span_id"].tolist())
+    return set(counts.values()) == {1}
+
+
+def steps_of(run: Path) -> list[tuple[int, list[int]]]:
+    """Return, of each process in *run*, its rank and the steps of its spans."""
+    return sorted((batch.process.bind.rank, sorted(set(batch["step"].tolist()))) for batch in read_run(run))
+
+
+@pytest.mark.parametrize("under", ["run", ""])
+@pytest.mark.parametrize("arguments", ["fork", "fork before", "spawn"])
+def test_children_that_train_are_runs_of_their_own(under, arguments, place):
+    """Each has a trace of its own for its step, though it goes on to count where its parent was."""
+    command = [sys.executable, str(place.write(STEPS)), *arguments.split()]
+    if under:
+        command = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--", *command]
+    done = place.finish(place.popen(command, OTEL_DLTRACE="1"))
+    assert done.returncode == 0, done.stderr
+    place.wait_for_rings()
+
+    first = [[0, 1, 2]] if "before" in arguments else []
+    then = [3, 4, 5] if first else [0, 1, 2]
+    assert sorted(steps for run in place.runs() for _, steps in steps_of(run)) == [*first, then, then]
+    assert len(place.runs()) == len(first) + 2
+    assert ids_are_distinct(place.spans())
+
+
+def test_programs_of_a_script_are_runs_of_their_own(place):
+    """The same program twice, under one command; a job by its id."""
+    script = f"{sys.executable} {place.write(STEPS)} fork before"
+    done = place.command("run", "--no-report", "--", "sh", "-c", f"{script} && {script}")
+    assert done.returncode == 0, done.stderr
+
+    assert len(place.runs()) == 6
+    assert len({batch.process.bind.job for batch in place.spans()}) == 1
+    assert ids_are_distinct(place.spans())
+
+
+INSIDE = """
+    import os
+    import otel_dltrace
+
+    for number in range(3):
+        with otel_dltrace.step():
+            if number == 2:
+                child = os.fork()
+            with otel_dltrace.phase("work"):
+                pass
+    if child:
+        os.waitpid(child, 0)
+"""
+
+
+def test_what_a_child_does_in_its_parent_s_step_stays_there(place):
+    """Below the parent's step, which the child does not end."""
+    done = place.run(INSIDE, OTEL_DLTRACE="1")
+    assert done.returncode == 0, done.stderr
+    place.wait_for_rings()
+    (run,) = place.runs()
+    parent, child = sorted(read_run(run), key=len, reverse=True)
+    last = parent["span_id"][parent.is_kind(STEP) & (parent["step"] == 2)]
+
+    assert sorted(parent["step"].tolist()) == [0, 0, 1, 1, 2, 2]
+    assert child["step"].tolist() == [2]
+    assert child["parent_id"].tolist() == last.tolist()
+    assert ids_are_distinct([parent, child])
