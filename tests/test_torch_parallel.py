@@ -204,6 +204,7 @@ PLAIN = (
     "join_by_present",
     "normalised",
     "static_graph",
+    "two_static_graphs",
     "unused_parameters",
 )
 
@@ -238,8 +239,27 @@ def test_without_asking_a_bucket_ends_somewhere_and_has_a_number_where_that_is_c
             "join_by_present": certain,
             "normalised": uncertain,
             "static_graph": certain,
+            "two_static_graphs": certain | uncertain,
             "unused_parameters": uncertain,
         }
+
+
+@pytest.mark.parametrize("scenario", ["static_graph", "two_static_graphs"])
+def test_the_first_buckets_of_a_static_graph_are_there(trained: Trained, scenario: str) -> None:
+    """DDP launches them all at the end of backward; a call of the program's, or another model, takes no number away."""
+    for recorded in trained[PHASE]:
+        said = scenarios(recorded)[scenario]
+        spans = [s for s in spans_of_buckets(recorded, scenario) if s.step == said["first"]]
+        (backward,) = (s for s in recorded.spans("stage", "backward") if s.step == said["first"])
+        models = 2 if scenario == "two_static_graphs" else 1
+        gradients = sorted(
+            key
+            for key, (name, size) in flown(recorded, said["groups"]).items()
+            if name == "all_reduce" and size > WEIGHT
+        )
+        assert sorted((s.descriptor.group, s.seq) for s in spans) == gradients[:models]
+        assert {(s.name, s.size, s.source, s.flags) for s in spans} == {("all_reduce", 4 * (WEIGHT + 192), BOUND, 1)}
+        assert all(backward.start < s.start < backward.end for s in spans)
 
 
 def test_the_hook_of_a_program_runs_inside_its_bucket(trained: Trained) -> None:

@@ -19,18 +19,31 @@ class Backward:
         seq: The group's number before it.
         advance: By how much it has advanced that.
         is_alone: Whether it has synchronised no other model.
+        is_delayed: Whether DDP has launched all buckets at its end, as in the first one of a static graph.
         end: When it was over.
         step: The step that it was in.
         is_rebuilt: Whether DDP had rebuilt its buckets.
         over: When the device goes on behind it.
     """
 
-    __slots__ = ("advance", "end", "is_alone", "is_rebuilt", "of", "over", "ready", "seq", "since", "step")
+    __slots__ = (
+        "advance",
+        "end",
+        "is_alone",
+        "is_delayed",
+        "is_rebuilt",
+        "of",
+        "over",
+        "ready",
+        "seq",
+        "since",
+        "step",
+    )
 
     def __init__(self, of: "Model", since: int, ready: Sequence[int]) -> None:
         self.of, self.since, self.ready = of, since, ready
         self.seq = self.advance = self.end = self.step = 0
-        self.is_alone = self.is_rebuilt = False
+        self.is_alone = self.is_delayed = self.is_rebuilt = False
         self.over: Mark | None = None
 
 

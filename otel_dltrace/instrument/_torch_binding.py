@@ -89,6 +89,7 @@ class Binding:
         self._starts += 1
         self.store = store
         self._asking = (store, rank, size, self._starts)
+        self._tracer.is_joining = True
         self._collectives = self._tracer.steps.group_seq()
         on_begin = self._tracer.steps.on_begin
         if rank == 0:
@@ -100,6 +101,7 @@ class Binding:
         """Ask the store, unless that is settled: rank 0 has come as far as its first collective."""
         if self._asking is not None and bind_from_store(self._tracer, *self._asking):
             self._asking = None
+            self._tracer.is_joining = False
 
     def poll(self) -> None:
         """Ask the store if there has been a collective since the process group began.
@@ -115,3 +117,4 @@ class Binding:
         """Let go of the store, which ends with its process group."""
         self.poll()
         self._asking = self.store = None
+        self._tracer.is_joining = False

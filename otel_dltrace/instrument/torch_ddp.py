@@ -7,6 +7,8 @@ been launched; so launch times cost one call per step. Their error is what lies 
 of `prepare_for_backward` and its own clock read: less than the call takes, some microseconds.
 Ends are not known this way, only that they lie before the end of backward; at the level
 ``partition`` a hook sees them (`_torch_hooks`).
+In the first backward of a static graph the reducer keeps no times: at its end it copies all
+gradients and launches all buckets, in one call from Python. That begins before the first launch.
 """
 
 from time import monotonic_ns
@@ -68,6 +70,23 @@ def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[Backward] | None:
     return backwards
 
 
+def _delayed_begins(args: Args, _kwargs: Kwargs) -> tuple[Backward, Any] | None:
+    for backward in _seen.prepared:
+        model = backward.of.model()
+        if model is not None and vars(model)["reducer"] is args[0]:
+            group = vars(model)["process_group"]
+            # One more comes first: which parameters are used.
+            backward.seq, backward.since = sequence_number(group) + 1, monotonic_ns()
+            return backward, group
+    return None
+
+
+def _delayed_ended(delayed: tuple[Backward, Any], _result: object) -> None:
+    backward, group = delayed
+    backward.is_delayed = backward.is_alone = True  # what other models do is not inside this call
+    backward.advance = sequence_number(group) - backward.seq
+
+
 def _backward_ended(backwards: list[Backward], _result: object) -> None:
     end = monotonic_ns()
     tracer = live.tracer
@@ -76,7 +95,8 @@ def _backward_ended(backwards: list[Backward], _result: object) -> None:
     for backward in backwards:
         model = backward.of.model()
         ready = backward.ready if model is None else vars(model)["reducer"].get_backward_stats()
-        if ready != backward.ready:  # else the loss did not come from this model: it is still to come
+        # Else the loss did not come from this model: it is still to come.
+        if ready != backward.ready or backward.is_delayed:
             backward.ready, backward.end = ready, end
             synchronised.append((model, backward))
             if backward in _seen.prepared:
@@ -91,8 +111,10 @@ def _backward_ended(backwards: list[Backward], _result: object) -> None:
         if level >= _PARTITION and _torch_hooks.recorded(model):
             continue
         own = vars(model)  # what is a module's own is not found at once: it has a `__getattr__`
-        backward.advance = sequence_number(own["process_group"]) - backward.seq
-        backward.is_alone, backward.step, backward.over = len(synchronised) == 1, tracer.recorder.step, over
+        backward.step, backward.over = tracer.recorder.step, over
+        if not backward.is_delayed:
+            backward.is_alone = len(synchronised) == 1
+            backward.advance = sequence_number(own["process_group"]) - backward.seq
         backward.is_rebuilt = bool(own.get("_has_rebuilt_buckets"))
         _write(tracer, model, backward)
 
@@ -161,6 +183,13 @@ ROWS: tuple[Row, ...] = (
         "backward",
         begin=_backward_begins,
         finish=_backward_ended,
+        level=Level.COLLECTIVE,
+    ),
+    Site(
+        "torch.distributed",
+        "Reducer._delay_all_reduce",
+        begin=_delayed_begins,
+        finish=_delayed_ended,
         level=Level.COLLECTIVE,
     ),
     *_torch_hooks.ROWS,

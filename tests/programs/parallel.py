@@ -139,6 +139,13 @@ def static_graph():
     return train(model, sgd(model), batches(3))
 
 
+def two_static_graphs():
+    first = ddp(static_graph=True)
+    second = DistributedDataParallel(mlp(), process_group=first.process_group, static_graph=True, **SMALL_BUCKETS)
+    first.module[1].weight.register_hook(lambda _gradient: dist.all_reduce(torch.ones(3), group=first.process_group))
+    return train(nn.Sequential(first, second), sgd(nn.ModuleList([first, second])), batches(3))
+
+
 def call_in_backward():
     model, group = ddp(), dist.new_group()
     middle = model.module[1].weight
@@ -297,6 +304,7 @@ SCENARIOS = [
     (normalised, 3),
     (bucket_views, 6),
     (static_graph, 3),
+    (two_static_graphs, 3),
     (call_in_backward, 3),
     (own_hook, 3),
     (failing_hook, 0),
