@@ -111,6 +111,12 @@ def test_a_reader_that_has_ended_is_no_file_that_cannot_be_written(run, tmp_path
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_name_that_cannot_be_is_said(run, tmp_path, capsys):
+    """It is too long for the file system."""
+    assert export(run, tmp_path / ("x" * 300)) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
 def test_a_hyphen_is_standard_output():
     """As for every other command."""
     args = make_parser(["export"]).parse_args(["export", "RUN", "--to", "otlp", "-o", "-"])

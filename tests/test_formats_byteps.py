@@ -449,6 +449,7 @@ def test_a_van_profile_is_read_and_written():
         Message(0, "server", "pull", 1569331999235010),
     ]
     assert (van.notes, write_van(van)) == ((), data)
+    assert read_van(b"\xef\xbb\xbf" + data) == van
 
 
 def test_a_van_profile_cut_at_any_byte_keeps_its_whole_lines():

@@ -75,6 +75,8 @@ def test_every_event_is_read(name):
         pytest.param(lambda events: json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), id="wrapped"),
         pytest.param(lambda events: json.dumps([dict(reversed(e.items())) for e in events]), id="reversed"),
         pytest.param(lambda events: json.dumps(events)[:-1] + ",]\n", id="trailing comma"),
+        pytest.param(lambda events: "\ufeff" + json.dumps(events), id="behind a mark"),
+        pytest.param(lambda events: "\ufeff" + json.dumps({"traceEvents": events}), id="wrapped behind a mark"),
     ],
 )
 def test_other_layouts_hold_the_same(dump):

@@ -11,13 +11,14 @@ import pytest
 
 from otel_dltrace.export import horovod_live
 from otel_dltrace.export.horovod_live import Told
-from otel_dltrace.formats.horovod_json import MARK, OVER, Reader
+from otel_dltrace.formats.horovod_json import MARK, OVER, START, Event, Reader
+from otel_dltrace.formats.horovod_spans import count_timelines, timelines_of
 from otel_dltrace.formats.horovod_tail import TailReader
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import SpanBatch, empty_rows
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Followed
 from tests import horovod_job, servers
@@ -68,7 +69,13 @@ class Job:
         """Be a drain that has just begun, after one that wrote *before*."""
         written = self.told.names.descriptors.table if before is not None else ()
         rows = empty_rows() if before is None else before
-        self.told = Told([Followed(str(self.path), ANCHOR)], written, rows, ANCHOR.offset)
+        self.timelines = [Followed(str(self.path), ANCHOR)]
+        self.told = Told(self.timelines, written, rows, ANCHOR.offset)
+
+    def begin_another(self, path: Path) -> None:
+        """Go on in a file of its own, as `hvd.stop_timeline` and `hvd.start_timeline` do."""
+        self.path, self.text, self.pids = path, "", {}
+        self.timelines.append(Followed(str(path), ANCHOR))
 
     def write(self, *events: tuple[str, int, str, str]) -> None:
         """Write events as Horovod does: each ends the array."""
@@ -225,6 +232,30 @@ def test_a_file_that_is_cut_shorter_is_read_anew(tmp_path: Path) -> None:
     assert started(job.rows(final=True)) == phases(1000, 5, 11)
 
 
+@pytest.mark.parametrize(("since", "count"), [(0, 2), (501_000_000, 2), (501_500_000, 1)], ids=["all", "part", "one"])
+def test_timelines_that_a_program_starts_one_after_the_other_stay_apart(tmp_path: Path, since: int, count: int) -> None:
+    """Both count from `hvd.init`, and are exported as they were, wherever a part of the run begins."""
+    job = Job(tmp_path)
+    job.allreduce("allreduce.w", 1000)
+    job.know("allreduce.w", 990, 1200, 0, 7, 1)
+    parts = [job.told.rows(final=False)]
+    first = list(Reader(job.path.read_bytes()))
+    job.begin_another(tmp_path / "more.json")
+    job.write((OVER, 2000, "allreduce.w", ""))
+    job.allreduce("allreduce.w", 2100)
+    job.know("allreduce.w", 2090, 2300, 1, 9, 2)
+    parts.append(job.told.rows(final=True))
+    second = list(Reader(job.path.read_bytes()))
+
+    rows = np.concatenate(parts[::-1])  # whatever the order in which the run directory has them
+    rows = rows[rows["start"] > since]
+    batch = SpanBatch(rows, job.told.names.descriptors, Process(1, Bind("job", "1.00"), anchor=ANCHOR))
+    if since:  # the first one's begin is cut off: what is left counts from its own first event
+        first = [Event(START, START_US + 1030), *(event._replace(ts=event.ts - 1030) for event in first[3:])]
+    assert [list(events) for events in timelines_of([batch])] == [first, second][-count:]
+    assert count_timelines([batch]) == count
+
+
 @pytest.mark.parametrize("is_final", [False, True], ids=["while it runs", "at its end"])
 def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_final: bool) -> None:
     """So that rings are looked at in between; what the ring told meanwhile is not forgotten."""
@@ -347,7 +378,7 @@ def run_program(place: Place, site: Path, code: str, *options: str, **env: str) 
 
 @pytest.mark.timeout(2400)
 def test_a_timeline_that_the_program_starts_is_followed(place: Place, horovod_site: Path, tmp_path: Path) -> None:
-    """From `start_timeline` on, into each of its files; the window says which steps' phases go to the collector.
+    """From `start_timeline` on, into each of its files, of which an export makes as many; those of the window go out.
 
     Steps before the third are never slow, whatever the machine does, so none outside the window goes out as one.
     """
@@ -366,6 +397,10 @@ def test_a_timeline_that_the_program_starts_is_followed(place: Place, horovod_si
             number.to_bytes(8, "big"): step
             for number, step in zip(in_window["span_id"].tolist(), in_window["step"].tolist(), strict=True)
         }
+        done = place.command("export", str(place.runs()[0]), "--to", "horovod", "-o", "again")
+        assert done.returncode == 0, done.stderr
+        again = [(place.folder / "again" / name).read_bytes() for name in ("0.json", "1.json")]
+        assert again == [(place.folder / name).read_bytes() for name in ("some.json", "more.json")]
 
 
 def arrived(collector: servers.Collector) -> dict[bytes, int]:

@@ -259,6 +259,16 @@ def test_links_to_folders_are_followed(tmp_path, capsys):
     assert "worker0 is node 0, worker1 is node 1" in capsys.readouterr().out
 
 
+def test_what_is_a_link_comes_last(tmp_path, capsys):
+    """However deep: the folder that it points at has a name of its own, which says whose the files are."""
+    unpack("byteps_w2_s1", tmp_path / "v")
+    (tmp_path / "v" / "a").mkdir()
+    (tmp_path / "v" / "a" / "latest").symlink_to("../worker1")
+    imported(tmp_path, tmp_path / "v")
+
+    assert "worker0 is node 0, worker1 is node 1" in capsys.readouterr().out
+
+
 def test_a_pipe_is_read(tmp_path, capsys):
     """As from `zcat comm.json.gz`; it can be read but once, and is not looked for elsewhere."""
     pipe, data = tmp_path / "pipe", real(REAL[0])
@@ -351,6 +361,21 @@ def test_part_of_a_timeline_is_exported(two_workers, options, times, tmp_path, m
     assert begins(tmp_path / "traces" / "worker0" / "0" / "comm.json") == {
         series: [at[nth] for nth in times] for series, at in begins(original).items()
     }
+
+
+def test_a_directory_keeps_what_an_export_does_not_write(two_workers, tmp_path, capsys):
+    """A timeline that is none of this run is left, and said."""
+    out = tmp_path / "out"
+    older = out / "worker2" / "0" / "comm.json"
+    older.parent.mkdir(parents=True)
+    older.write_text("old")
+    capsys.readouterr()
+
+    assert main(["export", str(two_workers), "--to", "byteps", "-o", str(out)]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{out}/worker0/0/comm.json, {out}/worker1/0/comm.json: 1,848 events, ")
+    assert told.err == f"otel-dltrace: {older} is of an earlier export, and no part of this one\n"
+    assert older.read_text() == "old"
 
 
 def test_completions_that_are_none_are_refused(two_workers, capsys):

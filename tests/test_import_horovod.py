@@ -141,6 +141,34 @@ def test_several_timelines_follow_each_other(tmp_path):
     assert [path.read_bytes() for path in sorted(out.iterdir())] == [timeline(name) for name in names]
 
 
+def test_a_directory_keeps_what_an_export_does_not_write(tmp_path, capsys):
+    """What is not of this export is said: a timeline by its number, anything else is the user's."""
+    names = ("hvd_real_HEAD_reinit_gen0", "hvd_real_HEAD_reinit_gen1_overwrote")
+    run, out = imported(tmp_path, *(FILES / f"{name}.json" for name in names)), tmp_path / "out"
+    out.mkdir()
+    for name in ("1.json", "2.json", "x.json"):
+        (out / name).write_text("old")
+    capsys.readouterr()
+
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{out}/0.json, {out}/1.json: 18 events, 0.0 MB\n"
+    assert told.err == f"otel-dltrace: {out}/2.json is of an earlier export, and no part of this one\n"
+    assert (out / "1.json").read_bytes() == timeline(names[1])
+    assert [(out / name).read_text() for name in ("2.json", "x.json")] == ["old", "old"]
+
+
+def test_several_timelines_need_a_directory(tmp_path, capsys):
+    """A file that is there already is left alone."""
+    names = ("hvd_real_HEAD_reinit_gen0", "hvd_real_HEAD_reinit_gen1_overwrote")
+    run, out = imported(tmp_path, *(FILES / f"{name}.json" for name in names)), tmp_path / "out.json"
+    out.write_text("old")
+
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 2
+    says = f"otel-dltrace: {out} takes one timeline, and there are 2; give -o a new name, of a directory\n"
+    assert (capsys.readouterr().err, out.read_text()) == (says, "old")
+
+
 def test_the_steps_of_all_timelines_are_told(tmp_path, capsys):
     """Whichever came first: the report and the comparison have the steps of each, and none of what is between."""
     files, steps = [], []
@@ -189,6 +217,46 @@ def test_a_torn_gzip_is_refused(tmp_path, capsys):
     assert main(["import", "horovod", str(torn), "-o", str(run)]) == 2
     assert f"{torn}: its gzip is damaged" in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_a_mark_before_the_text_costs_nothing(tmp_path, capsys):
+    """Some editors put one in front of UTF-8; in a directory the file is found as well."""
+    out = tmp_path / "out.json"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "timeline.json").write_bytes(b"\xef\xbb\xbf" + timeline("horovod_mpi_np2"))
+    run = imported(tmp_path, tmp_path / "files")
+    told = capsys.readouterr().out.splitlines()
+
+    assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
+    assert out.read_bytes() == timeline("horovod_mpi_np2")
+    assert [line.partition(":")[0] for line in told] == [str(run), "note"]
+
+
+BYTEPS = FILES.parent / "byteps"
+
+
+@pytest.mark.parametrize(("form", "name"), [("horovod", "c.json"), ("horovod", "c.json.gz"), ("byteps", "c.json")])
+def test_a_chrome_trace_of_ours_is_no_timeline(form, name, tmp_path, capsys):
+    """What reads the run that it was made from is said, and no run is made of it."""
+    run, trace = imported(tmp_path, unpack("horovod_mpi_np2", tmp_path)), tmp_path / name
+    assert main(["export", str(run), "--to", "chrome", "-o", str(trace)]) == 0
+    capsys.readouterr()
+
+    assert main(["import", form, str(trace), "-o", str(tmp_path / "again")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"otel-dltrace: {trace} is a Chrome trace as `otel-dltrace export --to chrome` writes it, ")
+    assert said.endswith("; give the run directory that it was made from to `otel-dltrace report` or `export`\n")
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(BYTEPS.glob("bps_*")) if b'"tid"' in path.read_bytes()], ids=lambda path: path.stem
+)
+def test_files_of_byteps_are_no_timeline(path, tmp_path, capsys):
+    """Which command reads them is said."""
+    assert main(["import", "horovod", str(path), "-o", str(tmp_path / "RUN")]) == 2
+    says = f"{path} is BytePS's, not a timeline of Horovod; read it with `otel-dltrace import byteps`"
+    assert capsys.readouterr().err == f"otel-dltrace: {says}\n"
 
 
 def test_steps_can_be_chosen(tmp_path):

@@ -1,6 +1,7 @@
 """push_pull jobs that only BytePS's variables trace, and servers on hosts of their own: what is there at the end."""
 
 import json
+import os
 import sys
 from collections import Counter
 
@@ -83,6 +84,25 @@ def test_a_file_that_is_not_written_is_said_at_the_end(workers, under, env, says
     assert done.returncode == 0, done.stderr
     assert f"{place.folder}{says}" in done.stderr.splitlines()[-1]
     assert done.stderr.count(" is not written") == 1
+
+
+@pytest.mark.parametrize(
+    ("pipe", "env"),
+    [
+        pytest.param("profile.json", PROFILE | {"BYTEPS_SERVER_PROFILE_OUTPUT_PATH": "profile.json"}, id="server"),
+        pytest.param("trace/worker0/0/comm.json", TRACE | {"BYTEPS_TRACE_START_STEP": "1"}, id="worker"),
+    ],
+)
+def test_no_drain_waits_for_the_reader_of_a_pipe(pipe, env, place):
+    """The launcher, which waits for the files, would never end; what is not written is said."""
+    path = place.folder / pipe
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    done = place.finish(place.popen(launch_command(place, "--workers", "2"), **env, BYTEPS_TRACE_END_STEP="3"), 60)
+
+    says = f"{path} cannot be written (nobody reads the pipe); `otel-dltrace export` does it again"
+    assert (done.returncode, says in done.stderr.splitlines()[-1]) == (0, True), done.stderr
+    assert path.is_fifo()
 
 
 def test_servers_on_other_hosts_are_in_the_run_of_the_workers(place):

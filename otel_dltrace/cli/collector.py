@@ -41,11 +41,12 @@ def run(args: argparse.Namespace) -> int:
     folder = _folder() / "optional" if args.name in OPTIONAL else _folder()
     file = folder / f"{args.name}.yaml"
     try:
-        print(file.read_text(encoding="utf-8"), end="")
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DltraceError(f"{file} is not there: the installation is not whole, install us anew") from None
     except OSError as error:
         raise DltraceError(f"{file} cannot be read: {error.strerror or error}") from None
+    print(text, end="")
     return 0
 
 

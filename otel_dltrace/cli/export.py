@@ -7,13 +7,14 @@
     otel-dltrace export RUN --to byteps-server
 
 A file whose name ends in .gz is gzipped. A file appears when it is complete, or not at all. With --max-bytes a Chrome
-trace goes to trace.json, trace.1.json, trace.2.json ..., each of which can be opened by itself. A pipe or a device
-is written to as it is, and -o - is standard output.
+trace goes to trace.json, trace.1.json, trace.2.json ..., each of which can be opened by itself. Files of the same name
+are replaced and others stay, also in a directory; what an earlier export left beside the new ones is said. A pipe or a
+device is written to as it is, and -o - is standard output.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from otel_dltrace.cli.selection import add_selection, steps_of
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.byteps_out import (
+    comms_in,
     completions_of,
     has_stages,
     profile_paths,
@@ -36,7 +38,7 @@ from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.chrome.rotation import part_path
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.files import is_stream
-from otel_dltrace.export.horovod_out import write_horovod
+from otel_dltrace.export.horovod_out import timelines_in, write_horovod
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
 from otel_dltrace.export.run_stream import Pieces, pieces_of, read_outline, stream_in_turns, stream_spans
@@ -57,11 +59,16 @@ def _as_told(_spans: Any, path: Path) -> Sequence[Path]:
     return [path]
 
 
+def _none(_output: Path, _places: Sequence[Path]) -> Iterable[Path]:
+    return ()
+
+
 class Format(NamedTuple):
     """A format: what it is for, its output unless told, how runs are read for it (some steps and ranks), and written.
 
-    What *shows_metrics* is written with the arguments ``metrics`` and ``notes`` too. *places* says where it was
-    written, given what was read and the output.
+    What *shows_metrics* is written with the arguments ``metrics`` and ``notes`` too, what *tells* which files it has
+    written with ``wrote``; else *places* says it, given what was read and the output. *older* says what an export to
+    the same output may have left beside the files that this one has written.
     """
 
     about: str
@@ -70,7 +77,9 @@ class Format(NamedTuple):
     write: Callable[..., int]
     unit: str
     shows_metrics: bool = False
+    tells: bool = False
     places: Callable[[Any, Path], Sequence[Path]] = _as_told
+    older: Callable[[Path, Sequence[Path]], Iterable[Path]] = _none
 
 
 def _by_process(
@@ -89,6 +98,7 @@ FORMATS = {
         write_chrome,
         "events",
         shows_metrics=True,
+        older=lambda output, places: [part_path(output, len(places))],
     ),
     "otlp": Format(
         "OTLP JSON lines, as the OpenTelemetry Collector's file exporter writes them; its\n"
@@ -107,6 +117,8 @@ FORMATS = {
         _by_process,
         write_byteps,
         "events",
+        tells=True,
+        older=lambda output, _: comms_in(output),
     ),
     "byteps-server": Format(
         "BytePS's server profile, and closed; of several servers each in a folder beside FILE:\n"
@@ -118,11 +130,15 @@ FORMATS = {
         places=profile_paths,
     ),
     "horovod": Format(
-        "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\nwith names escaped",
+        "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\n"
+        "with names escaped; of a run that has several, in the order in which they came,\n"
+        "0.json, 1.json ... below the directory FILE",
         "timeline.json",
         _by_process,
         write_horovod,
         "events",
+        tells=True,
+        older=lambda output, _: timelines_in(output),
     ),
 }
 
@@ -163,6 +179,8 @@ def run(args: argparse.Namespace) -> int:
     if args.to == "byteps":
         beside["window"] = _completions(args)
     spans, parts = form.read(args.runs, steps_of(args), args.rank), list[Path]()
+    if form.tells:
+        beside["wrote"] = parts.append
     if is_stream(output) and (max_bytes or form.places(spans, output) != [output]):
         raise ConfigError(f"{output} takes one file, and this makes several; give -o a name for them")
     if max_bytes:
@@ -184,9 +202,7 @@ def run(args: argparse.Namespace) -> int:
             raise DltraceError(_cannot(output, parts, error)) from None
     places = parts or form.places(spans, output)
     _tell(output, places, f"{written:,} {form.unit}")
-    older = part_path(output, len(places))
-    if form.shows_metrics and older.exists():
-        print(f"otel-dltrace: {short_path(older)} is of an earlier export, and no part of this one", file=sys.stderr)
+    _tell_older(sorted(path for path in form.older(output, places) if path.exists() and path not in places))
     if args.to == "byteps" and not has_stages(spans):
         print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
     return 0
@@ -198,6 +214,12 @@ def _tell(output: Path, places: Sequence[Path], what: str) -> None:
         return
     size = sum(path.stat().st_size for place in places for path in _files(place))
     print(f"{_named(places)}: {what}, {size / 1e6:.1f} MB")
+
+
+def _tell_older(paths: Sequence[Path]) -> None:
+    if paths:
+        verb = "is" if len(paths) == 1 else "are"
+        print(f"otel-dltrace: {_named(paths)} {verb} of an earlier export, and no part of this one", file=sys.stderr)
 
 
 _LEAST_BYTES = 16 << 10

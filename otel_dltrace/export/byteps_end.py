@@ -27,7 +27,7 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
         completions: Which of each tensor are in the timelines, as `parse_completions` reads them.
 
     Raises:
-        OSError: A file cannot be written.
+        OSError: A file cannot be written, or is a pipe that nobody reads.
     """
     window = parse_completions(completions)
     parts: dict[Process, list[SpanBatch]] = {}
@@ -43,7 +43,7 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
         spans = {process: part for process, part in parts.items() if process.bind and process.bind.role == role}
         try:
             if spans:
-                write(spans, Path(wanted[role]), _unseen)
+                write(spans, Path(wanted[role]), _unseen, waits=False)
         except RunNotFoundError as error:
             asked = f" ({completions} of each tensor are asked for)" if role == "worker" and completions else ""
             notes.append(f"{wanted[role]} is not written: {error}{asked}")

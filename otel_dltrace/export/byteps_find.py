@@ -31,15 +31,16 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield all files below *folder*. Links to folders are followed, last, and none is entered twice: they may loop."""
-    seen: set[Path] = set()
-    for name, folders, files in os.walk(folder, followlinks=True):
-        here = Path(name)
-        folders.sort(key=lambda inner: (here / inner).is_symlink())
-        if (real := here.resolve()) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (here / file for file in files)
+    waiting, seen = [folder], set[Path]()
+    for top in waiting:  # which grows
+        for name, folders, files in os.walk(top):
+            here = Path(name)
+            if (real := here.resolve()) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            waiting += sorted(link for inner in folders if (link := here / inner).is_symlink())
+            yield from (here / file for file in files)
 
 
 def _absolute(path: Path) -> Path:

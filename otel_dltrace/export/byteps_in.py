@@ -12,12 +12,11 @@ from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats import comm_spans, server_spans
 from otel_dltrace.formats.byteps_kind import Kind, kind_of
 from otel_dltrace.formats.comm_json import read_comm
+from otel_dltrace.formats.others import HEAD, instead_of_byteps
 from otel_dltrace.formats.server_profile import read_profile
 from otel_dltrace.formats.van_profile import read_van
 from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import Bind
-
-_HEAD = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def import_byteps(
     """Read the files of BytePS at *paths* (files, or directories that hold some) into the new run directory *run*.
 
     Raises:
-        TraceFormatError: There are none, or none holds an event.
+        TraceFormatError: There are none, or none holds an event, or one is a Chrome trace of ours.
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
@@ -96,7 +95,10 @@ def _look(path: Path) -> _File:
     with path.open("rb") as file:
         piped = None if file.seekable() else file.read()
         source = file if piped is None else io.BytesIO(piped)
-        kind = kind_of(path.name, source.read(_HEAD))
+        head = source.read(HEAD)
+        if instead := instead_of_byteps(head):
+            raise TraceFormatError(f"{path} {instead}")
+        kind = kind_of(path.name, head)
         source.seek(0)
         digest = hashlib.sha256()
         while chunk := source.read(1 << 20):

@@ -1,6 +1,7 @@
 """A run as BytePS's own files: ``<local rank>/comm.json`` of each worker, ``server_profile.json`` of each server."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +52,18 @@ def has_stages(spans: Spans) -> bool:
     )
 
 
+def _unheard(_: Path) -> None:
+    """Nobody asks what was written."""
+
+
 def write_byteps(
     spans: Spans,
     path: Path,
     progress: Progress,
     window: Window = Window(everything=True),  # noqa: B008  -- frozen
+    *,
+    wrote: Callable[[Path], None] = _unheard,
+    waits: bool = True,
 ) -> int:
     """Write a ``comm.json`` for each worker below the directory *path*; return the number of events.
 
@@ -67,6 +75,8 @@ def write_byteps(
         path: The directory.
         progress: Is told of rows that are done.
         window: Which completions of each tensor are written.
+        wrote: Called with each file once it has its name.
+        waits: Whether to wait for somebody who reads, where a file is a pipe.
 
     Raises:
         RunNotFoundError: There is no push_pull.
@@ -80,15 +90,22 @@ def write_byteps(
         raise RunNotFoundError("no push_pull is in there, and a comm.json holds nothing else")
     folders = _folders([bind for bind, _ in events])
     for (_, comm), folder in zip(events, folders, strict=True):
-        write_pieces(path / folder / COMM, write_comm(comm))
+        target = path / folder / COMM
+        write_pieces(target, write_comm(comm), waits=waits)
+        wrote(target)
         progress(len(comm))
     return sum(len(comm) for _, comm in events)
 
 
-def write_byteps_server(spans: Spans, path: Path, progress: Progress) -> int:
+def comms_in(path: Path) -> Iterator[Path]:
+    """Yield what `write_byteps` may have written below the directory *path*, by its place."""
+    return chain(path.glob(f"[0-9]*/{COMM}"), path.glob(f"worker[0-9]*/[0-9]*/{COMM}"))
+
+
+def write_byteps_server(spans: Spans, path: Path, progress: Progress, *, waits: bool = True) -> int:
     """Write the ``server_profile.json`` of a server to *path*; return the number of its pushes and pulls.
 
-    Of several servers each has a folder, see `profile_path`.
+    Of several servers each has a folder, see `profile_path`; *waits* as in `write_byteps`.
 
     Raises:
         RunNotFoundError: There is no server, or none served anything.
@@ -105,7 +122,7 @@ def write_byteps_server(spans: Spans, path: Path, progress: Progress) -> int:
         marks = begun(marks_of(pieces)) if _role(process) == "server" else None
         if marks is not None:
             before = written
-            write_pieces(profile_path(process, path), write_profile(counted(marks)))
+            write_pieces(profile_path(process, path), write_profile(counted(marks)), waits=waits)
             progress(written - before)
     if not written:
         raise RunNotFoundError(f"no push or pull that a server answered is in there; {FINEST}")

@@ -1,8 +1,10 @@
 """Files that are whole or absent: written under another name, then renamed."""
 
+import errno
 import gzip
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedIOBase, BufferedWriter
@@ -30,13 +32,17 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def open_whole(path: Path) -> Iterator[BufferedIOBase]:
+def open_whole(path: Path, *, waits: bool = True) -> Iterator[BufferedIOBase]:
     """Open *path* under another name, and give it its own once the block is done; nothing is left of a failure.
 
     A link stays, and what it points at is replaced; a pipe or a device (`is_stream`) is written to as it is. What is
     written is gzipped if the name ends in ``.gz``.
+
+    Args:
+        path: The file.
+        waits: Whether to wait for somebody who reads a pipe; without it is an error that nobody does.
     """
-    with _stream(path) if is_stream(path) else _renamed(Path(os.path.realpath(path))) as raw:
+    with _stream(path, waits) if is_stream(path) else _renamed(Path(os.path.realpath(path))) as raw:
         if path.suffix == ".gz":
             # Without name and time the same content gives the same file.
             with gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed:
@@ -58,12 +64,27 @@ def _renamed(path: Path) -> Iterator[BufferedWriter]:
 
 def is_stream(path: Path) -> bool:
     """Return whether *path* is a pipe, a device or our standard output: a file must not take its place."""
-    return _is_stdout(path) or (path.exists() and not path.is_file() and not path.is_dir())
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False  # to open it says why
+    return _is_stdout(path) or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _stream(path: Path) -> BufferedWriter:
+def _stream(path: Path, waits: bool) -> BufferedWriter:
     # Opened by its name, standard output would begin anew before what `>>` keeps.
-    return os.fdopen(os.dup(_STDOUT) if _is_stdout(path) else os.open(path, os.O_WRONLY), "wb")
+    return os.fdopen(os.dup(_STDOUT) if _is_stdout(path) else _opened(path, waits), "wb")
+
+
+def _opened(path: Path, waits: bool) -> int:
+    try:
+        fd = os.open(path, os.O_WRONLY | (0 if waits else os.O_NONBLOCK))
+    except OSError as error:
+        if waits or error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "nobody reads the pipe", str(path)) from None
+    os.set_blocking(fd, True)
+    return fd
 
 
 def _is_stdout(path: Path) -> bool:
@@ -73,10 +94,10 @@ def _is_stdout(path: Path) -> bool:
         return False  # *path* is not there, or our output is closed
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write *path*, whole or not at all, and the folders that it is in, as *pieces* come."""
+def write_pieces(path: Path, pieces: Iterable[bytes], *, waits: bool = True) -> None:
+    """Write *path*, whole or not at all, and the folders that it is in, as *pieces* come; *waits* as `open_whole`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_whole(path) as out:
+    with open_whole(path, waits=waits) as out:
         for piece in pieces:
             out.write(piece)
 

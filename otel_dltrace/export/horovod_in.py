@@ -13,8 +13,9 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
-from otel_dltrace.formats.horovod_json import Buffer, Reader, count_ranks
+from otel_dltrace.formats.horovod_json import BOM, Buffer, Reader, count_ranks
 from otel_dltrace.formats.horovod_spans import Builder
+from otel_dltrace.formats.others import HEAD, instead_of_horovod
 from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import Bind
 
@@ -28,7 +29,8 @@ def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callab
     """Read the timelines at *paths* (files, or directories that hold some) into the new run directory *run*.
 
     Raises:
-        TraceFormatError: There are none, or none holds an event, or what is gzipped is damaged.
+        TraceFormatError: There are none, or none holds an event, or one is another tracer's, or what is gzipped is
+            damaged.
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
@@ -36,6 +38,8 @@ def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callab
     digest, ranks = hashlib.sha256(), 1
     for path in files:
         with _mapped(path) as data:
+            if instead := instead_of_horovod(data[:HEAD]):
+                raise TraceFormatError(f"{path} {instead}")
             digest.update(hashlib.sha256(data).digest())
             ranks = max(ranks, count_ranks(data))
     job = digest.hexdigest()
@@ -115,5 +119,5 @@ def _is_timeline(path: Path) -> bool:
         head = file.read(_HEAD)
     with suppress(zlib.error):
         head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head) if head.startswith(_GZIP) else head
-    head = head.strip()
+    head = head.removeprefix(BOM).strip()
     return not head or head == b"[" or (head.startswith(b"[") and b'"ph"' in head)

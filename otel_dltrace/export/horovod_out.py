@@ -1,31 +1,42 @@
-"""A run as Horovod's timeline: what Horovod told of its operations, in its own words."""
+"""A run as Horovod's timelines: what Horovod told of its operations, in its own words."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
-from otel_dltrace.export.files import begun, write_pieces
+from otel_dltrace.export.files import write_pieces
 from otel_dltrace.formats.horovod_json import Event, write_events
-from otel_dltrace.formats.horovod_spans import events_of
-from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.formats.horovod_spans import count_timelines, timelines_of
+from otel_dltrace.model.errors import ConfigError, RunNotFoundError
 from otel_dltrace.model.spans import Process, SpanBatch
 
 
-def write_horovod(spans: Mapping[Process, Iterable[SpanBatch]], path: Path, progress: Callable[[int], None]) -> int:
+def write_horovod(
+    spans: Mapping[Process, Iterable[SpanBatch]],
+    path: Path,
+    progress: Callable[[int], None],
+    wrote: Callable[[Path], None],
+) -> int:
     """Write the timeline of *spans* to *path*; return the number of its events.
 
-    Of several processes that have one, each has ``<n>.json`` below the directory *path*.
+    Where there are several (of several processes, or of one that began several), each has ``<n>.json`` below the
+    directory *path*: from 0, those of one process in the order of their times.
 
     Args:
-        spans: Those of each process, in pieces that are gone through twice.
+        spans: Those of each process, in pieces that are gone through three times.
         path: The file.
         progress: Is told of events that are done.
+        wrote: Called with each file once it has its name.
 
     Raises:
         RunNotFoundError: Horovod told nothing there.
+        ConfigError: There are several timelines, and *path* is a file.
     """
-    timelines = [events for pieces in spans.values() if (events := begun(events_of(pieces))) is not None]
-    if not timelines:
+    count = sum(map(count_timelines, spans.values()))
+    if not count:
         raise RunNotFoundError("no activity of Horovod is in there, and its timeline holds nothing else")
+    if count > 1 and path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} takes one timeline, and there are {count}; give -o a new name, of a directory")
     written = 0
 
     def counted(events: Iterable[Event]) -> Iterator[Event]:
@@ -34,8 +45,15 @@ def write_horovod(spans: Mapping[Process, Iterable[SpanBatch]], path: Path, prog
             written += 1
             yield event
 
-    for number, events in enumerate(timelines):
+    for number, events in enumerate(chain.from_iterable(map(timelines_of, spans.values()))):
         before = written
-        write_pieces(path if len(timelines) == 1 else path / f"{number}.json", write_events(counted(events)))
+        target = path if count == 1 else path / f"{number}.json"
+        write_pieces(target, write_events(counted(events)))
+        wrote(target)
         progress(written - before)
     return written
+
+
+def timelines_in(path: Path) -> Iterator[Path]:
+    """Yield what `write_horovod` may have written in the directory *path*, if it is one."""
+    return (file for file in path.glob("*.json") if file.stem.isdecimal())

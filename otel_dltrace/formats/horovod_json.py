@@ -21,6 +21,8 @@ _MOST_NAME = 1 << 12
 _AT_ONCE = 1 << 12
 _WINDOWS = (1 << 9, 1 << 16)
 
+BOM = b"\xef\xbb\xbf"
+"""What some editors put in front of a text in UTF-8; it is no part of it."""
 BETWEEN = re.compile(rb"[\s,\[\]]*")
 _ARRAY = re.compile(rb"\s*\[")
 _WRAPPER = re.compile(rb'\s*\{\s*"traceEvents"\s*:\s*(?=\[)')
@@ -79,8 +81,9 @@ class Reader:
 
     def __iter__(self) -> Iterator[Event]:
         """Yield the events in the file's order."""
-        opening = _WRAPPER.match(self.data)
-        at = opening.end() if opening else 0
+        at = len(BOM) if self.data[: len(BOM)] == BOM else 0
+        opening = _WRAPPER.match(self.data, at)
+        at = opening.end() if opening else at
         is_array, is_inside, is_closed = _ARRAY.match(self.data, at) is not None, False, _is_closed(self.data)
         while True:
             between = BETWEEN.match(self.data, at)
@@ -210,7 +213,7 @@ class Reader:
         behind = f"behind event {self._count:,}"
         after = "whatever came after it is missing"
         endings = {
-            EMPTY: not bytes(self.data[:64]).strip(),
+            EMPTY: not bytes(self.data[:64]).removeprefix(BOM).strip(),
             f"the file ends inside a record, {behind}; {after}": is_inside,
             f"the file ends before the first event of its last tensor, {behind}; {after}": self._named_at
             == self._count,

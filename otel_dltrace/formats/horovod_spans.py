@@ -8,6 +8,7 @@ a tensor is negotiated that the step has already.
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -80,8 +81,7 @@ class Builder:
         """Take the next event."""
         if event.phase == START:
             self._origin = event.ts
-            descriptor = self._descriptor(s.TICK, h.TIMELINE_START, "")
-            self._row(self._draw(), NO_STEP, descriptor, (event.ts * _US, event.ts * _US), a=-1)
+            self._start(0)
             return
         self.backwards += event.ts < self._last
         self._events += 1
@@ -245,6 +245,12 @@ class Builder:
         known = self._extents.setdefault(step, [start, end])
         known[0], known[1] = min(known[0], start), max(known[1], end)
 
+    def _start(self, since: int) -> None:
+        """Write that the timeline begins, *since* so many us of those that its times count."""
+        at = (self._origin + since) * _US
+        descriptor = self._descriptor(s.TICK, h.TIMELINE_START, "", str(since or ""))
+        self._row(self._draw(), NO_STEP, descriptor, (at, at), a=-1)
+
     def _draw(self) -> int:
         self._number += 1
         return self._number
@@ -304,15 +310,32 @@ def as_rows(rows: list[Row]) -> Column:
 # -- to the file --------------------------------------------------------------------------------
 
 
+def count_timelines(pieces: Iterable[SpanBatch]) -> int:
+    """Return how many timelines `timelines_of` makes of *pieces*."""
+    starts, first = [NEVER], NEVER
+    for held in map(_held, pieces):
+        begin, _ = _times(held)
+        starts += begin[held.lookup(_is_start, bool)].tolist()
+        first = min(first, int(begin.min(initial=NEVER)))
+    return len(starts) - 1 + (first < min(starts))
+
+
+def timelines_of(pieces: Iterable[SpanBatch]) -> Iterator[Iterator[Event]]:
+    """Yield the timelines that *pieces*, which are gone through twice, are of, each from its START on."""
+    number = 0
+
+    def which(event: Event) -> int:
+        nonlocal number
+        number += event.phase == START
+        return number
+
+    return (events for _, events in groupby(events_of(pieces), which))
+
+
 def events_of(pieces: Iterable[SpanBatch]) -> Iterator[Event]:
-    """Yield the events that a timeline holds of *pieces*, which are gone through twice, in the order of their times."""
+    """Yield the events that timelines hold of *pieces*, which are gone through twice, in the order of their times."""
     moments = InOrder(pieces, _held, _times)
-    if moments.first == NEVER:
-        return
-    origin = 0
-    if moments.first // _US > _Y2000 and h.TIMELINE_START not in {d.name for d in moments.descriptors}:
-        origin = moments.first // _US
-        yield Event(START, origin)
+    origin, is_told = 0, moments.first // _US <= _Y2000
     kinds: dict[int, _Kind] = {}
     for spans, times, are_ends, _ in moments:
         columns = (spans[name].tolist() for name in ("descriptor", "seq", "a"))
@@ -323,9 +346,13 @@ def events_of(pieces: Iterable[SpanBatch]) -> Iterator[Event]:
                 known = kinds[number] = _kind(spans.descriptors[number])
             phase, tensor, name, args = known
             if phase == START:
-                origin = us
+                origin, is_told = (time + 1) // _US - int(args or 0), True
+                yield Event(START, origin)
+                continue
+            if not is_told:
+                origin, is_told = us, True
                 yield Event(START, us)
-            elif phase == MARK:
+            if phase == MARK:
                 yield Event(MARK, us - origin, name=name or "")
             elif is_end or phase == OVER:
                 yield Event(OVER, us - origin, unfold(tensor, seq), "", args)
@@ -338,14 +365,19 @@ def _held(batch: SpanBatch) -> SpanBatch:
 
 
 def _times(held: SpanBatch) -> tuple[Column, Column]:
-    """Return when rows begin, and when those end that are bars and complete."""
+    """Return when rows begin, and when those end that are bars and complete; a START is before what it begins."""
     begin, end = (held[name] + np.int64(held.wall) for name in ("start", "end"))
+    begin -= held.lookup(_is_start, bool)
     is_whole = held.is_kind(s.PHASE) & (held["flags"] & s.Flag.TRUNCATED == 0)
     return begin, np.where(is_whole, end, NEVER)
 
 
 def _is_held(d: Descriptor) -> bool:
     return d.backend == h.BACKEND and (d.kind == s.TICK or (d.kind == s.PHASE and bool(d.activity)))
+
+
+def _is_start(d: Descriptor) -> bool:
+    return d.kind == s.TICK and d.name == h.TIMELINE_START
 
 
 def _kind(d: Descriptor) -> _Kind:
@@ -359,6 +391,6 @@ def _kind(d: Descriptor) -> _Kind:
         return TICK, d.tensor, None, ""
     if d.name == h.END:
         return OVER, d.tensor, "", d.dtype
-    if d.name == h.TIMELINE_START:
-        return START, "", "", ""
+    if _is_start(d):
+        return START, "", "", d.activity
     return (TICK if d.tensor else MARK), d.tensor, d.activity if d.name == h.MARK else d.name, ""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from otel_dltrace.formats.horovod_json import BETWEEN, NEXT, RECORD, Event, Reader
+from otel_dltrace.formats.horovod_json import BETWEEN, NEXT, RECORD, START, Event, Reader
 from otel_dltrace.formats.horovod_spans import Builder, Row, fold
 
 MOST_WAITING = 1 << 16
@@ -64,6 +64,18 @@ class TailBuilder(Builder):
         super().__init__()
         self._numbers = draw
         self._most = MOST_OVER
+        self._begins = False
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        if event.phase == START:
+            # All that a program starts count from `hvd.init`; where each begins, its first event says.
+            self._origin, self._begins = event.ts, True
+            return
+        if self._begins:
+            self._begins = False
+            self._start(event.ts)
+        super().add(event)
 
     def take(self) -> list[Row]:
         """Return the rows that are complete, and forget them."""

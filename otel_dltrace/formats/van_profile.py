@@ -26,7 +26,7 @@ class VanProfile(NamedTuple):
 
 def read_van(data: bytes) -> VanProfile:
     """Return the messages of a van profile. Never raises; a file cut between two lines looks whole."""
-    *lines, rest = data.decode("utf-8", "replace").split("\n")
+    *lines, rest = data.decode("utf-8-sig", "replace").split("\n")
     found = [_LINE.fullmatch(line) for line in lines]
     notes = [] if data.strip() else [EMPTY]
     if rest.strip():

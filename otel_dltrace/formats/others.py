@@ -1,0 +1,24 @@
+"""Files that are trace events too, and so taken for one of another tracer: what they are, and what reads them."""
+
+import re
+
+HEAD = 1 << 14
+"""Bytes at a file's begin that tell."""
+_CHROME = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"displayTimeUnit"\s*:\s*"ns"\s*,\s*"(?:traceEvents|otherData)"\s*:')
+_BYTEPS = re.compile(rb'"(?:Comm\.|(?:push|pull)-[0-9]{1,9}").*?"tid"\s*:', re.DOTALL)
+_IS_CHROME = (
+    "is a Chrome trace as `otel-dltrace export --to chrome` writes it, which is for viewers; "
+    "give the run directory that it was made from to `otel-dltrace report` or `export`"
+)
+_IS_BYTEPS = "is BytePS's, not a timeline of Horovod; read it with `otel-dltrace import byteps`"
+
+
+def instead_of_byteps(head: bytes) -> str:
+    """Return what a file that begins with *head* is instead of one of BytePS, and what to do; "" if it may be one."""
+    return _IS_CHROME if _CHROME.match(head) else ""
+
+
+def instead_of_horovod(head: bytes) -> str:
+    """Return what a file that begins with *head* is instead of a timeline, and what to do; "" if it may be one."""
+    # Horovod's events have no "tid"; the names of its tensors may be any.
+    return _IS_BYTEPS if _BYTEPS.search(head) else instead_of_byteps(head)
