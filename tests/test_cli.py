@@ -187,7 +187,13 @@ def test_without_docstrings_everything_works(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["report", "RUN"], ["report", "RUN", "--json"], ["completion", "tcsh"], ["export", "RUN", "--to", "otlp"]],
+    [
+        ["report", "RUN"],
+        ["report", "RUN", "--json"],
+        ["completion", "tcsh"],
+        ["export", "RUN", "--to", "otlp"],
+        ["collector", "--print", "gateway"],
+    ],
     ids=" ".join,
 )
 def test_a_reader_that_has_ended_is_no_fault(arguments, tmp_path):

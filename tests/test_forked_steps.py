@@ -100,3 +100,42 @@ def test_what_a_child_does_in_its_parent_s_step_stays_there(place):
     assert child["step"].tolist() == [2]
     assert child["parent_id"].tolist() == last.tolist()
     assert ids_are_distinct([parent, child])
+
+
+GROUP = """
+    import multiprocessing, os
+    import torch.distributed as dist
+    import otel_dltrace
+
+    def steps():
+        for _ in range(2):
+            with otel_dltrace.step():
+                if dist.is_initialized():
+                    dist.barrier()
+
+    def train(rank, path):
+        dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
+        steps()
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        steps()
+        path = os.path.abspath("store")
+        children = [multiprocessing.get_context("fork").Process(target=train, args=(rank, path)) for rank in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+            assert child.exitcode == 0
+"""
+
+
+def test_children_with_a_process_group_are_one_run(place):
+    """What the group has agreed on is what counts, though their parent was bound already."""
+    pytest.importorskip("torch")
+    done = place.run(GROUP, OTEL_DLTRACE="1")
+    assert done.returncode == 0, done.stderr
+    place.wait_for_rings()
+
+    assert sorted(steps_of(run) for run in place.runs()) == [[(0, [0, 1])], [(0, [2, 3]), (1, [2, 3])]]
+    assert ids_are_distinct(place.spans())

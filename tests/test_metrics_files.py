@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "run" / "hosts" / "node-0"
     path.mkdir(parents=True)
     return path
+
+
+def test_a_folder_that_is_removed_and_made_anew_gets_what_comes(folder):
+    """A file that is still open there has no name any more."""
+    writer = MetricSegments(folder, 1 << 30)
+    writer.append(batch_of(ROWS[:1]))
+    shutil.rmtree(folder)
+    folder.mkdir()
+    writer.append(batch_of(ROWS[1:]))
+
+    (batch,) = read_metrics(folder.parents[1])
+    assert sorted(told(batch)) == sorted(ROWS[1:])
 
 
 def test_what_is_written_is_read_back_in_order_of_time(folder):

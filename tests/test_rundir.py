@@ -330,6 +330,23 @@ def test_rows_that_found_no_room_do_not_hide_what_comes_later(tmp_path, monkeypa
     assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
 
 
+def test_a_writer_that_found_no_room_counts_itself_once(tmp_path, monkeypatch):
+    """It opens its folder anew, and its own summary there is no earlier drain's."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    writer.write_summary({"spans": 20})
+    with monkeypatch.context() as now:
+        now.setattr(columns, "to_arrow", lambda *_: Path("/dev/full").write_bytes(b"x"))
+        with pytest.raises(OSError, match="No space"):
+            writer.append(process.nonce, rows_of(process, range(5)), DESCRIPTORS, ERRORS)
+    writer.append(process.nonce, rows_of(process, range(5)), DESCRIPTORS, ERRORS)
+    writer.write_summary({"spans": 40}, ended=True)
+    writer.close()
+
+    (summary,) = read_summaries(tmp_path / "run")
+    assert summary["summary"] == {"spans": 40}
+
+
 # -- before the bind, and after another ----------------------------------------------------------
 
 LATE = """

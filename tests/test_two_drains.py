@@ -1,12 +1,19 @@
 """Several drains beside one another: each span is written once, and goes where its own program said."""
 
+import copy
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from otel_dltrace.export import drain as drain_module
+from otel_dltrace.export.delivered import Delivered
 from otel_dltrace.export.drain import Drain, Serving
 from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.record.ring import take_for_reading
 from tests import servers
 from tests.servers import collector
 from tests.support import Place
@@ -93,6 +100,61 @@ def test_a_drain_tells_each_run_what_was_sent_of_it(place: Place) -> None:
     sent = [summary["summary"]["otlp"]["sent"] for run in place.runs() for summary in read_summaries(run)]
     assert [("9 sent" in line) for line in told] == [True] * 3, told
     assert sent == [9, 9, 9]
+
+
+def test_what_waits_is_no_count() -> None:
+    """A run that begins while spans of the one before are on their way is told what waits when it ends."""
+    now = {"otlp": {"sent": 50, "waiting": 40}, "trouble": ["none"]}
+    delivered = Delivered(lambda: copy.deepcopy(now))
+    delivered.begin(Path("second"))
+    now["otlp"] = {"sent": 120, "waiting": 3}
+
+    assert delivered.of(Path("second")) == {"otlp": {"sent": 70, "waiting": 3}, "trouble": ["none"]}
+
+
+def test_a_ring_that_another_drain_has_ended_with_is_left_alone(place: Place, monkeypatch, capfd) -> None:
+    """It may be gone by the time that it is ours to read, with the cursor that we know."""
+    assert place.run(STEPS, **ON, OTEL_DLTRACE_DRAIN="off").returncode == 0
+    first, second = (Drain(Serving(place.rings, place.folder, linger=0.0)) for _ in range(2))
+
+    def late(fd: int) -> bool:
+        monkeypatch.setattr(drain_module, "take_for_reading", take_for_reading)
+        first.run(lambda _: None)
+        return take_for_reading(fd)
+
+    monkeypatch.setattr(drain_module, "take_for_reading", late)
+    second.tick()
+
+    assert (second.followers, list(place.rings.glob("*.ring"))) == ({}, [])
+    assert (capfd.readouterr().err, sum(map(len, place.spans()))) == ("", 6)
+
+
+FORKS = """
+    import os, time
+    import otel_dltrace as d
+    d.start()
+    with d.step(0):
+        pass
+    child = os.fork()
+    if not child:
+        os.close(1)
+        os.close(2)
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forked_child_does_not_keep_its_parent_s_ring(place: Place) -> None:
+    """The parent's own thread drained it; both are gone, and another drain may go on."""
+    child = int(place.run(FORKS, **ON, OTEL_DLTRACE_DRAIN="thread").stdout)
+    (ring,) = place.rings.glob("*.ring")
+    try:
+        with ring.open("rb") as file:
+            assert take_for_reading(file.fileno())
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_two_drains_of_a_host_have_a_folder_each(place: Place) -> None:

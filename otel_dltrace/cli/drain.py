@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -90,9 +91,10 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bell.unlink(missing_ok=True)
         (config.rings / f"{name}.lock").unlink(missing_ok=True)
-    for root in drain.runs.writers:
-        print(root, file=out)
-    out.flush()
+    with suppress(BrokenPipeError):  # who started us did not wait
+        for root in drain.runs.writers:
+            print(root, file=out)
+        out.flush()
     log = config.rings / f"{name}.log"
     if log.exists() and not log.stat().st_size:
         log.unlink()

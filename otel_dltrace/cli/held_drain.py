@@ -1,6 +1,8 @@
 """A drain that stays for as long as a command runs, and has finished before it ends."""
 
 import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from rich.console import Console
 
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for
+from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.ring import make_ring_folder
@@ -47,10 +50,22 @@ def hold_drain(config: Config, env: Mapping[str, str]) -> Iterator[HeldDrain]:
         )
     )
     drain = held.starter.start_process(piped=True)
+    began = time.time()
     try:
         yield held
     finally:
-        held.roots = _end_drain(drain)
+        try:
+            held.roots = _end_drain(drain)
+        except KeyboardInterrupt:
+            _say_where_it_goes_on(Path(config.directory), began)
+            raise
+
+
+def _say_where_it_goes_on(directory: Path, since: float) -> None:
+    """Say where to look for what the drain, which is not ended with us, will have read of the rings."""
+    runs = [path.parent for path in directory.glob("dltrace-*/run.json") if path.stat().st_mtime >= since]
+    where = ", ".join(map(short_path, runs)) or f"a run directory in {directory}"
+    print(f"otel-dltrace: the drain goes on by itself: what is left of the spans goes to {where}", file=sys.stderr)
 
 
 def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:

@@ -67,6 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DltraceError as error:
         print(f"otel-dltrace: {error}", file=sys.stderr)
         return 2
+    except FileNotFoundError:
+        if _is_somewhere():
+            raise
+        print("otel-dltrace: the working directory has been removed: cd to one that is there", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except (BrokenPipeError, SystemExit) as error:
@@ -75,3 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # `| head` closed the pipe: nobody reads what is left
         return 141
     return code
+
+
+def _is_somewhere() -> bool:
+    """Return whether the working directory is there: what needs a path of it fails else, wherever it does."""
+    try:
+        os.getcwd()  # noqa: PTH109  -- `Path.cwd` says the same
+    except FileNotFoundError:
+        return False
+    return True

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
@@ -25,6 +24,7 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.steps import live
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.process import JOB_NAME
+from otel_dltrace.settings.program import program_name
 from otel_dltrace.settings.switch import is_switched_on
 
 _ONE_OR_MORE = {"workers": 1, "local_ranks": 1, "servers": 0}
@@ -164,6 +164,4 @@ def _say_apart(env: Mapping[str, str], names: Sequence[str]) -> None:
 
 def _job_name(program: Sequence[str]) -> str:
     """Return what the job is called where nobody has named it: as its script or module is."""
-    scripts = (word for word in program if word.endswith(".py"))
-    modules = (word for flag, word in pairwise(program) if flag == "-m")
-    return Path(next(scripts, "") or next(modules, "") or program[0]).stem
+    return program_name(program) or Path(program[0]).stem

@@ -1,6 +1,7 @@
 """Finish what a killed run left: read rings whose writer and drain are gone, send what waits on disk.
 
-Spans go where their run would have put them; open ones are closed as truncated.
+Spans go to the run directory that their run would have written, and over OTLP to where this command's own environment
+says (OTEL_EXPORTER_OTLP_ENDPOINT): without it, nothing is sent. Open spans are closed as truncated.
 """
 
 import argparse
@@ -10,6 +11,7 @@ from pathlib import Path
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.sender import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
@@ -39,9 +41,18 @@ def run(args: argparse.Namespace) -> int:
         print(f"{short_path(root)}: {total.get('spans', 0)} spans recovered, {total.get('truncated', 0)} of them open")
     if not drain.runs.writers:
         print(f"no ring in {drain.serving.rings} is without its writer and its drain")
+    elif drain.outlet is None:
+        print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
     for root in dict.fromkeys([*args.runs, *drain.runs.writers]):
         _send_waiting(root)
     return 0
+
+
+def _why_not() -> str:
+    """Return why OTLP goes nowhere."""
+    if names_otlp(os.environ):
+        return "OTEL_EXPORTER_OTLP_ENDPOINT is not set"
+    return f"OTEL_TRACES_EXPORTER={os.environ['OTEL_TRACES_EXPORTER']} leaves otlp out"
 
 
 def _send_waiting(root: Path) -> None:
@@ -50,7 +61,7 @@ def _send_waiting(root: Path) -> None:
     settings = OtlpSettings.from_env(os.environ)
     for folder in folders:
         if settings is None:
-            print(f"requests wait in {short_path(folder)}; set OTEL_EXPORTER_OTLP_ENDPOINT to send them")
+            print(f"requests wait in {short_path(folder)} and are not sent: {_why_not()}")
             continue
         with progress(f"sending {short_path(folder)}") as count:
             delivery = resend(connect(settings), folder, progress=lambda figures: count(figures.accepted))

@@ -53,14 +53,18 @@ def run(args: argparse.Namespace) -> int:
     config = Config.from_env(env)
     with hold_drain(config, env) as drain:
         code = _run_program(program, env)
-    roots = drain.roots
-    if not roots:
+    if not drain.roots:
         trouble = drain.starter.trouble()
         print(f"otel-dltrace: nothing was traced{': ' + trouble if trouble else ''}", file=sys.stderr)
-    elif not args.no_report:
-        print_reports(roots)
-    for root in roots:
-        print(f"otel-dltrace: {read_summary(root)}; in {short_path(root)}", file=sys.stderr)
+    try:
+        if not args.no_report:
+            print_reports([root for root in drain.roots if root.is_dir()])
+    except DltraceError as error:  # the exit code is the program's all the same
+        print(f"otel-dltrace: {error}", file=sys.stderr)
+    finally:  # also behind a report that was interrupted
+        for root in drain.roots:
+            what = f"{read_summary(root)}; in" if root.is_dir() else "somebody has removed"
+            print(f"otel-dltrace: {what} {short_path(root)}", file=sys.stderr)
     return code
 
 
@@ -93,12 +97,13 @@ def _run_program(program: list[str], env: dict[str, str]) -> int:
         child = subprocess.Popen(program, env=env)
     except OSError as error:
         raise ConfigError(f"{program[0]} cannot be started: {error.strerror}") from None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _frame: child.send_signal(received))
     # A Ctrl-C reaches the program by itself; we stay to report on it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, lambda received, _frame: child.send_signal(received))
     try:
         code = child.wait()
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():  # what comes now is meant for us
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code

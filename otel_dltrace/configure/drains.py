@@ -1,6 +1,7 @@
 """The drain that a configuration asks for, wired to its outlets and its metrics."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.record import guard
+from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.settings.config import Config
 
 if TYPE_CHECKING:
@@ -53,6 +55,25 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     from otel_dltrace.export.outlets import outlets_of
 
     return Drain(serving, outlets_of(others, settings), metering)
+
+
+def drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float], None]]:
+    """Return what begins to drain a ring of our own in a thread, as *config* says, and returns what ends that."""
+
+    def begin(ring: RingWriter) -> Callable[[float], None]:
+        from otel_dltrace.export.drain_thread import start_drain_thread
+
+        if config.metrics:
+            guard.say("the drain is a thread of this process, so no host is sampled and no metrics are sent")
+        return start_drain_thread(make, ring)
+
+    def make() -> "Drain":
+        drain = drain_for(config, None, in_thread=True)
+        if drain.outlet is not None:
+            drain.outlet.patience = 0.0  # the program's end waits for us
+        return drain
+
+    return begin
 
 
 def delay() -> float:

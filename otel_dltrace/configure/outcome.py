@@ -13,7 +13,10 @@ from otel_dltrace.record.launch import DrainStarter
 
 def short_path(path: Path) -> str:
     """Return *path* relative to here, if that is shorter."""
-    return min(os.path.relpath(path), str(path), key=len)
+    try:
+        return min(os.path.relpath(path), str(path), key=len)
+    except FileNotFoundError:  # here is nowhere: the working directory has been removed
+        return str(path)
 
 
 def read_summary(run: Path, *, is_over: bool = True) -> str:

@@ -4,24 +4,24 @@ import atexit
 import importlib.util
 import os
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from otel_dltrace.configure.children import end_in_children
-from otel_dltrace.configure.drains import delay, drain_for, metric_settings
+from otel_dltrace.configure.drains import delay, drain_in_thread, metric_settings
 from otel_dltrace.configure.outcome import host_is_drained, say_where
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.model.identity import bind_from_home, own_generation, run_directory_name
+from otel_dltrace.model.identity import Bind, bind_from_home, own_generation, run_directory_name
 from otel_dltrace.model.plan import parse_level
 from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter, ring_bell
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import RingWriter, process_nonce
+from otel_dltrace.record.ring import changed_at, process_nonce
 from otel_dltrace.record.steps import Tracer, live
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.process import (
@@ -82,7 +82,7 @@ def _tracer(config: Config, prints: bool) -> Tracer:
         guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
     world, job_name = world_from_env(os.environ), job_name_of(os.environ)
     world = replace(world, job=config.job or world.job)  # whoever binds this process asks the world
-    starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), _drain_in_thread(config), prints)
+    starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), drain_in_thread(config), prints)
     recorder = Recorder(
         config.rings,
         config.ring_size,
@@ -126,20 +126,6 @@ def _home(config: Config, world: World, job_name: str) -> dict[str, Any]:
         "bind": asdict(environment_bind(config, world, job_name)),
         "alone": is_alone(config, world, os.environ),
     }
-
-
-def _drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float], None]]:
-    def begin(ring: RingWriter) -> Callable[[float], None]:
-        from otel_dltrace.export.drain_thread import start_drain_thread
-
-        if config.metrics:
-            guard.say("the drain is a thread of this process, so no host is sampled and no metrics are sent")
-        drain = drain_for(config, None, in_thread=True)
-        if drain.outlet is not None:
-            drain.outlet.patience = 0.0  # the program's end waits for us
-        return start_drain_thread(drain, ring)
-
-    return begin
 
 
 def _follow_steps(tracer: Tracer) -> None:
@@ -207,29 +193,29 @@ def stop() -> None:
         say_where(run, drained, tracer.starter, is_over=whole)
 
 
+def _stop_at_exit() -> None:
+    """Stop; a Ctrl-C meanwhile is meant for the wait, and no error of anybody's."""
+    with suppress(KeyboardInterrupt):
+        stop()
+
+
 def flush(timeout: float = EXIT_S) -> bool:
     """Have the drain read everything recorded so far; return whether it said so within *timeout* seconds."""
     tracer = live.tracer
     if tracer is None or tracer.recorder.ring is None or tracer.starter is None:
         return True
     cursor = tracer.recorder.ring.path.with_suffix(".cursor")
-    before = _changed_at(cursor)
+    before = changed_at(cursor)
     deadline = time.monotonic() + timeout
     ring_bell(tracer.starter.bell)
     while time.monotonic() < deadline:
-        if _changed_at(cursor) != before:
+        if changed_at(cursor) != before:
             return True
         time.sleep(0.005)
     return False
 
 
-def _changed_at(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
+@guard.guarded
 def _after_fork() -> None:
     """Have this child record apart: what it does in its parent's step stays there, steps of its own are no rank's."""
     end_in_children(stop)
@@ -239,17 +225,27 @@ def _after_fork() -> None:
     tracer.recorder.after_fork()
     tracer.recorder.home["alone"] = True
     tracer.steps.after_fork()
-    if tracer.recorder.bound is not None:
-        tracer.steps.on_begin.append(partial(_bind_child, tracer))
+    if (bound := tracer.recorder.bound) is not None:
+        _bind_apart(tracer, bound)
 
 
-def _bind_child(tracer: Tracer) -> None:
-    """Bind a forked child to a generation of its own once it begins a step: its parent may begin the same."""
-    tracer.steps.on_begin[:] = [one for one in tracer.steps.on_begin if getattr(one, "func", None) is not _bind_child]
-    bound = tracer.recorder.bound
-    if bound is not None:
-        generation = own_generation(bound.generation, process_nonce().hex())
-        tracer.recorder.bind(replace(bound, generation=generation))
+def _bind_apart(tracer: Tracer, inherited: Bind) -> None:
+    """Bind a forked child to a generation of its own once it begins a step, which its parent may begin as well.
+
+    One that joins a process group is bound by that.
+    """
+    on_begin = tracer.steps.on_begin
+
+    @guard.guarded
+    def begun() -> None:
+        if tracer.is_joining:
+            return
+        on_begin.remove(begun)
+        if tracer.recorder.bound is inherited:
+            generation = own_generation(inherited.generation, process_nonce().hex())
+            tracer.recorder.bind(replace(inherited, generation=generation))
+
+    on_begin.append(begun)
 
 
 _registered = False
@@ -260,5 +256,5 @@ def _register_once() -> None:
     if not _registered:
         _registered = True
         os.register_at_fork(after_in_child=_after_fork)
-        atexit.register(stop)
+        atexit.register(_stop_at_exit)
         end_in_children(stop)

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_NOW = ("waiting", "spilled")
+"""Of what is there now; all else counts what has happened."""
+
 
 class Delivered:
     """The figures of all ways out, from a run's beginning to its end; of runs at once each has those of all.
 
     Args:
-        figures: Returns those since the drain began; numbers, at any depth, count up.
+        figures: Returns those since the drain began; numbers, at any depth, count up, but for what is there now.
     """
 
     def __init__(self, figures: Callable[[], dict[str, Any]]) -> None:
@@ -34,8 +37,8 @@ class Delivered:
 
 
 def _less(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Return *now* with its numbers less those of *before*."""
-    return {name: _change(value, before.get(name)) for name, value in now.items()}
+    """Return *now* with what its numbers count less what those of *before* did."""
+    return {name: value if name in _NOW else _change(value, before.get(name)) for name, value in now.items()}
 
 
 def _change(now: Any, before: Any) -> Any:

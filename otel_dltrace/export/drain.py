@@ -31,7 +31,7 @@ from otel_dltrace.model.spans import SpanBatch, empty_rows
 from otel_dltrace.model.time import HostClock, tightest_anchor
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import ALL_RINGS, lock_is_held, take_lock
-from otel_dltrace.record.ring import boot_id, take_for_reading, writer_is_alive
+from otel_dltrace.record.ring import boot_id, changed_at, take_for_reading, writer_is_alive
 
 if TYPE_CHECKING:
     from otel_dltrace.export.outlets import Outlets
@@ -223,7 +223,8 @@ class Drain:
         is_own = self.own is not None and path == self.own[0]
         if self.own is not None and not is_own:
             return
-        cursor = Cursor.read(path.with_suffix(".cursor"))
+        state = path.with_suffix(".cursor")
+        changed, cursor = changed_at(state), Cursor.read(state)
         try:
             buffer = self.own[1] if self.own and is_own else None
             source = RingSource(path, cursor.taken, cursor.unfinished, buffer)
@@ -237,8 +238,8 @@ class Drain:
                 self.refused[path] = ""  # another drain's; the names of a new ring may still be on their way
             source.close()
             return
-        if not (is_own or take_for_reading(source.fd)):
-            source.close()  # another drain reads it, as long as it lives
+        if not is_own and not (take_for_reading(source.fd) and path.exists() and changed_at(state) == changed):
+            source.close()  # another drain reads it, as long as it lives, or has done so since we looked
             return
         unbound = Unbound(self._parent(source), source)
         self.followers[path] = Follower(source, cursor, unbound, self._make_member)
@@ -317,6 +318,7 @@ class Drain:
                 owner = due[-1].owner
                 process = owner.batch(due[-1].row, self._anchor(owner)).process
                 decided = [Outgoing(root.step, root.row, shard=root.shard) for root in due]
+                self.outlet.spill_to(owner.writer.folder)
                 self.outlet.send(SpanBatch(due[-1].row, _ROOT, process), decided)
 
     def _settle(self) -> None:

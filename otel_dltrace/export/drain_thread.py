@@ -14,13 +14,15 @@ AT_EXIT_S = 60.0
 """What the thread gets at the end of the interpreter, which aborts the process if it finds a thread within Arrow."""
 
 
-def start_drain_thread(drain: Drain, ring: RingWriter) -> Callable[[float], None]:
-    """Drain *ring*, the caller's own, in a daemon thread; return what ends it within some seconds.
+def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> Callable[[float], None]:
+    """Have the drain that *make* makes read *ring*, our own, in a daemon thread; return what ends it within seconds.
 
-    Where a drain process reads it already, that goes on.
+    Where a drain process reads it already, that goes on, and none is made.
     """
     if not ring.take_for_reading():
+        ring.end_reading()
         return lambda _timeout: None
+    drain = make()
     drain.own = (ring.path, ring.buffer)
     stop = threading.Event()
     thread = threading.Thread(target=_run, args=(drain, stop), name="otel_dltrace drain", daemon=True)
@@ -34,6 +36,8 @@ def start_drain_thread(drain: Drain, ring: RingWriter) -> Callable[[float], None
             thread.join(AT_EXIT_S)
         elif thread.is_alive():
             atexit.register(thread.join, AT_EXIT_S)
+            return
+        ring.end_reading()
 
     return finish
 

@@ -38,12 +38,12 @@ class Outlet:
         self._settings = settings
         self._sender = Sender(connect(settings), lambda: self._folder)
         self._merger = Merger()
-        self._waiting: list[tuple[Tag, Part]] = []
+        self._waiting: dict[Path | None, list[tuple[Tag, Part]]] = {}
         self.sent = 0
 
     def spill_to(self, folder: Path) -> None:
-        """Keep requests in a folder of *folder* while the collector is away; the first one named stays."""
-        self._folder = self._folder or folder / "spill"
+        """Keep requests of what is sent from now on in a folder of *folder* while the collector is away."""
+        self._folder = folder / "spill"
 
     def send(self, batch: SpanBatch, outgoing: Sequence[Outgoing]) -> None:
         """Take *outgoing*, whose rows together are *batch*'s, to be sent with the next `flush` or before."""
@@ -58,22 +58,24 @@ class Outlet:
             hang_under_roots(part, shard)
             left_out = left_out_column(part, outs) if any(out.left_out for out in outs) else None
             tag = (batch.process.nonce, min(out.step for out in outs))
-            self._waiting.append((tag, Part(part, trace_id_column(part, bind, shard), resource, left_out)))
-        if sum(len(part.batch) for _, part in self._waiting) >= AT_ONCE:
+            told = Part(part, trace_id_column(part, bind, shard), resource, left_out)
+            self._waiting.setdefault(self._folder, []).append((tag, told))
+        if sum(len(part.batch) for waiting in self._waiting.values() for _, part in waiting) >= AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Encode and queue what was taken since the last time, all together; never blocks."""
-        waiting, self._waiting = self._waiting, []
-        for request in encode_together([part for _, part in waiting], self._merger):
-            tags = frozenset(waiting[i][0] for i in request.parts)
-            self._sender.submit(request.body, request.spans, tags)
-            self.sent += request.spans
+        """Encode and queue what was taken since the last time, all of a run together; never blocks."""
+        by_folder, self._waiting = self._waiting, {}
+        for folder, waiting in by_folder.items():
+            for request in encode_together([part for _, part in waiting], self._merger):
+                tags = frozenset(waiting[i][0] for i in request.parts)
+                self._sender.submit(request.body, request.spans, tags, folder)
+                self.sent += request.spans
 
     def unsettled(self) -> set[Tag]:
         """Return the tags of what is neither acknowledged nor spilled."""
         pending: Any = self._sender.pending()
-        return {tag for tag, _ in self._waiting}.union(*pending)
+        return {tag for waiting in self._waiting.values() for tag, _ in waiting}.union(*pending)
 
     def figures(self) -> dict[str, Any]:
         """Return what became of the spans so far."""

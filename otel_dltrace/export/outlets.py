@@ -41,7 +41,7 @@ class Outlets:
         return [*filter(None, [self._otlp]), *self._exporters]
 
     def spill_to(self, folder: Path) -> None:
-        """Keep OTLP requests in a folder of *folder* while the collector is away."""
+        """Keep OTLP requests of what is sent from now on in a folder of *folder* while the collector is away."""
         if self._otlp is not None:
             self._otlp.spill_to(folder)
 

@@ -296,17 +296,17 @@ class RingSource:
 
     def close(self, unlink: bool = False) -> None:
         """Let go of the ring; *unlink* it with its companions once all of it is safe elsewhere."""
+        if unlink:  # while it is still ours to read
+            for left in self.path.parent.glob(f".{self.path.stem}.cursor.*"):  # by a drain killed as it wrote
+                left.unlink(missing_ok=True)
+            for suffix in (".cursor", ".names", ".ring"):  # the ring last: its absence says all is done
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
         self.reader.close()
         if self._map is not None:
             self._map.close()
             os.close(self.fd)
         if self._names_fd >= 0:
             os.close(self._names_fd)
-        if unlink:
-            for left in self.path.parent.glob(f".{self.path.stem}.cursor.*"):  # by a drain killed as it wrote
-                left.unlink(missing_ok=True)
-            for suffix in (".cursor", ".names", ".ring"):  # the ring last: its absence says all is done
-                self.path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _keep_newest(table: dict[int, Any], most: int) -> int:

@@ -39,7 +39,7 @@ class RunFolders:
         writer = self.writers.get(root)
         if writer is None:
             writer = self.writers[root] = RunWriter(root, host_folder_name(process.host, process.boot_id))
-        if not writer.is_open:
+        if writer.is_gone or not writer.is_open:
             writer.open()
         writer.name_run(bind)
         writer.know(process)
@@ -53,6 +53,8 @@ class RunFolders:
     def count(self, follower: Follower, goes_out: bool) -> None:
         """Add a ring's figures to those of the run directories that it went to."""
         for member in follower.members:
+            if member.writer.is_gone:
+                guard.guarded(member.writer.open)()  # the figures of a run that has just ended tell that it is
             self.add(
                 member.writer.root,
                 processes=1,
@@ -75,7 +77,10 @@ class RunFolders:
         for root, writer in self.writers.items():
             total = self.totals.setdefault(root, {})
             total |= self._delivered(root)
-            writer.write_summary(total, ended)
+            try:
+                writer.write_summary(total, ended)
+            except OSError as error:  # the others' can be
+                guard.say(f"the figures of {root} cannot be written ({error}); they are tried again")
 
     def _complain(self, root: Path, note: str) -> None:
         """Say *note*, here and in the line that tells what became of a run."""
@@ -93,12 +98,12 @@ class RunFolders:
         """Turn segments into Parquet where there are enough of them."""
         for writer in self.writers.values():
             if writer.closed_segments >= COMPACT_SEGMENTS:
-                self._compact(writer)
+                guard.guarded(self._compact)(writer)
                 writer.closed_segments = 0
 
     def _compact(self, writer: RunWriter) -> None:
         """Turn closed segments into Parquet and keep the host within its quota."""
-        if not writer.is_open:
+        if writer.is_gone or not writer.is_open:
             return
         compact(writer.folder, writer.number)
         dropped = keep_within(writer.folder, self._quota - metrics_bytes(writer.folder))
@@ -109,16 +114,21 @@ class RunFolders:
 
     def finish(self) -> None:
         """Take in what others wrote of these runs, and compact all."""
-        for root, writer in self.writers.items():
+        for root, writer in self._there():
             guard.guarded(self._ingest)(root, writer)
             guard.guarded(self._close_segments)(writer)
 
     def close(self) -> None:
         """Write the last summaries, and the files that processes want to have when all is over."""
         guard.guarded(self.write_summaries)(ended=True)
-        for root, writer in self.writers.items():
+        for root, writer in self._there():
             guard.guarded(self._write_at_end)(root, writer)
+        for writer in self.writers.values():
             guard.guarded(writer.close)()
+
+    def _there(self) -> list[tuple[Path, RunWriter]]:
+        """Return the runs whose folder is there: one that somebody removed after its end is not made again."""
+        return [(root, writer) for root, writer in self.writers.items() if not writer.is_gone]
 
     def _close_segments(self, writer: RunWriter) -> None:
         writer.close_segment()

@@ -37,6 +37,7 @@ class RunWriter:
         host: This host's folder in it.
 
     Attributes:
+        removed: How many spans were in the folder when somebody removed it.
         comm_steps: Which completions of a tensor BytePS's variables ask for, as ``10-20``; "" if for none or all.
     """
 
@@ -53,19 +54,33 @@ class RunWriter:
         self.processes: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
         self.comm_steps = ""
-        self._inherited: dict[str, Any] = {}
+        self._inherited: dict[str, Any] | None = None
+        self._run: dict[str, Any] = {}
         self._lock = -1
+        self._kept = self.removed = 0
 
     def open(self) -> None:
-        """Make the folders, take over what an earlier drain of this host left there."""
+        """Make the folders, anew if they are gone; take over what an earlier drain of this host left there."""
+        if self.is_gone:
+            self._leave_folder()
         if self._lock < 0:
             self._take_folder()
-        before = read_json(self.folder / "drain.json") or {}
+        if self._inherited is None:
+            self._take_over(read_json(self.folder / "drain.json") or {})
+        self.number = max(self.number, 1 + max((segment_number(p) for p in self.folder.glob(SEGMENTS)), default=0))
+        self._open_descriptors()
+        if self._run:
+            self._write_run()
+            self.write_summary(self.summary)
+
+    def _take_over(self, before: dict[str, Any]) -> None:
         self.processes = {int(p["nonce"], 16): p for p in before.get("processes", [])}
-        self._inherited = before.get("summary", {})
+        self._inherited = summary = before.get("summary", {})
+        self._kept = summary.get("spans", 0) - summary.get("removed", 0)
         self.comm_steps = str(before.get("comm_steps", ""))
-        self.number = 1 + max((segment_number(p) for p in self.folder.glob(SEGMENTS)), default=0)
-        self.number = max(self.number, int(before.get("next_segment", 1)))
+        self.number = int(before.get("next_segment", 1))
+
+    def _open_descriptors(self) -> None:
         path = self.folder / "descriptors.arrows"
         old = read_stream(path) if path.exists() else None
         # A stream cannot be continued after a torn end: the good part is copied, then the name is taken over.
@@ -78,6 +93,24 @@ class RunWriter:
             for process, number in ids:
                 self._known[process] = max(self._known.get(process, 0), number + 1)
         partial.replace(path)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the folder that was this writer's, or moved it away."""
+        if self._lock < 0:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._lock), (self.folder / ".lock").stat())
+        except OSError:
+            return True
+
+    def _leave_folder(self) -> None:
+        """Let go of a folder that is gone, and count what was in it."""
+        if self.is_open:
+            self._give_up()
+        os.close(self._lock)
+        self._lock = -1
+        self._kept, self.removed = 0, self.removed + self._kept
 
     def _take_folder(self) -> None:
         """Make the host's folder and have it for this process alone.
@@ -105,17 +138,20 @@ class RunWriter:
 
     def name_run(self, bind: Bind) -> None:
         """Write ``run.json`` unless another host did."""
+        self._run = {
+            "schema": columns.SCHEMA_VERSION,
+            "job": bind.job,
+            "job_name": bind.job_name,
+            "generation": bind.generation,
+            "world": bind.world,
+            "world_size": bind.world_size,
+        }
+        self._write_run()
+
+    def _write_run(self) -> None:
         path = self.root / "run.json"
         if not path.exists():
-            run = {
-                "schema": columns.SCHEMA_VERSION,
-                "job": bind.job,
-                "job_name": bind.job_name,
-                "generation": bind.generation,
-                "world": bind.world,
-                "world_size": bind.world_size,
-            }
-            write_json(path, run)
+            write_json(path, self._run)
 
     def know(self, process: Process) -> None:
         """Remember who *process* is; written with the next summary."""
@@ -139,7 +175,7 @@ class RunWriter:
         Raises:
             OSError: There is no room, or the folder cannot be written; nothing of *rows* counts as written.
         """
-        if not self.is_open:
+        if self.is_gone or not self.is_open:
             self.open()
         try:
             self._append(nonce, rows, descriptors, errors)
@@ -165,6 +201,7 @@ class RunWriter:
         self._segment.write_batch(columns.to_arrow(rows, errors, nonce))
         self._sink.flush()
         self.rows += len(rows)
+        self._kept += len(rows)
         if self._sink.tell() > SEGMENT_BYTES:
             self.close_segment()
 
@@ -196,15 +233,16 @@ class RunWriter:
         self.rows = 0
 
     def write_summary(self, summary: dict[str, Any], ended: bool = False) -> None:
-        """Write ``drain.json``: who wrote here, and what became of their spans."""
+        """Write ``drain.json``: who wrote here, and what became of their spans. A folder that is gone stays so."""
         self.summary = summary
-        if self.is_open:
+        if self.is_open and not self.is_gone:
+            figures = {**summary, "removed": self.removed} if self.removed else summary
             value = {
                 "schema": columns.SCHEMA_VERSION,
                 "ended": ended,
                 "next_segment": self.number,
                 "processes": list(self.processes.values()),
-                "summary": _sum(self._inherited, summary),
+                "summary": _sum(self._inherited or {}, figures),
             }
             if self.comm_steps:
                 value["comm_steps"] = self.comm_steps

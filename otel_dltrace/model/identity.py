@@ -62,16 +62,18 @@ def _hashed(tag: str, *fields: str | int) -> "hashlib._Hash":
 def _shared_ids(make: Callable[..., list[int]], tag: str, *fields: str | int, last: Sequence[int | str]) -> list[int]:
     """Return what *make* does; all ranks of a drain ask for the same, so what was made is remembered."""
     known = _known_ids(tag, *fields)
-    new = [x for x in last if x not in known]
-    if len(known) + len(new) > _MOST_KNOWN:
-        known.clear()
-        new = [*last]
-    if new:
-        known.update(zip(new, make(tag, *fields, last=new), strict=True))
-    return [known[x] for x in last]
+    ids = [known.get(x, 0) for x in last]
+    if 0 not in ids:
+        return ids
+    new = dict.fromkeys(x for x, one in zip(last, ids, strict=True) if not one)
+    made = dict(zip(new, make(tag, *fields, last=[*new]), strict=True))
+    if len(known) + len(made) > _MOST_KNOWN:
+        known.clear()  # another thread may look at the same time
+    known.update(made)
+    return [one or made[x] for x, one in zip(last, ids, strict=True)]
 
 
-@lru_cache(maxsize=64, typed=True)
+@lru_cache(maxsize=1024, typed=True)  # a series for each tensor of a push_pull
 def _known_ids(*_fields: str | int) -> dict[int | str, int]:
     return {}
 

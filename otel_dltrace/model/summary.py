@@ -47,6 +47,7 @@ def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any], *, is_over: 
         **{f"ring full at level {k[7:]}": n for k, n in figures.items() if k.startswith("lapped_")},
         "no room in the ring": figures.get("unrecorded", 0),
         "quota": figures.get("dropped_by_quota", 0),
+        "removed with the run directory": figures.get("removed", 0),
         **{f"{name} {why}": n for name, exporter in exporters.items() for why, n in exporter["dropped"].items()},
     }
     lost = [f"{n:,} lost ({why})" for why, n in reasons.items() if n]

@@ -182,6 +182,7 @@ class Lanes:
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()  # the child's descriptor; the parent's lock is the parent's
+            ring.end_reading()
         self.names.after_fork()
 
     def _forget_lanes(self) -> None:

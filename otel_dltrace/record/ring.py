@@ -88,6 +88,7 @@ class RingWriter:
         self.folder = folder
         self.path = folder / f"{self.nonce.hex()}.ring"
         self.unrecorded = 0
+        self._reading_fd = -1
         self._lock = threading.RLock()  # a signal handler may interrupt a lease and lease
         self._leases = itertools.count(1)
         self._cursor = 0
@@ -164,7 +165,14 @@ class RingWriter:
 
     def take_for_reading(self) -> bool:
         """Have this process read the ring, and no other; return whether none does already."""
-        return take_for_reading(self._fd)
+        # Not by the ring's own descriptor: the map has another of the same file, which forked children keep open.
+        self._reading_fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return take_for_reading(self._reading_fd)
+
+    def end_reading(self) -> None:
+        """Read no more, or leave that to the process that this one was forked from."""
+        close_if_still(self._reading_fd, self._file)
+        self._reading_fd = -1
 
     def release(self, index: int) -> None:
         """Give a chunk back (-1: none): it is full, or its ring is over."""
@@ -209,12 +217,12 @@ def writer_is_alive(fd: int) -> bool:
 def take_for_reading(fd: int) -> bool:
     """Return whether the ring open as *fd* is ours to read until *fd* is closed: no other drain does.
 
-    This lock, ``flock``, knows nothing of the writer's, ``lockf``.
+    This lock, ``flock``, knows nothing of the writer's, ``lockf``; where a file system has none, nobody has it.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True
 
 
@@ -230,6 +238,14 @@ def make_ring_folder(folder: Path) -> None:
         raise RingError(f"no folder for rings at {folder}: {error.strerror}; {_CURE}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RingError(f"{folder} cannot be written; {_CURE}")
+
+
+def changed_at(path: Path) -> int:
+    """Return when the file at *path* was written last, in ns since 1970; 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def file_of(fd: int) -> tuple[int, int]:

@@ -338,6 +338,7 @@ class Tracer:
         server_key: The one key of which a parameter server records pushes and pulls; -1: of all.
         horovod_timeline: Returns where the user wants Horovod's own timeline now, "" for nowhere.
         nccl_timing: Returns whether PyTorch, asked now, measures how long collectives of NCCL take.
+        is_joining: Whether a process group has begun whose ranks have yet to agree on their run.
         metrics: Whether to record what only this process knows of itself.
         loop: What follows the program's training loop, from when there is one.
     """
@@ -357,7 +358,7 @@ class Tracer:
         self.starter, self.span_budget, self.server_key = starter, span_budget, server_key
         self.horovod_timeline: Callable[[], str] = str
         self.nccl_timing: Callable[[], bool] = bool
-        self.metrics = False
+        self.metrics = self.is_joining = False
         self.steps = Steps(recorder)
         self.loop: Any = None
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)

@@ -8,9 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[a-z]?")
-_OPTION = re.compile("-[A-Za-z]*?([cmWX])(.*)", re.DOTALL)
+_OPTION = re.compile("-[A-Za-z]*?([cmWX])(.*)|-(-)check-hash-based-pycs()", re.DOTALL)
 """Python's options that have a value; others may stand before them in one word, as in ``-um``."""
-_RUNNERS = ("mpi4py", "mpi4py.futures", "mpi4py.run", "torch.distributed.launch", "torch.distributed.run", "cProfile")
+_RUNNERS = {
+    *("mpi4py", "mpi4py.futures", "mpi4py.run", "torch.distributed.launch", "torch.distributed.run"),
+    *("cProfile", "coverage", "debugpy", "pdb", "profile", "trace", "viztracer", "scalene", "memory_profiler"),
+}
 """Modules that run a program."""
 _SPAWNED = "from multiprocessing."
 """How the code begins that multiprocessing gives a child by ``-c``."""
@@ -35,8 +38,10 @@ def program_name(words: Sequence[str]) -> str:
     any(_PYTHON.fullmatch(Path(word).name) for word in rest)  # takes the words up to Python's own
     for word in rest:
         option = _OPTION.match(word)
+        if word == "-":
+            return ""
         if option:
-            kind, value = option[1], option[2] or next(rest, "")
+            kind, value = option[1] or option[3], option[2] or next(rest, "")
             if kind == "m":
                 return _run_by(value, [*rest]) if value in _RUNNERS else value
             if kind == "c":

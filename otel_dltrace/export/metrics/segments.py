@@ -76,6 +76,8 @@ class MetricSegments:
                 self._path.unlink()
 
     def _append(self, batch: MetricBatch) -> None:
+        if self._stream is not None and not self._path.exists():
+            self.close()  # somebody removed it
         if self._stream is None:
             self._open()
         assert self._stream is not None

@@ -51,6 +51,7 @@ class _Request:
     spans: int
     tag: Hashable = None
     file: Spilled | None = None
+    folder: Path | None = None
 
 
 class Sender:
@@ -61,7 +62,7 @@ class Sender:
 
     Args:
         transport: The way to the collector.
-        folder: Returns the spill folder, or None while it is not known; the first one named stays.
+        folder: Returns the spill folder, or None while it is not known.
         memory_limit: Bytes held in memory; what is above goes to the spill folder at once.
         spill_limit: Bytes held on disk; above it the oldest are dropped.
     """
@@ -96,10 +97,14 @@ class Sender:
         self._thread = Thread(target=guarded(self._run), name="otel_dltrace-otlp", daemon=True)
         self._thread.start()
 
-    def submit(self, body: bytes, spans: int, tag: Hashable) -> None:
-        """Take over *body*, an encoded request of *spans* spans; *tag* is what `pending` knows it by."""
-        request = _Request(body, spans, tag)
+    def submit(self, body: bytes, spans: int, tag: Hashable, folder: Path | None = None) -> None:
+        """Take over *body*, an encoded request of *spans* spans; *tag* is what `pending` knows it by.
+
+        *folder* is its spill folder, if not that of all.
+        """
+        request = _Request(body, spans, tag, folder=folder)
         with self._changed:
+            self._open_spill(folder)
             self._unsettled[tag] += 1
             self._bytes += len(body)
             if len(body) > _LARGEST:
@@ -230,7 +235,7 @@ class Sender:
             self._queue.popleft()
 
     def _to_disk(self, request: _Request) -> bool:
-        self._open_spill()
+        self._open_spill(request.folder)
         if self._spill is None:
             return False
         try:
@@ -257,10 +262,15 @@ class Sender:
         if not self._unsettled[request.tag]:
             del self._unsettled[request.tag]
 
-    def _open_spill(self) -> None:
-        if self._spill is None and (folder := self._folder()) is not None:
+    def _open_spill(self, folder: Path | None = None) -> None:
+        """Have what is put on disk from now on go to *folder*, and send what an earlier process left there."""
+        folder = folder or self._folder()
+        if folder is not None:
             try:
-                self._spill = Spill(folder, self._spill_limit)
+                if self._spill is None:
+                    self._spill = Spill(folder, self._spill_limit)
+                else:
+                    self._spill.move_to(folder)
             except OSError as error:
                 say(f"the spill folder {folder} cannot be read ({error}): spans wait in memory")
 

@@ -21,7 +21,7 @@ class Spilled:
 
 
 class Spill:
-    """A folder of waiting requests, of at most *limit* bytes.
+    """Folders of waiting requests, of at most *limit* bytes together: one for each run.
 
     It has one owner at a time, but is not guarded against threads. A request that was taken stays
     on disk until it is removed, so that nothing is lost when the sending process dies.
@@ -30,12 +30,26 @@ class Spill:
     def __init__(self, folder: Path, limit: int = 256 << 20) -> None:
         self.folder = folder
         self._limit = limit
-        found = _scan(folder)
-        self._waiting = deque(found)
-        self._bytes = sum(entry.size for entry in found)
-        self._next = found[-1].number + 1 if found else 0
+        self._known: set[Path] = set()
+        self._waiting: deque[Spilled] = deque()
+        self._bytes = self._next = 0
+        self.move_to(folder)
         self.lost = 0
         """How many spans were in files that could not be read again."""
+
+    def move_to(self, folder: Path) -> None:
+        """Put what comes from now on into *folder*; what an earlier process left there waits as well.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        if folder not in self._known:
+            found = _scan(folder)
+            self._waiting.extend(found)
+            self._bytes += sum(entry.size for entry in found)
+            self._next = max([self._next, *(entry.number + 1 for entry in found)])
+            self._known.add(folder)
+        self.folder = folder
 
     def __len__(self) -> int:
         """Return how many requests wait, those taken not counted."""

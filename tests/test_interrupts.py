@@ -1,0 +1,132 @@
+"""Ctrl-C, SIGTERM, a working directory that is gone: commands end as a shell expects, and say where spans are."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests import servers
+from tests.support import Place
+
+PATIENT = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(8))
+    import otel_dltrace as d
+    for i in range(2):
+        with d.step(i):
+            pass
+    time.sleep(60)
+"""
+IMPATIENT = """
+    import atexit, signal
+    import otel_dltrace as d
+    for i in range(2):
+        with d.step(i):
+            pass
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    @atexit.register
+    def ended():  # before what `otel_dltrace` does at the end
+        print("ended", flush=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+
+
+def start_run(place: Place, **env: str) -> "subprocess.Popen[str]":
+    """Start `otel-dltrace run` as a shell does, in a process group of its own, and wait for its run directory."""
+    command = [sys.executable, "-m", "otel_dltrace", "run", "--", sys.executable, str(place.write(PATIENT))]
+    pipe, env = subprocess.PIPE, place.env(**SOON, **env)
+    run = subprocess.Popen(
+        command, cwd=place.folder, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    place.children.append(run)
+    servers.wait_until(lambda: list(place.folder.glob("dltrace-*/hosts/*/spans-*")), what="the run directory")
+    return run
+
+
+def interrupt(run: "subprocess.Popen[str]") -> None:
+    """Press Ctrl-C."""
+    os.killpg(run.pid, signal.SIGINT)
+
+
+def programs(run: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Return the processes that *run* has started, but the drain, and that have not ended."""
+    children = psutil.Process(run.pid).children()
+    return [p for p in children if p.status() != psutil.STATUS_ZOMBIE and "drain" not in p.cmdline()]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_drain(place):
+    """It goes on by itself, and reads all; the command ends at once and says where the spans are."""
+    run = start_run(place, OTEL_DLTRACE_DRAIN="off")  # the program does not wait for it either
+    (drain,) = place.drains()
+    drain.suspend()
+    interrupt(run)
+    servers.wait_until(lambda: not programs(run), what="the end of the program")
+    interrupt(run)
+    ended = place.finish(run, 30)
+    drain.resume()
+    place.wait_for_drains()
+
+    (folder,) = place.runs()
+    told = f"otel-dltrace: the drain goes on by itself: what is left of the spans goes to {folder.name}\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
+    assert sum(map(len, place.spans())) == 2
+    assert list(place.rings.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)], ids=["SIGINT", "SIGTERM"])
+def test_a_report_can_be_interrupted(place, number, code):
+    """Here one that waits for a file that never comes."""
+    run = start_run(place)
+    (folder,) = place.runs()
+    (folder / "run.json").unlink()
+    os.mkfifo(folder / "run.json")
+    interrupt(run)
+    servers.wait_until(lambda: not psutil.Process(run.pid).children(), what="the end of program and drain")
+    os.killpg(run.pid, number)
+    ended = place.finish(run, 30)
+
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert "Traceback" not in ended.stderr
+    assert number == signal.SIGTERM or ended.stderr == f"otel-dltrace: 2 spans recorded, none lost; in {folder.name}\n"
+    assert place.drains() == []
+
+
+def test_a_program_that_has_ended_is_interrupted_without_a_traceback(place):
+    """It only waits for its drain, and waits no longer."""
+    program = place.start(IMPATIENT, OTEL_DLTRACE="1", **SOON)
+    servers.wait_until(place.drains, what="the drain")[0].suspend()
+    assert program.stdout.readline() == "ended\n"
+    program.send_signal(signal.SIGINT)
+
+    assert place.finish(program, 30).stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["run", "--", "true"], id="run"),
+        pytest.param(["recover"], id="recover"),
+        pytest.param(["drain"], id="drain"),
+        pytest.param(["report", "dltrace-x"], id="report"),
+        pytest.param(["compare", "dltrace-x", "dltrace-y"], id="compare"),
+        pytest.param(["export", "dltrace-x", "--to", "chrome", "-o", "trace.json"], id="export"),
+    ],
+)
+def test_a_working_directory_that_is_gone_is_one_sentence(place, arguments):
+    """Whatever would be written there, or looked for."""
+    gone = place.folder / "gone"
+    gone.mkdir()
+    leave = 'cd gone && rmdir ../gone && exec "$@"'
+    done = place.finish(place.popen(["sh", "-c", leave, "sh", sys.executable, "-m", "otel_dltrace", *arguments]))
+
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert said in (
+        "otel-dltrace: the working directory has been removed: cd to one that is there",
+        "otel-dltrace: dltrace-x is no run directory: it has no folder hosts/; give one that a traced run printed",
+    )

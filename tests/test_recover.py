@@ -1,0 +1,88 @@
+"""`otel-dltrace recover`: what nobody drained, and what waits on disk for a collector, each where its own run says."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+
+KILLED = """
+    import os, signal
+    import otel_dltrace as d
+    d.start()
+    for i in range(2):
+        with d.step(i):
+            pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+STEPS = """
+    import otel_dltrace as d
+    d.start()
+    for i in range(3):
+        with d.step(i):
+            pass
+"""
+ON = {"OTEL_DLTRACE": "1", "RANK": "0", "WORLD_SIZE": "1", "OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_METRICS": "0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        pytest.param({}, "OTEL_EXPORTER_OTLP_ENDPOINT is not set", id="no endpoint"),
+        pytest.param(
+            {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+            "OTEL_TRACES_EXPORTER=none leaves otlp out",
+            id="not over OTLP",
+        ),
+    ],
+)
+def test_spans_that_are_recovered_and_not_sent_are_said_to_be(place, env, why):
+    """Their rings are gone then; the second time there is nothing to say of it."""
+    place.run(KILLED, **ON, OTEL_DLTRACE_DRAIN="off")
+    first, second = (place.command("recover", **env) for _ in range(2))
+
+    (run,) = place.runs()
+    assert (first.returncode, first.stdout) == (
+        0,
+        f"{run.name}: 2 spans recovered, 0 of them open\n"
+        f"nothing was sent: {why}; `otel-dltrace export RUN --to otlp` writes the spans for a collector\n",
+    )
+    assert second.stdout == f"no ring in {place.rings} is without its writer and its drain\n"
+
+
+def test_spans_are_recovered_to_where_the_environment_says_now(place, tmp_path):
+    """Whatever the run's own said."""
+    place.run(KILLED, **ON, OTEL_DLTRACE_DRAIN="off", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
+    with servers.collector(tmp_path) as collector:
+        done = place.command("recover", **ON, OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
+        collector.wait_for(4)
+
+    assert done.stdout == f"{place.runs()[0].name}: 2 spans recovered, 0 of them open\n"
+
+
+def spilled(run: Path) -> int:
+    """Return how many spans of *run* wait on disk, as the names of the files say."""
+    return sum(int(path.stem.rpartition("-")[2]) for path in run.glob("hosts/*/spill/*.otlp"))
+
+
+def test_what_waits_for_the_collector_is_in_its_own_run(place, tmp_path):
+    """Two jobs have one drain: who removes the first, or recovers the second alone, loses nothing of the second."""
+    away = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{servers.free_port()}"}
+    drains = []
+    for _ in range(2):
+        place.run(STEPS, **away)
+        drains += place.drains()
+    drains[0].terminate()
+    place.wait_for_drains()
+    first, second = place.runs()
+    waiting = [spilled(run) for run in (first, second)]
+    shutil.rmtree(first)
+    with servers.collector(tmp_path) as collector:
+        done = place.command("recover", str(second), OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
+        received = {span.span_id for span in collector.wait_for(6)}
+
+    assert drains[0] == drains[1]
+    assert waiting == [6, 6]
+    assert "6 spans sent, 0 still waiting" in done.stdout
+    assert {int(i).to_bytes(8, "big") for batch in place.spans() for i in batch["span_id"]} < received

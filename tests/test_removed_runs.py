@@ -1,0 +1,134 @@
+"""Somebody tidies up: run directories are removed while their drain is at work, for them or for another job."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_dltrace.export.run_reader import read_run
+from tests import servers
+from tests.support import Place
+
+HALVES = """
+    import otel_dltrace as d, sys
+    d.start()
+    for half in range(2):
+        for i in range(10):
+            with d.step(10 * half + i), d.phase("rollout"):
+                pass
+        print(half, flush=True)
+        sys.stdin.readline()
+"""
+ON = {
+    "OTEL_DLTRACE": "1",
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "OTEL_DLTRACE_METRICS": "0",
+    "OTEL_DLTRACE_STEPS": "all",
+    "OTEL_BSP_SCHEDULE_DELAY": "50",
+}
+QUIET = {"processes": 1, "truncated": 0, "late": 0, "not_in_otlp": 0, "unrecorded": 0}
+
+
+class Job:
+    """A program that writes 20 spans, waits for `go_on`, writes 20 more, and waits again."""
+
+    def __init__(self, place: Place, name: str, **env: str) -> None:
+        self.place, self.name = place, name
+        program = [sys.executable, str(place.write(HALVES, f"{name}.py"))]
+        pipe = subprocess.PIPE
+        env = place.env(**ON, **env)
+        self.process = subprocess.Popen(program, cwd=place.folder, env=env, stdin=pipe, stdout=pipe, text=True)
+        place.children.append(self.process)
+        self.wait_for(20, self.process.stdout.readline)
+
+    @property
+    def run(self) -> Path:
+        """Return its run directory."""
+        (run,) = self.place.folder.glob(f"dltrace-{self.name}-*")
+        return run
+
+    def spans(self) -> int:
+        """Return how many of its spans can be read."""
+        runs = self.place.folder.glob(f"dltrace-{self.name}-*")
+        return sum(len(batch) for run in runs if (run / "hosts").is_dir() for batch in read_run(run))
+
+    def wait_for(self, spans: int, said: Any) -> None:
+        """Wait until the program has *said* something, and its drain has written *spans*."""
+        said()
+        servers.wait_until(lambda: self.spans() >= spans, what=f"{spans} spans of {self.name}")
+
+    def go_on(self) -> None:
+        """Have it write its second half."""
+        print(file=self.process.stdin, flush=True)
+        self.process.stdout.readline()
+
+    def end(self) -> None:
+        """Have it end; its drain has then read all of it."""
+        self.process.communicate("\n", timeout=240)
+
+    def summary(self) -> dict[str, Any]:
+        """Return its figures, as its drain has written them down."""
+        (path,) = self.run.glob("hosts/*/drain.json")
+        return json.loads(path.read_text())["summary"]
+
+
+def end_drains(place: Place) -> list[int]:
+    """Have the drains end without lingering; return which there were."""
+    drains = place.drains()
+    for drain in drains:
+        drain.terminate()
+    place.wait_for_drains()
+    return [drain.pid for drain in drains]
+
+
+@pytest.mark.parametrize("begin", [["removed", "other"], ["other", "removed"]], ids=" ".join)
+def test_a_run_directory_that_is_removed_is_nothing_to_the_other_job(place, begin):
+    """One drain serves both, and goes on. What comes of the first is in a directory made anew, what went is counted."""
+    jobs = {name: Job(place, name) for name in begin}
+    drains = [drain.pid for drain in place.drains()]
+    shutil.rmtree(jobs["removed"].run)
+    for job in jobs.values():
+        job.go_on()
+    for job in jobs.values():
+        job.end()
+    still = end_drains(place)
+
+    assert len(drains) == 1
+    assert still == drains
+    assert {name: (job.summary(), job.spans()) for name, job in jobs.items()} == {
+        "removed": ({**QUIET, "spans": 40, "removed": 20}, 20),
+        "other": ({**QUIET, "spans": 40}, 40),
+    }
+    assert [path.suffix for path in jobs["other"].run.glob("hosts/*/s*")] == [".parquet"]
+
+
+def test_a_run_directory_that_is_removed_at_the_end_leaves_its_figures(place):
+    """Nothing comes any more, so there is nothing to read, and the drain's figures say why."""
+    job = Job(place, "removed")
+    shutil.rmtree(job.run)
+    job.process.kill()
+    place.wait_for_rings()
+    end_drains(place)
+
+    assert job.summary() == {**QUIET, "spans": 20, "removed": 20}
+
+
+def test_a_run_directory_that_is_removed_after_its_end_stays_away(place):
+    """The drain lingers for another job, whose directory is finished as ever."""
+    other, removed = (Job(place, name) for name in ("other", "removed"))
+    for job in (other, removed):
+        job.go_on()
+    removed.end()
+    shutil.rmtree(removed.run)
+    other.end()
+    end_drains(place)
+
+    (ended,) = place.folder.glob("dltrace-*/hosts/*/drain.json")
+    assert json.loads(ended.read_text())["ended"]
+    assert other.summary() == {**QUIET, "spans": 40}
+    assert [path.suffix for path in other.run.glob("hosts/*/s*")] == [".parquet"]
