@@ -148,11 +148,11 @@ def test_a_number_may_be_of_any_kind_also_in_the_first_record_of_a_chunk(recorde
     assert [record["b"] for record in read_own(recorder).records] == [*range(-9, 191)]
 
 
-def test_a_value_that_is_no_number_raises_and_leaves_a_hole(recorder: Recorder) -> None:
+def test_a_time_that_is_no_number_raises_and_leaves_a_hole(recorder: Recorder) -> None:
     """The caller's guard tells it; laps are still counted exactly, for the hole was never a record."""
     recorder.span(1, 3, 1, 2)
     with pytest.raises(TypeError):
-        recorder.span(1, 3, 1, 2, size="three")  # type: ignore[arg-type]
+        recorder.span(1, 3, "one", 2)  # type: ignore[arg-type]
     for _ in range(16 * 63):
         recorder.span(1, 3, 1, 2)
     read = read_own(recorder)

@@ -12,7 +12,7 @@ from ring_files import read_own
 
 import otel_dltrace.record.blocks as blocks_module
 import otel_dltrace.record.steps as steps_module
-from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.record.blocks import operation, phase, step
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import AMEND, BEGIN, SPAN
@@ -239,15 +239,45 @@ def test_a_phase_that_ends_in_another_context_is_still_recorded(
 
 @pytest.mark.parametrize("size", ["big", None, 1.5, 1 << 80, -1], ids=str)
 def test_an_odd_argument_never_raises_into_training(tracer: Tracer, size: Any) -> None:
-    """At worst the span is missing; later ones have the right parent."""
+    """The span is there, with a size of 0 if none can be told; later ones have the right parent."""
     with step():
         with phase("odd", size=size), operation("odd", size=size):
             pass
         with phase("good"):
             pass
 
-    assert [span[0] + str(span[4]) for span in spans(tracer)[-2:]] == ["good0", "rank.step0"]
+    found = [span[0] + str(span[4]) for span in spans(tracer)]
+    assert found == ["oddodd", "odd0", "good0", "rank.step0"]
     assert open_span.get() is None
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(2.0, 2), (0.5, 0), ("7", 7), ("abc", None), (float("nan"), None), ([], None)],
+    ids=str,
+)
+def test_an_odd_number_of_a_step_costs_that_number_alone(tracer: Tracer, value: Any, told: int | None) -> None:
+    """As where an epoch is counted in parts; the steps after it are there."""
+    with step(value, epoch=value, batch_size=value):
+        pass
+    with step(9, batch_size=8):
+        pass
+    ended = [record for record in read_own(tracer.recorder).records if record["kind"] == SPAN]
+    user, epoch, samples = (NO_USER_STEP, -1, 0) if told is None else (told, told, told)
+
+    assert [(one["size"], one["b"], one["a"]) for one in ended] == [(user, epoch, samples), (9, epoch, 8)]
+
+
+def test_a_marked_step_that_is_open_at_the_end_lasts_till_then(tracer: Tracer) -> None:
+    """As in a generator that nobody exhausts: its last stage is not the end of what the program marked."""
+    block = step()
+    block.__enter__()
+    with phase("work"):
+        pass
+    tracer.steps.end()
+    (_, work, _), (_, ended, _) = ((span[0], span[3], span[4]) for span in spans(tracer))
+
+    assert ended > work
 
 
 def test_operations_of_many_threads_get_each_number_once(tracer: Tracer) -> None:

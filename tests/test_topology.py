@@ -124,6 +124,11 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
         pytest.param(
             {"RANK": "²", "WORLD_SIZE": " 4 ", "LOCAL_RANK": "-1"}, World(0, 4, launcher="torchrun"), id="no numbers"
         ),
+        pytest.param(
+            {"RANK": "9" * 20, "WORLD_SIZE": "9" * 5000, "LOCAL_RANK": "2147483647"},
+            World(0, 1, 2147483647, launcher="torchrun"),
+            id="numbers of which there are not so many",
+        ),
     ],
 )
 def test_the_world_is_what_the_launcher_says(env, world):

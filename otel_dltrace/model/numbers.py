@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from otel_dltrace.model.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_DIGITS = 20
+"""More are of no number that anything can have, and Python refuses to read 4,300."""
 
 
 def whole_number(text: str) -> int | None:
     """Return the whole number that *text* is, with K, M or G (of 1,024) after it if you like; None if it is none."""
     digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    return int(digits) * _UNITS[unit] if digits.isascii() and digits.isdigit() and unit in _UNITS else None
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS and unit in _UNITS
+    return int(digits) * _UNITS[unit] if is_number else None
 
 
 def milliseconds(env: Mapping[str, str], name: str, default: float) -> float:

@@ -8,6 +8,8 @@ Env = Mapping[str, str]
 
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _MANY_NODES = 1 << 17
+_MOST, _DIGITS = (1 << 31) - 1, 64
+"""The largest number, and how many digits are read: Python refuses 4,300."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,12 @@ class World:
 
 
 def _number(env: Env, *names: str, default: int = 0) -> int:
-    """Return the first of *names* that holds a whole number."""
+    """Return the first of *names* that holds a whole number which a record can hold."""
     for name in names:
         # Not isdigit: it holds for "²", which int() refuses.
-        if env.get(name, "").strip().isdecimal():
-            return int(env[name])
+        text = env.get(name, "").strip()
+        if text.isdecimal() and len(text) <= _DIGITS and int(text) <= _MOST:
+            return int(text)
     return default
 
 

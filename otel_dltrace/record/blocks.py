@@ -5,10 +5,10 @@ from contextvars import Token
 from time import monotonic_ns
 from types import TracebackType
 
-from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
-from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase
+from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase, whole
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import RECORD
 from otel_dltrace.record.steps import Open, Operation, Tracer, live, open_span
@@ -41,7 +41,8 @@ class step:  # noqa: N801  -- used as a context manager, named as one
         self._tracer = tracer = live.tracer  # it ends what it began, whatever is switched on in between
         if tracer is not None:
             self._tell(tracer)
-            tracer.steps.begin_own(self._number, self._batch_size)
+            number = None if self._number is None else whole(self._number, NO_USER_STEP)
+            tracer.steps.begin_own(number, whole(self._batch_size))
         return self
 
     @guarded
@@ -55,7 +56,7 @@ class step:  # noqa: N801  -- used as a context manager, named as one
 
     def _tell(self, tracer: Tracer) -> None:
         if self._epoch is not None:
-            tracer.steps.epoch = self._epoch
+            tracer.steps.epoch = whole(self._epoch, -1)
 
 
 class phase:  # noqa: N801

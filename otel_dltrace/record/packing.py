@@ -4,8 +4,10 @@ import struct
 import sys
 from collections.abc import Callable
 from operator import index
+from typing import Any
 
 from otel_dltrace.model.semconv import Level
+from otel_dltrace.record import guard
 from otel_dltrace.record.ring import BEGIN, RECORD, SPAN
 
 HOLE = bytes(RECORD)
@@ -40,6 +42,19 @@ pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
 pack_amend_parent = struct.Struct("<IIIBBH16s8sII8xII").pack_into
 
 
+def whole(value: Any, default: int = 0) -> int:
+    """Return the number *value*, which a program gave, without what is behind its point; else *default*, told once."""
+    try:
+        return index(value)
+    except TypeError:
+        pass
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        guard.say(f"a number was expected, and a {type(value).__name__} that is none is left out")
+        return default
+
+
 def masked(
     head: tuple[int, int, int, int, int, int],
     start: int,
@@ -51,7 +66,7 @@ def masked(
     b: int,
     partition: int,
 ) -> tuple[int, ...]:
-    """Return a record's fields, each cut to its width; those that a program gave may be any integers, as numpy's."""
+    """Return a record's fields, each cut to its width; those that a program gave may be of any kind."""
     number, step, descriptor, kind, level, flags = head
     return (
         index(number) & _M32,
@@ -62,10 +77,10 @@ def masked(
         flags & _M16,
         index(start) & _M64,
         index(end) & _M64,
-        index(size) & _M64,
+        whole(size) & _M64,
         index(parent) & _M32,
         index(seq) & _M32,
-        ((index(a) + _SIGN) & _M32) - _SIGN,
-        ((index(b) + _SIGN) & _M32) - _SIGN,
+        ((whole(a) + _SIGN) & _M32) - _SIGN,
+        ((whole(b) + _SIGN) & _M32) - _SIGN,
         index(partition) & _M16,
     )

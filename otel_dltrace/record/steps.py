@@ -106,8 +106,8 @@ class Steps:
                 begun()
 
     def end(self, end: int = 0) -> None:
-        """End the current step at *end* (monotonic ns), by default where its last stage ended."""
-        self._end(end)
+        """End the current step at *end* (monotonic ns), by default where its last stage ended; now if it is marked."""
+        self._end(end or (monotonic_ns() if self.own else 0))
         self.on_left()
 
     def _end(self, end: int) -> None:

@@ -18,6 +18,8 @@ SWITCH = "OTEL_DLTRACE"
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 _OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_METRIC_EXPORT_", "OTEL_BSP_")
 """How the names of variables begin that say where spans and metrics go, and when."""
+_KEY_DIGITS = 19
+"""Of the largest key that BytePS can have, 64 bits wide."""
 _KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
 
 
@@ -80,7 +82,7 @@ class Config:
             raise ConfigError(f"{SWITCH}_DRAIN={self.drain!r} is none of auto, thread, off")
         if self.server_spans not in ("auto", "on", "off"):
             raise ConfigError(f"{SWITCH}_SERVER_SPANS={self.server_spans!r} is none of auto, on, off")
-        if self.server_key and not self.server_key.isdecimal():
+        if self.server_key and not (self.server_key.isdecimal() and len(self.server_key) <= _KEY_DIGITS):
             raise ConfigError(f"{SWITCH}_SERVER_KEY={self.server_key!r} is no key: declared key << 16 | partition")
         for name, least in (("ring_size", 1 << 17), ("span_budget", 0), ("quota", 0)):
             value = getattr(self, name)
