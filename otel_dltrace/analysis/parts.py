@@ -17,6 +17,8 @@ def parts_of(batches: Sequence[SpanBatch]) -> list[SpanBatch]:
     Of those that closed the same steps the one with the most of them is taken. If there are several parts, each has
     the steps that it closed alone: what a kill left open may be another one's step.
     """
+    if len(batches) == 1:
+        return [*batches]
     parts: dict[tuple[int, int], SpanBatch] = {}
     for batch in sorted(batches, key=lambda one: -len(_closed(one))):
         steps = _closed(batch)

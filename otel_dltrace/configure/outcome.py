@@ -31,9 +31,9 @@ def _figures(run: Path, hosts: str) -> list[dict[str, Any]]:
     found = []
     for path in sorted(run.glob(f"hosts/{hosts}/drain.json")):
         try:
-            found.append(json.loads(path.read_text())["summary"])
-        except (OSError, ValueError, KeyError):
-            continue  # being written
+            found.append(dict(json.loads(path.read_text())["summary"]))
+        except (OSError, TypeError, ValueError, KeyError):
+            continue  # not there yet, or damaged
     return found
 
 

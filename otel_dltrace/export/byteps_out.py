@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from otel_dltrace.export.byteps_ingest import author_of
-from otel_dltrace.export.files import begun, read_json, write_pieces
+from otel_dltrace.export.files import begun, read_object, write_pieces
 from otel_dltrace.export.run_reader import host_folders
 from otel_dltrace.formats.comm_json import Comm, joined, write_comm
 from otel_dltrace.formats.comm_spans import comm_of
@@ -39,7 +39,7 @@ def of_completions(batch: SpanBatch, window: Window) -> SpanBatch:
 
 def completions_of(run: Path) -> str:
     """Return which completions BytePS's variables asked for when *run* was traced, "" for all."""
-    asked = (read_json(folder / "drain.json") or {} for folder in host_folders(run))
+    asked = (read_object(folder / "drain.json") for folder in host_folders(run))
     return next(filter(None, (str(one.get("comm_steps", "")) for one in asked)), "")
 
 

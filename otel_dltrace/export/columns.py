@@ -28,6 +28,11 @@ DESCRIPTORS = pa.schema(
 )
 
 
+def are_spans(schema: pa.Schema, names: Sequence[str] = SPANS.names) -> bool:
+    """Return whether a file of *schema* has these *names* of the span schema, as we write them."""
+    return all(name in schema.names and schema.field(name).type == SPANS.field(name).type for name in names)
+
+
 def to_arrow(rows: Column, errors: Sequence[tuple[str, str]], process: int) -> pa.RecordBatch:
     """Return *rows* of the process with nonce *process* as one record batch."""
     arrays = [numbers(np.full(len(rows), process, np.uint64), pa.uint64())]

@@ -103,6 +103,11 @@ def _free_name(folder: Path, low: int, high: int) -> Path:
     return path
 
 
+def spans_bytes(folder: Path) -> int:
+    """Return how many bytes the spans in *folder* fill."""
+    return sum(path.stat().st_size for path in span_files(folder))
+
+
 def keep_within(folder: Path, quota: int) -> int:
     """Drop the oldest detail until *folder* is within *quota* bytes; return how many spans went.
 
@@ -121,8 +126,9 @@ def keep_within(folder: Path, quota: int) -> int:
 
 def _drop_from(parquet: Path, level: int) -> int:
     """Drop the spans of *level* and finer; return how many went. The file says so, and is not read again for it."""
-    metadata = pq.read_schema(parquet).metadata or {}
-    if int(metadata.get(_BELOW, b"255")) <= level:
+    schema = pq.read_schema(parquet)
+    metadata = schema.metadata or {}
+    if not columns.are_spans(schema) or int(metadata.get(_BELOW, b"255")) <= level:
         return 0
     table = pq.read_table(parquet)
     kept = table.filter(pc.less(table.column("level"), int(level)))

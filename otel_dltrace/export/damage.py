@@ -5,8 +5,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from otel_dltrace.export.files import read_json
-from otel_dltrace.export.run_reader import host_folders, span_files
+from otel_dltrace.export import columns
+from otel_dltrace.export.drain_json import entries_of
+from otel_dltrace.export.files import read_json, read_object
+from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, span_files, writers_in
+from otel_dltrace.export.rundir import SEGMENTS
+
+_FOREIGN = "is no file of a run"
 
 
 def damage_of(run: Path) -> list[str]:
@@ -15,7 +20,8 @@ def damage_of(run: Path) -> list[str]:
     Raises:
         RunNotFoundError: There is no run directory at *run*.
     """
-    return [f"{path.relative_to(run)} {what}" for folder in host_folders(run) for path, what in _in_folder(folder)]
+    found = [found for folder in host_folders(run) for found in _in_folder(folder)]
+    return [f"{path.relative_to(run)} {what}" for path, what in [*_in_run(run / "run.json"), *found]]
 
 
 def nothing_in(run: Path) -> str:
@@ -24,13 +30,15 @@ def nothing_in(run: Path) -> str:
     return f"{run}: no span can be read: {damage}" if damage else f"{run}: no span is in there yet"
 
 
+def _in_run(info: Path) -> list[tuple[Path, str]]:
+    is_fine = not info.exists() or isinstance(read_object(info).get("schema"), int)
+    return [] if is_fine else [(info, "is damaged: which version wrote the run is not known")]
+
+
 def _in_folder(folder: Path) -> list[tuple[Path, str]]:
     summary, names, spans = folder / "drain.json", folder / "descriptors.arrows", span_files(folder)
-    known = read_json(summary)
-    found = []
-    if summary.exists() and not isinstance(known, dict):
-        found.append((summary, "is damaged: whose spans these are is not known"))
-    is_over = isinstance(known, dict) and bool(known.get("ended"))
+    found = [(summary, what)] if (what := _unnamed(folder, summary, bool(spans))) else []
+    is_over = bool(read_object(summary).get("ended"))
     troubles = ((path, _trouble(path, is_whole=is_over or path != spans[-1])) for path in spans)
     found += [(path, what) for path, what in troubles if what]
     if spans and (what := _trouble(names, is_whole=is_over)):
@@ -38,16 +46,34 @@ def _in_folder(folder: Path) -> list[tuple[Path, str]]:
     return found
 
 
+def _unnamed(folder: Path, summary: Path, has_spans: bool) -> str:
+    """Return what is wrong with the *summary* in *folder*, and what is known of those whom it should name."""
+    named, writers = read_named(folder), writers_in(folder)
+    known = read_json(summary)
+    if not summary.exists():
+        what = "is missing" if has_spans else ""
+    elif not isinstance(known, dict) or len(named) < len(entries_of(known)):
+        what = "is damaged"
+    else:
+        unnamed = len(writers - named.keys())
+        what = f"does not name {unnamed} of {len(writers)} processes" if unnamed else ""
+    in_rows = bool(writers) and writers <= read_processes(folder).keys()
+    told = "rank and role are those in the columns" if in_rows else "whose spans these are is not known"
+    return f"{what}: {told}" if what else ""
+
+
 def _trouble(path: Path, *, is_whole: bool) -> str:
     """Return what is wrong with the Arrow or Parquet file *path*, "" for nothing; one being written may be torn."""
     batches = 0
     try:
         if path.suffix == ".parquet":
-            pq.read_metadata(path)
-            return ""
+            return _FOREIGN * (not columns.are_spans(pq.read_schema(path)))
         if not is_whole and not path.stat().st_size:
             return ""
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+            schema = columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS
+            if not reader.schema.equals(schema):
+                return _FOREIGN
             for _ in reader:
                 batches += 1
     except FileNotFoundError:

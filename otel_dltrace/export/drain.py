@@ -183,7 +183,14 @@ class Drain:
     def _leave(self, path: Path, why: str) -> None:
         self.refused[path] = f"{path} {why} and stays where it is; `otel-dltrace recover` tries it again"
         guard.say(self.refused[path])
-        self.followers.pop(path).source.close()
+        follower = self.followers.pop(path)
+        self._end_runs_of(follower)
+        follower.source.close()
+
+    def _end_runs_of(self, follower: Follower) -> None:
+        """Count no more for the runs of which *follower*'s was the last ring."""
+        for root in _roots([follower]) - _roots(self.followers.values()):
+            self._sent.end(root)
 
     def _read_and_send(self, path: Path, now: float, is_due: bool) -> bool:
         """Read one ring; return whether it can be followed, which an error of our own says it cannot."""
@@ -342,8 +349,7 @@ class Drain:
         follower = self.followers.pop(path)
         self.runs.count(follower, goes_out=self.outlet is not None)
         self.runs.write_summaries(ended=False)
-        for root in _roots([follower]) - _roots(self.followers.values()):
-            self._sent.end(root)
+        self._end_runs_of(follower)
         if follower.source.names_torn:
             self.refused[path] = f"{path.with_suffix('.names')} was damaged: some of its spans have no names"
             guard.say(self.refused[path])

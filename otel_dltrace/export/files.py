@@ -122,6 +122,12 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in *path*; empty where it is absent, damaged or something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
+
+
 def read_stream(path: Path) -> pa.Table | None:
     """Return the record batches of an Arrow stream that its writer may not have closed; None if it has none."""
     batches = list(stream_batches(path, pa.memory_map))

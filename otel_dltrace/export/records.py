@@ -80,7 +80,7 @@ class Decoded(NamedTuple):
 
 def decode(records: Column, first: int = 0) -> Decoded:
     """Return *records*, *first* of which came first, by kind; unknown ones (of a newer writer) are left out."""
-    kind, level = records["kind"].copy(), records["level_source"] >> 4
+    kind, level = records["kind"].copy(), records["level_source"] >> 4  # close together, to be compared often
     is_span = kind == SPAN
     is_own = is_span & (level == Level.STEP)
     rows = _rows(records, level)

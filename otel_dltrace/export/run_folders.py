@@ -1,10 +1,10 @@
 """The run directories that one drain writes: the figures of each, and what is done with it when all is over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.compaction import compact, keep_within
+from otel_dltrace.export.compaction import compact, keep_within, spans_bytes
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.metrics.segments import metrics_bytes
 from otel_dltrace.export.rundir import RunWriter, host_folder_name
@@ -100,6 +100,18 @@ class RunFolders:
             if writer.closed_segments >= COMPACT_SEGMENTS:
                 guard.guarded(self._compact)(writer)
                 writer.closed_segments = 0
+
+    def keep_quota(self, roots: Iterable[Path]) -> None:
+        """Have *roots*, which no ring writes any more, within the quota now: their figures say that none is lost."""
+        for root in roots:
+            guard.guarded(self._keep_quota)(self.writers[root])
+
+    def _keep_quota(self, writer: RunWriter) -> None:
+        if writer.is_gone or not writer.is_open:
+            return
+        if spans_bytes(writer.folder) > self._quota - metrics_bytes(writer.folder):
+            writer.close_segment()
+            self._compact(writer)
 
     def _compact(self, writer: RunWriter) -> None:
         """Turn closed segments into Parquet and keep the host within its quota."""

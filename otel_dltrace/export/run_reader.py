@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.files import read_json, read_stream, stream_batches
+from otel_dltrace.export.authors import authors
+from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
+from otel_dltrace.export.files import read_object, read_stream, stream_batches
 from otel_dltrace.export.rundir import PARQUETS, SEGMENTS, segment_number
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
-from otel_dltrace.model.identity import NO_STEP, Bind
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.spans import Descriptors, Process, SpanBatch, concatenate
-from otel_dltrace.model.time import Anchor
 
 _PIECE = 1 << 15
 
@@ -33,9 +34,9 @@ def host_folders(run: Path) -> list[Path]:
         raise RunNotFoundError(
             f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed"
         )
-    info = read_json(run / "run.json") or {}
-    if info.get("schema", columns.SCHEMA_VERSION) > columns.SCHEMA_VERSION:
-        raise TraceFormatError(f"{run}: schema {info['schema']} is newer than this version reads; upgrade otel-dltrace")
+    schema = read_object(run / "run.json").get("schema")
+    if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
+        raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
     return sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
 
 
@@ -73,10 +74,11 @@ def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Tab
     if path.suffix == ".parquet":
         try:
             with pq.ParquetFile(path) as file:  # `pq.read_table` would import pandas, if there is one
-                return file.read(list(names))
+                return file.read(list(names)) if columns.are_spans(file.schema_arrow) else None
         except (pa.ArrowInvalid, OSError):
             return None
-    return read_stream(path)
+    table = read_stream(path)
+    return table if table is not None and columns.are_spans(table.schema) else None
 
 
 def read_pieces(path: Path) -> Iterator[pa.Table]:
@@ -96,10 +98,11 @@ def read_pieces(path: Path) -> Iterator[pa.Table]:
 
 def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
     if path.suffix != ".parquet":
-        yield from stream_batches(path)
+        yield from (batch for batch in stream_batches(path) if columns.are_spans(batch.schema))
         return
     with suppress(pa.ArrowInvalid, OSError), pq.ParquetFile(path) as file:
-        yield from file.iter_batches(_PIECE, columns=columns.SPANS.names)
+        if columns.are_spans(file.schema_arrow):
+            yield from file.iter_batches(_PIECE, columns=columns.SPANS.names)
 
 
 def extent_of(path: Path) -> tuple[int, int]:
@@ -164,23 +167,41 @@ def read_run(run: Path) -> list[SpanBatch]:
 
 
 def read_processes(folder: Path) -> dict[int, Process]:
-    """Return who wrote in a host's folder, by nonce."""
-    out = {}
-    for entry in (read_json(folder / "drain.json") or {}).get("processes", []):
-        bind = Bind.read(entry["bind"]) if entry.get("bind") else None
-        nonce = int(entry["nonce"], 16)
-        process = Process(nonce, bind, entry["host"], entry["boot_id"], entry["pid"], Anchor(**entry["anchor"]))
-        out[nonce] = replace(process, resource=tuple(entry.get("resource", {}).items()))
-    return out
+    """Return who wrote in a host's folder, by nonce: as its drain.json says or, where that does not, its rows."""
+    named = read_named(folder)
+    if named and writers_in(folder) <= named.keys():
+        return named
+    there = next(iter(named.values()), None)  # a folder is of one host and boot
+    found = authors(folder)
+    if there is not None:
+        found = {n: replace(process, host=there.host, boot_id=there.boot_id) for n, process in found.items()}
+    return {**found, **named}
+
+
+def read_named(folder: Path) -> dict[int, Process]:
+    """Return the processes that the drain.json of a host's folder names, by nonce."""
+    entries = map(read_process, entries_of(read_object(folder / "drain.json")))
+    return {process.nonce: process for process in entries if process is not None}
+
+
+def writers_in(folder: Path) -> set[int]:
+    """Return the nonces of the processes that described spans in a host's folder."""
+    table = _read_descriptors(folder)
+    return set() if table is None else set(table.column("process").unique().to_pylist())
 
 
 def read_descriptors(folder: Path) -> dict[int, list[Descriptor]]:
     """Return the descriptor tables of a host's processes, by nonce."""
-    table = read_stream(folder / "descriptors.arrows") if (folder / "descriptors.arrows").exists() else None
+    table = _read_descriptors(folder)
     return columns.descriptors_from_arrow(table) if table is not None else {}
+
+
+def _read_descriptors(folder: Path) -> pa.Table | None:
+    table = read_stream(folder / "descriptors.arrows") if (folder / "descriptors.arrows").exists() else None
+    return table if table is not None and table.schema.equals(columns.DESCRIPTORS) else None
 
 
 def read_summaries(run: Path) -> list[dict[str, Any]]:
     """Return what each host's drain wrote about itself."""
-    summaries = [read_json(folder / "drain.json") for folder in host_folders(run)]
+    summaries = [read_drain(folder) for folder in host_folders(run)]
     return [summary for summary in summaries if summary]

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.files import read_json, read_stream, write_json
+from otel_dltrace.export.drain_json import read_drain
+from otel_dltrace.export.files import read_stream, write_json
 from otel_dltrace.model.identity import Bind, run_directory_name
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, Process
@@ -44,6 +45,7 @@ class RunWriter:
     def __init__(self, root: Path, host: str) -> None:
         self.root = root
         self.folder = root / "hosts" / host
+        self._host, self._nth = host, 1
         self._segment: pa.ipc.RecordBatchStreamWriter | None = None
         self._descriptors: pa.ipc.RecordBatchStreamWriter | None = None
         self._sink: pa.NativeFile | None = None
@@ -66,7 +68,7 @@ class RunWriter:
         if self._lock < 0:
             self._take_folder()
         if self._inherited is None:
-            self._take_over(read_json(self.folder / "drain.json") or {})
+            self._take_over(read_drain(self.folder))
         self.number = max(self.number, 1 + max((segment_number(p) for p in self.folder.glob(SEGMENTS)), default=0))
         self._open_descriptors()
         if self._run:
@@ -117,18 +119,11 @@ class RunWriter:
 
         Another drain of the host, that of a second container or of other settings, has the next one.
         """
-        name = self.folder.name
-        for number in count(2):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # either says that it is locked
-                os.close(self._lock)
-                self.folder = self.folder.with_name(f"{name}-{number}")
-            except OSError:
-                return  # a file system without locks
-            else:
+        for nth in count(self._nth):
+            folder = self.folder.with_name(self._host if nth == 1 else f"{self._host}-{nth}")
+            lock = _lock_folder(folder)
+            if lock is not None:
+                self.folder, self._lock, self._nth = folder, lock, nth
                 return
 
     @property
@@ -258,6 +253,20 @@ class RunWriter:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """Make *folder*; return the descriptor that keeps it for this process alone, None if it is another's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # either says that it is locked
+        os.close(lock)
+        return None
+    except OSError:
+        pass  # a file system without locks
+    return lock
 
 
 def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

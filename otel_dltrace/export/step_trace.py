@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from otel_dltrace.export.files import read_json
+from otel_dltrace.export.files import read_object
 from otel_dltrace.export.run_reader import read_batches, read_summaries
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, rank_step_id, trace_id
@@ -37,7 +37,7 @@ def find_run(name: str, directory: Path) -> Path:
         runs = sorted(directory.glob("dltrace-*/run.json"), key=lambda path: path.stat().st_mtime)
     except OSError as error:
         raise DltraceError(f"{error.filename or name} cannot be read: {error.strerror or error}") from None
-    jobs = [(read_json(path) or {}, path.parent) for path in runs]
+    jobs = [(read_object(path), path.parent) for path in runs]
     found = [run for info, run in jobs if name in (info.get("job_name"), info.get("job"), run.name)]
     if not found:
         there = list(dict.fromkeys(str(info.get("job_name")) for info, _ in reversed(jobs)))[:MOST_NAMES]
