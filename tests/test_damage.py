@@ -1,11 +1,20 @@
 """A damaged run directory: what can be read is reported, and what cannot is said."""
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from otel_dltrace.cli.main import main
-from otel_dltrace.export.compaction import compact
+from otel_dltrace.export import columns
+from otel_dltrace.export.compaction import compact, keep_within
+from otel_dltrace.export.metric_reader import read_metrics
+from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.rundir import RunWriter, host_folder_name
 from otel_dltrace.model.spans import SpanBatch
 from tests.runs import ddp
@@ -80,6 +89,143 @@ def test_a_report_rests_on_what_can_be_read(tmp_path, capsys, name, harm, told):
     assert main(["report", str(run)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"; without what is damaged: {told}. All times" in said
+    assert "; none known to be lost; " in said
+
+
+def said_of(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Return on which ranks the report of *run* rests and what it calls damaged, having exported it, too."""
+    capsys.readouterr()
+    assert main(["report", str(run)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert main(["export", "--to", "chrome", "-o", str(run.with_name("trace.json")), str(run)]) == 0
+    damage = said.partition("without what is damaged: ")[2].partition(". All times")[0]
+    return said.partition("Rests on: ranks ")[2].partition(";")[0], damage
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"schema": "5"}', "null", "{}", '"run"', "{"])
+def test_a_run_that_does_not_tell_its_version_is_read_as_one_of_ours(tmp_path, capsys, text):
+    """Its file can be JSON and yet not what we wrote."""
+    run = a_run(tmp_path / "run", compacted=False)
+    (run / "run.json").write_text(text)
+
+    assert said_of(run, capsys) == ("0-1 of 2", "run.json is damaged: which version wrote the run is not known")
+
+
+UNKNOWN = "whose spans these are is not known"
+
+
+@pytest.mark.parametrize(
+    ("told", "what"),
+    [
+        pytest.param({"processes": [{"nonce": 5}]}, "is damaged", id="number"),
+        pytest.param({"processes": [None]}, "is damaged", id="none"),
+        pytest.param([1], "is damaged", id="list"),
+        pytest.param({"processes": 5}, "does not name 1 of 1 processes", id="no processes"),
+        pytest.param({"summary": [2], "next_segment": "x"}, "does not name 1 of 1 processes", id="figures"),
+    ],
+)
+def test_a_summary_that_is_json_and_no_summary_is_damaged(tmp_path, capsys, told, what):
+    """The other host's is read; a drain that takes over begins a new one."""
+    run = a_run(tmp_path / "run", compacted=False)
+    (run / HOSTS[1] / "drain.json").write_text(json.dumps(told))
+
+    assert said_of(run, capsys) == ("0 of 2, missing 1", f"{HOSTS[1]}/drain.json {what}: {UNKNOWN}")
+    assert read_metrics(run) == []
+    writer = RunWriter(run, host_folder_name("b", "boot"))
+    writer.open()
+    writer.write_summary({"spans": 3}, ended=True)
+    writer.close()
+    assert [told["summary"]["spans"] for told in read_summaries(run)][1:] == [3]
+
+
+@pytest.mark.parametrize("field", ["rank", "anchor"])
+def test_a_process_with_a_field_of_another_kind_is_not_known(tmp_path, capsys, field):
+    """Nothing is reckoned with a rank that is text."""
+    run = a_run(tmp_path / "run", compacted=False)
+    path = run / HOSTS[1] / "drain.json"
+    told = json.loads(path.read_text())
+    (entry,) = told["processes"]
+    (entry["bind"] if field == "rank" else entry)[field] = "one"
+    path.write_text(json.dumps(told))
+
+    assert said_of(run, capsys) == ("0 of 2, missing 1", f"{HOSTS[1]}/drain.json is damaged: {UNKNOWN}")
+
+
+def of_one_host(root: Path, *, compacted: bool) -> Path:
+    """Write a run of two ranks on one host."""
+    for batch in ddp(2, steps=10):
+        write(root, "a", batch, compacted=compacted)
+    return root
+
+
+def forget_all(summary: Path) -> None:
+    """Remove what a drain wrote down."""
+    summary.unlink()
+
+
+def forget_one(summary: Path) -> None:
+    """Have it name all processes but the last."""
+    told = json.loads(summary.read_text())
+    told["processes"].pop()
+    summary.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("forget", "what", "ranks"),
+    [(forget_all, "is missing", "none of 1"), (forget_one, "does not name 1 of 2 processes", "0 of 2, missing 1")],
+)
+def test_processes_that_a_summary_does_not_name_have_their_rank_in_a_parquet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], forget: Callable[[Path], None], what: str, ranks: str
+) -> None:
+    """Compacted rows tell rank, role and wall time; those of segments do not, and no rank is made up for them."""
+    whole, run = (of_one_host(tmp_path / name, compacted=True) for name in ("whole", "run"))
+    live = of_one_host(tmp_path / "live", compacted=False)
+    summary = f"{HOSTS[0]}/drain.json"
+    for one in (run, live):
+        forget(one / summary)
+
+    assert said_of(run, capsys) == ("0-1 of 2", f"{summary} {what}: rank and role are those in the columns")
+    assert [who(batch) for batch in read_run(run)] == [who(batch) for batch in read_run(whole)]
+    assert said_of(live, capsys) == (ranks, f"{summary} {what}: {UNKNOWN}")
+    main(["report", str(live)])
+    assert "the run has one rank" not in capsys.readouterr().out
+
+
+def test_who_takes_over_without_a_summary_hides_nothing(tmp_path):
+    """Its segments are not called like those that a Parquet replaces, which would go with them."""
+    run = of_one_host(tmp_path / "run", compacted=True)
+    forget_all(run / HOSTS[0] / "drain.json")
+    before = sum(map(len, read_run(run)))
+    (again, _) = ddp(2, steps=5)
+    write(run, "a", again, compacted=False)
+
+    assert sum(map(len, read_run(run))) == before + len(again)
+
+
+def who(batch: SpanBatch) -> tuple[Any, int, int]:
+    """Return whose *batch* is, as far as a Parquet tells, its offset to wall time and its length."""
+    assert batch.process.bind is not None
+    return replace(batch.process.bind, local_rank=0, local_world_size=1), batch.wall, len(batch)
+
+
+def test_a_file_of_somebody_else_is_left_out_and_said(tmp_path, capsys):
+    """A Parquet, a stream and a names file with other columns; the quota goes on with ours."""
+    run = a_run(tmp_path / "run", compacted=True)
+    table = pa.table({"a": [1, 2]})
+    folder = run / HOSTS[1]
+    pq.write_table(table, folder / "steps-00000016-00000017.parquet")
+    for name in ("spans-00099.arrows", NAMES):
+        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+
+    ranks, damage = said_of(run, capsys)
+    assert (ranks, damage) == (
+        "0-1 of 2",
+        f"{HOSTS[1]}/steps-00000016-00000017.parquet is no file of a run, {HOSTS[1]}/spans-00099.arrows is no file of "
+        f"a run, {HOSTS[1]}/{NAMES} is no file of a run: some spans have no names",
+    )
+    assert keep_within(folder, 0) > 0
+    assert columns.are_spans(pq.read_schema(next(folder.glob("steps-00000000-*"))))
 
 
 def test_a_whole_run_is_not_called_damaged(tmp_path, capsys):

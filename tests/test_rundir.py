@@ -1,7 +1,10 @@
 """The run directory: readable whatever state its writers left it in, each span once, within its quota."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,9 @@ import pytest
 from otel_dltrace.export import columns, compaction, follower, run_reader
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain, Serving
-from otel_dltrace.export.run_reader import read_run, read_summaries, span_files
+from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.span_files import last_step, span_files
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
@@ -228,7 +232,7 @@ def test_late_spans_of_compacted_steps_get_a_file_of_their_own(tmp_path):
 
     names = [path.name for path in span_files(writer.folder)]
     assert names == ["steps-00000000-00000009.1.parquet", "steps-00000000-00000009.parquet"]
-    assert [run_reader.last_step(path) for path in span_files(writer.folder)] == [9, 9]
+    assert [last_step(path) for path in span_files(writer.folder)] == [9, 9]
     assert len(read_back(tmp_path / "run")) == 80
 
 
@@ -293,6 +297,40 @@ def test_each_host_has_a_folder_and_all_are_read(tmp_path):
     assert [(b.rank, b.process.host, len(b)) for b in read_run(root)] == [(0, "node-0", 40), (1, "node-1", 40)]
     assert (root / "run.json").read_bytes() == said
     assert [summary["ended"] for summary in read_summaries(root)] == [True, False]
+
+
+LOCK = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_that_cannot_be_made_is_made_later(tmp_path):
+    """The host's own is another drain's: no descriptor of it is kept, and the next one keeps its name."""
+    process = a_process()
+    writer = RunWriter(tmp_path / "run", "node-0")
+    next_folder = writer.folder.with_name("node-0-2")
+    writer.folder.mkdir(parents=True)
+    next_folder.write_text("no folder")
+    command, pipe = [sys.executable, "-c", LOCK, str(writer.folder / ".lock")], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:
+        other.stdout.readline()
+        with pytest.raises(FileExistsError):
+            writer.append(process.nonce, rows_of(process, range(5)), DESCRIPTORS, ERRORS)
+        somebodys = os.open(tmp_path, os.O_RDONLY)
+        next_folder.unlink()
+        for _ in range(2):
+            writer.append(process.nonce, rows_of(process, range(5)), DESCRIPTORS, ERRORS)
+            written = sorted(path.parent.name for path in writer.root.glob("hosts/*/spans-*"))
+            shutil.rmtree(writer.folder)
+            assert (written, writer.folder) == (["node-0-2"], next_folder)
+        writer.close()
+        other.stdin.close()
+
+    os.close(somebodys)  # which fails if it was closed instead
 
 
 def test_the_next_drain_of_a_host_adds_to_its_summary(tmp_path):

@@ -1,8 +1,22 @@
 """The line at the end of a run says what became of every span."""
 
+import json
+
 import pytest
 
+from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.summary import summary_line
+from tests.support import Place
+
+MANY = """
+    import otel_dltrace as d
+    d.start()
+    for i in range(200):
+        with d.step(i):
+            for _ in range(40):
+                with d.phase("rollout"):
+                    pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -71,3 +85,18 @@ def test_before_the_end_nobody_says_that_none_is_lost():
     assert (
         summary_line({"spans": 5, "unrecorded": 1}, is_over=False) == "5 spans recorded, 1 lost (no room in the ring)"
     )
+
+
+@pytest.mark.parametrize(("quota", "lost"), [("20K", "8,000 lost (quota)"), ("5G", "none lost")])
+def test_the_line_tells_what_the_quota_takes(place: Place, quota: str, lost: str) -> None:
+    """It is taken before the line is written, and not once more when the drain ends."""
+    on = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_QUOTA": quota, "OTEL_DLTRACE_METRICS": "0"}
+    said = place.run(MANY, **on).stderr
+    (run,) = place.runs()
+    place.wait_for_drains()
+
+    (path,) = run.glob("hosts/*/drain.json")
+    figures = json.loads(path.read_text())["summary"]
+    assert said.startswith(f"otel_dltrace: {summary_line(figures)}; in {run.name}; "), said
+    assert summary_line(figures) == f"8,200 spans recorded, {lost}"
+    assert sum(map(len, read_run(run))) == 8200 - figures.get("dropped_by_quota", 0)

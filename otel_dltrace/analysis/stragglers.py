@@ -116,10 +116,8 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
     missing = sorted(set(range(expected)) - set(present))
     if not present:
         return "no rank recorded a step"
-    if min(present) < 0:
-        return "not of all spans is known whose they are"
     if expected < 2 and len(present) < 2:
-        return "the run has one rank, and nobody waits for it"
+        return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
     if missing:
         return f"{len(missing)} of {expected} ranks have no step here: {spell(missing)}"
     if drifted:

@@ -30,8 +30,8 @@ def check(config: Config) -> list[Finding]:
 
 def _host(run: Path, ago: str, path: Path) -> Finding:
     try:
-        figures: dict[str, Any] = json.loads(path.read_text())["summary"]
-    except (OSError, ValueError, KeyError):
+        figures: dict[str, Any] = dict(json.loads(path.read_text())["summary"])
+    except (OSError, TypeError, ValueError, KeyError):
         return Finding(AREA, NOTE, f"{run.name}, {ago}: {path.name} cannot be read", f"otel-dltrace report {run}")
     otlp = figures.get("otlp", {})
     what = f"{run.name}, {ago}: {summary_line(figures)}"

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.files import read_stream
-from otel_dltrace.export.run_reader import read_descriptors, read_processes, replaced_segments, span_files
-from otel_dltrace.export.rundir import PARQUETS, SEGMENTS, segment_number
+from otel_dltrace.export.run_reader import read_descriptors, read_processes
+from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.semconv import Level

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 from otel_dltrace.export import columns
 from otel_dltrace.export.drain_json import entries_of
 from otel_dltrace.export.files import read_json, read_object
-from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, span_files, writers_in
-from otel_dltrace.export.rundir import SEGMENTS
+from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
+from otel_dltrace.export.span_files import SEGMENTS, span_files
 
 _FOREIGN = "is no file of a run"
 
@@ -65,15 +65,14 @@ def _unnamed(folder: Path, summary: Path, has_spans: bool) -> str:
 def _trouble(path: Path, *, is_whole: bool) -> str:
     """Return what is wrong with the Arrow or Parquet file *path*, "" for nothing; one being written may be torn."""
     batches = 0
+    is_foreign = False
     try:
         if path.suffix == ".parquet":
             return _FOREIGN * (not columns.are_spans(pq.read_schema(path)))
         if not is_whole and not path.stat().st_size:
             return ""
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            schema = columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS
-            if not reader.schema.equals(schema):
-                return _FOREIGN
+            is_foreign = not reader.schema.equals(columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS)
             for _ in reader:
                 batches += 1
     except FileNotFoundError:
@@ -82,4 +81,4 @@ def _trouble(path: Path, *, is_whole: bool) -> str:
         if not batches:
             return "is damaged"
         return "is cut off" if is_whole else ""
-    return ""
+    return _FOREIGN * is_foreign

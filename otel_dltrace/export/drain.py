@@ -347,6 +347,8 @@ class Drain:
     def _let_go(self, path: Path) -> None:
         """Remove a ring whose spans are all in the run directory, and delivered or spilled."""
         follower = self.followers.pop(path)
+        # First: once its ring is counted a program reads how many of its spans are lost.
+        self.runs.keep_quota(_roots([follower]) - _roots(self.followers.values()))
         self.runs.count(follower, goes_out=self.outlet is not None)
         self.runs.write_summaries(ended=False)
         self._end_runs_of(follower)

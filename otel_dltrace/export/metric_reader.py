@@ -8,7 +8,7 @@ import pyarrow as pa
 from otel_dltrace.export.files import read_stream
 from otel_dltrace.export.metrics.segments import METRICS, SCHEMA
 from otel_dltrace.export.run_reader import host_folders, read_processes
-from otel_dltrace.export.rundir import segment_number
+from otel_dltrace.export.span_files import segment_number
 from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.spans import Column
 

@@ -14,9 +14,8 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import read_object, read_stream, stream_batches
-from otel_dltrace.export.rundir import PARQUETS, SEGMENTS, segment_number
+from otel_dltrace.export.span_files import span_files
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
-from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.spans import Descriptors, Process, SpanBatch, concatenate
 
@@ -38,35 +37,6 @@ def host_folders(run: Path) -> list[Path]:
     if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
     return sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
-
-
-def span_files(folder: Path) -> list[Path]:
-    """Return the files that hold a host's spans, each span in one: a Parquet replaces its segments."""
-    parquets = sorted(folder.glob(PARQUETS))
-    covered = {name for path in parquets for name in replaced_segments(path)}
-    return parquets + [path for path in sorted(folder.glob(SEGMENTS), key=segment_number) if path.name not in covered]
-
-
-def replaced_segments(parquet: Path) -> list[str]:
-    """Return the names of the segments whose spans are in *parquet*."""
-    try:
-        metadata = pq.read_schema(parquet).metadata or {}
-    except (pa.ArrowInvalid, OSError):
-        return []
-    names = metadata.get(b"segments", b"").decode()
-    return names.split(",") if names else []
-
-
-def newest_segment(path: Path) -> int:
-    """Return the number of the latest segment whose spans are in *path*."""
-    names = replaced_segments(path) if path.suffix == ".parquet" else [path.name]
-    return max((segment_number(Path(name)) for name in names), default=0)
-
-
-def last_step(path: Path) -> int:
-    """Return the last step that *path* may hold, as its name says: only a Parquet's does."""
-    digits = path.name.removeprefix("steps-").split(".")[0].rpartition("-")[2]
-    return int(digits) if path.suffix == ".parquet" and digits.isdigit() else NO_STEP
 
 
 def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Table | None:

@@ -17,8 +17,8 @@ from otel_dltrace.export.run_reader import (
     read_batches,
     read_processes,
     read_table,
-    span_files,
 )
+from otel_dltrace.export.span_files import span_files
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP

@@ -15,13 +15,12 @@ import pyarrow as pa
 from otel_dltrace.export import columns
 from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.files import read_stream, write_json
+from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, newest_segment
 from otel_dltrace.model.identity import Bind, run_directory_name
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, Process
 
 SEGMENT_BYTES = 64 << 20
-SEGMENTS = "spans-*.arrows"
-PARQUETS = "steps-*.parquet"
 
 
 def host_folder_name(host: str, boot_id: str) -> str:
@@ -69,7 +68,9 @@ class RunWriter:
             self._take_folder()
         if self._inherited is None:
             self._take_over(read_drain(self.folder))
-        self.number = max(self.number, 1 + max((segment_number(p) for p in self.folder.glob(SEGMENTS)), default=0))
+        # A segment that has the name of one that a Parquet replaces would be taken for that.
+        written = (*self.folder.glob(SEGMENTS), *self.folder.glob(PARQUETS))
+        self.number = max(self.number, 1 + max(map(newest_segment, written), default=0))
         self._open_descriptors()
         if self._run:
             self._write_run()
@@ -280,12 +281,6 @@ def run_root(parent: Path, bind: Bind | None, nonce: int) -> Path:
     if bind is None:
         return parent / f".dltrace-{nonce.to_bytes(8, 'little').hex()}.partial"
     return parent / run_directory_name(bind)
-
-
-def segment_number(path: Path) -> int:
-    """Return the number in a segment's name, 0 if it has none."""
-    digits = path.stem.rpartition("-")[2]
-    return int(digits) if digits.isdigit() else 0
 
 
 def remove_tree(folder: Path) -> None:

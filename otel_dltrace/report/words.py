@@ -91,11 +91,12 @@ def drift(d: Drift) -> list[str]:
 
 def rests_on(g: Guards) -> str:
     """Return what the figures rest on, without which none should be read."""
+    none = "none known to be lost" if g.damage else "none lost"
     parts = [
         f"ranks {spell(g.ranks) or 'none'} of {g.expected}" + (f", missing {spell(g.missing)}" if g.missing else ""),
         f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} closed by all ranks" if g.steps else "no steps",
         f"{g.spans:,} spans, {g.truncated:,} of them left open",
-        ", ".join(f"{count:,} {plain(name)}" for name, count in g.lost) + " lost" if g.lost else "none lost",
+        ", ".join(f"{count:,} {plain(name)}" for name, count in g.lost) + " lost" if g.lost else none,
         g.clock if g.hosts < 2 else f"{g.clock} ({g.hosts}, read to +-{g.uncertainty / 1e3:,.1f} us)",
     ]
     if g.unused:

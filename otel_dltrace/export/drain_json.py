@@ -1,0 +1,56 @@
+"""A host's drain.json read back: who wrote in its folder, and what became of their spans."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from otel_dltrace.export.files import read_object
+from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.spans import Process
+from otel_dltrace.model.time import Anchor
+
+T = TypeVar("T", Bind, Anchor)
+
+
+def read_drain(folder: Path) -> dict[str, Any]:
+    """Return what the drain of a host's *folder* wrote down, without what is damaged in it; empty if all is."""
+    told = read_object(folder / "drain.json")
+    if not told:
+        return {}
+    summary, number = told.get("summary"), told.get("next_segment")
+    return {
+        **told,
+        "processes": [entry for entry in entries_of(told) if read_process(entry) is not None],
+        "summary": summary if isinstance(summary, dict) else {},
+        "next_segment": number if isinstance(number, int) else 1,
+    }
+
+
+def entries_of(told: Mapping[str, Any]) -> list[Any]:
+    """Return what a drain.json says of processes, each entry damaged or not."""
+    entries = told.get("processes")
+    return entries if isinstance(entries, list) else []
+
+
+def read_process(entry: Any) -> Process | None:
+    """Return the process that *entry* of a drain.json tells of, None if that is damaged."""
+    try:
+        bind = whole(Bind.read(entry["bind"])) if entry["bind"] else None
+        where = str(entry["host"]), str(entry["boot_id"]), int(entry["pid"])
+        resource = tuple((str(name), value) for name, value in entry.get("resource", {}).items())
+        return Process(int(entry["nonce"], 16), bind, *where, whole(Anchor(**entry["anchor"])), resource)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def whole(value: T) -> T:
+    """Return *value*, each of whose fields is of its type.
+
+    Raises:
+        TypeError: One is not.
+    """
+    for field in fields(value):
+        if not isinstance(getattr(value, field.name), field.type):  # type: ignore[arg-type]  # plain types all
+            raise TypeError(field.name)
+    return value
