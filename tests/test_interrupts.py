@@ -39,6 +39,7 @@ SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 def start_run(place: Place, **env: str) -> "subprocess.Popen[str]":
     """Start `otel-dltrace run` as a shell does, in a process group of its own, and wait for its run directory."""
     command = [sys.executable, "-m", "otel_dltrace", "run", "--", sys.executable, str(place.write(PATIENT))]
+    command = ["env", "--default-signal=INT", *command]  # tests that run in the background inherit that it is ignored
     pipe, env = subprocess.PIPE, place.env(**SOON, **env)
     run = subprocess.Popen(
         command, cwd=place.folder, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
