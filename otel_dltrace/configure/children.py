@@ -1,10 +1,13 @@
-"""The end of a child that `multiprocessing` has forked: it leaves by ``os._exit``, and `atexit` calls nothing."""
+"""Forked children: they record apart; one of `multiprocessing` leaves by ``os._exit``, and `atexit` calls nothing."""
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
+from otel_dltrace.model.identity import Bind, own_generation
 from otel_dltrace.record import guard
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.ring import process_nonce
+from otel_dltrace.record.steps import Tracer, live
 
 FORKED = ("fork", "forkserver")
 """The start methods whose children end so; others' end as programs do."""
@@ -13,6 +16,42 @@ LAST = -1_000_000
 
 _is_followed = False
 """Whether `multiprocessing` knows of us; a child inherits both."""
+
+
+@guard.guarded
+def after_fork(stop: Callable[[], None]) -> None:
+    """Have this child record apart: what it does in its parent's step stays there, steps of its own are no rank's.
+
+    *stop* ends the recording.
+    """
+    end_in_children(stop)
+    tracer = live.tracer
+    if tracer is None:
+        return
+    tracer.recorder.after_fork()
+    tracer.recorder.home["alone"] = True
+    tracer.steps.after_fork()
+    if (bound := tracer.recorder.bound) is not None:
+        _bind_apart(tracer, bound)
+
+
+def _bind_apart(tracer: Tracer, inherited: Bind) -> None:
+    """Bind a forked child to a generation of its own once it begins a step, which its parent may begin as well.
+
+    One that joins a process group is bound by that.
+    """
+    on_begin = tracer.steps.on_begin
+
+    @guard.guarded
+    def begun() -> None:
+        if tracer.is_joining:
+            return
+        on_begin.remove(begun)
+        if tracer.recorder.bound is inherited:
+            generation = own_generation(inherited.generation, process_nonce().hex())
+            tracer.recorder.bind(replace(inherited, generation=generation))
+
+    on_begin.append(begun)
 
 
 @guard.guarded

@@ -10,18 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.configure.children import end_in_children
+from otel_dltrace.configure.children import after_fork, end_in_children
 from otel_dltrace.configure.drains import delay, drain_in_thread, metric_settings
 from otel_dltrace.configure.outcome import host_is_drained, say_where
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.model.identity import Bind, bind_from_home, own_generation, run_directory_name
+from otel_dltrace.model.identity import bind_from_home, run_directory_name
 from otel_dltrace.model.plan import parse_level
 from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter, ring_bell
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import changed_at, process_nonce
+from otel_dltrace.record.ring import changed_at
 from otel_dltrace.record.steps import Tracer, live
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.process import (
@@ -215,39 +215,6 @@ def flush(timeout: float = EXIT_S) -> bool:
     return False
 
 
-@guard.guarded
-def _after_fork() -> None:
-    """Have this child record apart: what it does in its parent's step stays there, steps of its own are no rank's."""
-    end_in_children(stop)
-    tracer = live.tracer
-    if tracer is None:
-        return
-    tracer.recorder.after_fork()
-    tracer.recorder.home["alone"] = True
-    tracer.steps.after_fork()
-    if (bound := tracer.recorder.bound) is not None:
-        _bind_apart(tracer, bound)
-
-
-def _bind_apart(tracer: Tracer, inherited: Bind) -> None:
-    """Bind a forked child to a generation of its own once it begins a step, which its parent may begin as well.
-
-    One that joins a process group is bound by that.
-    """
-    on_begin = tracer.steps.on_begin
-
-    @guard.guarded
-    def begun() -> None:
-        if tracer.is_joining:
-            return
-        on_begin.remove(begun)
-        if tracer.recorder.bound is inherited:
-            generation = own_generation(inherited.generation, process_nonce().hex())
-            tracer.recorder.bind(replace(inherited, generation=generation))
-
-    on_begin.append(begun)
-
-
 _registered = False
 
 
@@ -255,6 +222,6 @@ def _register_once() -> None:
     global _registered  # noqa: PLW0603  -- hooks of the interpreter cannot be taken back
     if not _registered:
         _registered = True
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(after_in_child=partial(after_fork, stop))
         atexit.register(_stop_at_exit)
         end_in_children(stop)
