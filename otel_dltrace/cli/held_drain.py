@@ -52,13 +52,15 @@ def hold_drain(config: Config, env: Mapping[str, str]) -> Iterator[HeldDrain]:
     drain = held.starter.start_process(piped=True)
     began = time.time()
     try:
-        yield held
-    finally:
         try:
-            held.roots = _end_drain(drain)
-        except KeyboardInterrupt:
-            _say_where_it_goes_on(Path(config.directory), began)
+            yield held
+        except Exception:
+            _end_drain(drain)
             raise
+        held.roots = _end_drain(drain)
+    except KeyboardInterrupt:  # also one of the block: nobody waits for the drain then
+        _say_where_it_goes_on(Path(config.directory), began)
+        raise
 
 
 def _say_where_it_goes_on(directory: Path, since: float) -> None:
