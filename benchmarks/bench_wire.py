@@ -51,12 +51,13 @@ from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import outlet as outlet_module
 from otel_dltrace.export.choice import DELAY_S
-from otel_dltrace.export.drain import Drain, Serving
+from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import Outcome, Transport, Verdict, connect
 from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.serving import Serving
 
 BATCH = 511  # fewer than BatchSpanProcessor's 512
 STEPS = 10

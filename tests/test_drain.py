@@ -16,13 +16,14 @@ import pytest
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
-from otel_dltrace.export.drain import Drain, Serving
+from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import guard
 from otel_dltrace.settings.config import Config
 from tests.servers import wait_until
-from tests.support import Place
+from tests.support import Place, waiting
 
 STEPS = """
     import otel_dltrace as d, sys, time
@@ -48,7 +49,7 @@ def names(batch) -> list[str]:
 
 def test_every_span_of_a_plain_program_is_in_the_run_directory(place):
     """Three steps of four spans are twelve rows of one process, and the path is printed."""
-    result = place.run(STEPS, "3")
+    result = place.run(waiting(STEPS), "3")
 
     place.wait_for_rings()
     (batch,) = place.spans()
@@ -312,5 +313,5 @@ def test_a_timeline_that_cannot_be_joined_costs_no_spans(place, monkeypatch, cap
     (batch,) = place.spans()
 
     assert names(batch) == ["rank.step"] * 3
-    assert (drain.refused, list(place.rings.glob("*.ring"))) == ({}, [])
+    assert (drain.rings.refused, list(place.rings.glob("*.ring"))) == ({}, [])
     assert capsys.readouterr().err.count("Follower._join failed and is not traced (ArrowInvalid") == 1

@@ -13,9 +13,10 @@ import pytest
 
 from otel_dltrace.export import columns, compaction, follower, run_reader
 from otel_dltrace.export.compaction import compact, keep_within
-from otel_dltrace.export.drain import Drain, Serving
+from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.serving import Serving
 from otel_dltrace.export.span_files import last_step, span_files
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.identity import NO_STEP, Bind

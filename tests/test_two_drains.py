@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from otel_dltrace.export import drain as drain_module
+from otel_dltrace.export import ring_folder
 from otel_dltrace.export.delivered import Delivered
-from otel_dltrace.export.drain import Drain, Serving
+from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.serving import Serving
 from otel_dltrace.record.ring import take_for_reading
 from tests import servers
 from tests.servers import collector
-from tests.support import Place
+from tests.support import Place, waiting
 
 STEPS = """
     import otel_dltrace as d
@@ -93,7 +94,7 @@ def test_a_drain_tells_each_run_what_was_sent_of_it(place: Place) -> None:
     """Three in a row have one, which lingers: its figures go on, those of a run do not."""
     with collector(place.folder) as there:
         env = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": there.http}
-        told = [place.run(STEPS, **env).stderr for _ in range(3)]
+        told = [place.run(waiting(STEPS), **env).stderr for _ in range(3)]
         there.wait_for(27)
     place.wait_for_rings()
 
@@ -118,11 +119,11 @@ def test_a_ring_that_another_drain_has_ended_with_is_left_alone(place: Place, mo
     first, second = (Drain(Serving(place.rings, place.folder, linger=0.0)) for _ in range(2))
 
     def late(fd: int) -> bool:
-        monkeypatch.setattr(drain_module, "take_for_reading", take_for_reading)
+        monkeypatch.setattr(ring_folder, "take_for_reading", take_for_reading)
         first.run(lambda _: None)
         return take_for_reading(fd)
 
-    monkeypatch.setattr(drain_module, "take_for_reading", late)
+    monkeypatch.setattr(ring_folder, "take_for_reading", late)
     second.tick()
 
     assert (second.followers, list(place.rings.glob("*.ring"))) == ({}, [])

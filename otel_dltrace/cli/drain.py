@@ -16,8 +16,9 @@ from types import FrameType
 from typing import TextIO
 
 from otel_dltrace.configure.drains import drain_for
-from otel_dltrace.export.drain import CLOSE_S, LINGER_S, Drain
+from otel_dltrace.export.drain import CLOSE_S, Drain
 from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.export.serving import LINGER_S
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record.launch import ALL_RINGS, take_lock
 from otel_dltrace.record.ring import make_ring_folder

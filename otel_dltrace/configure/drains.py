@@ -32,9 +32,10 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     Raises:
         ConfigError: One of these variables cannot be used.
     """
-    from otel_dltrace.export.drain import Drain, Serving
+    from otel_dltrace.export.drain import Drain
     from otel_dltrace.export.metrics.metering import Metering
     from otel_dltrace.export.otlp.settings import OtlpSettings
+    from otel_dltrace.export.serving import Serving
 
     others, settings = exporters(os.environ), OtlpSettings.from_env(os.environ)
     serving = Serving(

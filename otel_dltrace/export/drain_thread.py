@@ -23,7 +23,7 @@ def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> Callable[
         ring.end_reading()
         return lambda _timeout: None
     drain = make()
-    drain.own = (ring.path, ring.buffer)
+    drain.rings.own = (ring.path, ring.buffer)
     stop = threading.Event()
     thread = threading.Thread(target=_run, args=(drain, stop), name="otel_dltrace drain", daemon=True)
     thread.start()

@@ -1,0 +1,114 @@
+"""The folder of rings as one drain sees it: which of them are its own to read."""
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.serving import Serving
+from otel_dltrace.model.errors import RingError
+from otel_dltrace.record import guard
+from otel_dltrace.record.launch import ALL_RINGS, lock_is_held, take_lock
+from otel_dltrace.record.ring import changed_at, take_for_reading, writer_is_alive
+
+UNBORN_S = 60.0
+
+
+class RingFolder:
+    """Finds rings, and takes them for reading.
+
+    Attributes:
+        refused: Rings that are left where they are, and why; "" for another drain's.
+        own: This process's own ring, where the drain is one of its threads: path and bytes. No other is read then.
+
+    Args:
+        serving: Which rings.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self.refused: dict[Path, str] = {}
+        self.own: tuple[Path, Any] | None = None
+        self._serving = serving
+        self._locks: dict[str, int] = {}
+
+    def take(self, followed: Collection[Path]) -> Iterator[tuple[RingSource, Cursor]]:
+        """Yield each ring that has come, but those *followed*, and where its reading stopped."""
+        found = _rings_in(self._serving.rings)
+        for path in found.difference(followed, self.refused):
+            if self.own is None or path == self.own[0]:
+                yield from self._take(path)
+        # Other drains' rings come and go for as long as this one serves.
+        self.refused = {path: reason for path, reason in self.refused.items() if reason or path in found}
+
+    def _take(self, path: Path) -> Iterator[tuple[RingSource, Cursor]]:
+        state = path.with_suffix(".cursor")
+        changed, cursor = changed_at(state), Cursor.read(state)
+        try:
+            source = RingSource(path, cursor.taken, cursor.unfinished, self.own[1] if self.own else None)
+        except RingError as error:
+            if path.exists():  # else another drain has just removed it
+                self.refuse(path, f"{path} is no ring that can be read, and stays where it is: {error}")
+            return
+        if not self._is_ours(source):
+            if source.names.home or self._serving.orphans_only:
+                self.refused[path] = ""  # another drain's; the names of a new ring may still be on their way
+            source.close()
+            return
+        if not (self.own or (take_for_reading(source.fd) and path.exists() and changed_at(state) == changed)):
+            source.close()  # another drain reads it, as long as it lives, or has done so since we looked
+            return
+        yield source, cursor
+
+    def refuse(self, path: Path, why: str) -> None:
+        """Leave the ring at *path* alone from now on, and say *why*."""
+        self.refused[path] = why
+        guard.say(why)
+
+    def _is_ours(self, source: RingSource) -> bool:
+        home = str(source.names.home.get("drain", ""))
+        if self._serving.orphans_only:
+            served = lock_is_held(self._serving.rings / f"{ALL_RINGS}.lock") or not self._stand_in_for(home)
+            return not served and not writer_is_alive(source.fd)
+        return self._serving.home is None or home == self._serving.home
+
+    def _stand_in_for(self, home: str) -> bool:
+        """Keep the drain *home* from being started while its rings are recovered: two would write the same files."""
+        if home and home not in self._locks:
+            fd = take_lock(self._serving.rings / f"{home}.lock")
+            if fd is None:
+                return False
+            self._locks[home] = fd
+        return True
+
+    def remove_unborn(self) -> None:
+        """Remove rings whose writer was killed while it made them; they never held a record."""
+        for path in self._serving.rings.glob(".*.new"):
+            try:
+                with path.open("rb") as file:
+                    if time.time() - os.fstat(file.fileno()).st_mtime > UNBORN_S and not writer_is_alive(file.fileno()):
+                        path.unlink(missing_ok=True)
+            except OSError:
+                continue  # it got its name, or another drain was faster
+
+    def close(self) -> None:
+        """Let other drains be started again."""
+        for home, fd in self._locks.items():
+            (self._serving.rings / f"{home}.lock").unlink(missing_ok=True)
+            os.close(fd)
+
+
+def _rings_in(folder: Path) -> set[Path]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  -- asked for at every turn, and `glob` takes ten times as long
+    except OSError:
+        return set()
+    return {_ring_path(folder, name) for name in names if name.endswith(".ring")}
+
+
+@lru_cache(maxsize=1024)
+def _ring_path(folder: Path, name: str) -> Path:
+    return folder / name

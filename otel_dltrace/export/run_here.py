@@ -1,0 +1,34 @@
+"""What the processes of one run on this host know together: roots of steps, slow steps, whether they count alike."""
+
+from collections.abc import Sequence
+
+from otel_dltrace.export.drift import Drift
+from otel_dltrace.export.gate import Outgoing
+from otel_dltrace.export.member import Member
+from otel_dltrace.export.roots import Roots
+from otel_dltrace.export.served import SlowHere
+from otel_dltrace.model.identity import Bind
+
+
+class RunHere:
+    """One run (job, generation, world) on this host.
+
+    Args:
+        bind: Of any of its processes.
+        settle: How long a step's root waits for more local ranks, in seconds.
+    """
+
+    def __init__(self, bind: Bind, settle: float) -> None:
+        self.roots = Roots(bind, settle)
+        self.slow = SlowHere()
+        self._drift = Drift()
+
+    def note(self, member: Member, decided: Sequence[Outgoing], now: float) -> int:
+        """Tell roots and servers what the worker *member* has *decided*; return in how many steps ranks disagree."""
+        drifted = 0
+        for out in decided:
+            if out.extent is not None:
+                self.roots.add(member, out.step, out.shard, out.extent, now)
+                self.slow.note(member.bind.rank, out.step, out.slow)
+                drifted += self._drift.is_news(out.step, out.seq)
+        return drifted
