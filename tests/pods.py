@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from tests.servers import free_port, program, wait_until
+from tests.support import LONG_S
 
 _PYTHON = sys.executable
 ENTRYPOINTS = {"otel-dltrace/drain": ["otel-dltrace"], "otel/opentelemetry-collector-contrib": ["otelcol"]}
@@ -192,7 +193,7 @@ class Pod:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = LONG_S) -> int:
         """Wait for the main container; return its exit code."""
         assert self.main is not None
         try:

@@ -95,7 +95,7 @@ def run_job(
     text = textwrap.dedent(main)
     program = SAY + (text if torch else _function("main", text) + WORKER)
     served = SAY + _function("setup", textwrap.dedent(server)) + SERVER
-    variables = {**os.environ, "OUT": str(folder), "PYTHONPATH": str(ROOT), "PUSHPULL_TIMEOUT": "60", **(env or {})}
+    variables = {**os.environ, "OUT": str(folder), "PYTHONPATH": str(ROOT), "PUSHPULL_TIMEOUT": "120", **(env or {})}
     done = subprocess.run(
         [sys.executable, "-c", LAUNCHER],
         env=variables,

@@ -44,10 +44,11 @@ class Place:
         return self.popen([sys.executable, str(self.write(code)), *args], **env)
 
     def write(self, code: str, name: str = "program.py") -> Path:
-        """Write a program's text to a file."""
+        """Write a program's text to a file, all at once: who was started with it before may be about to read it."""
         path = self.folder / name
-        path.write_text(textwrap.dedent(code))
-        return path
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(textwrap.dedent(code))
+        return new.replace(path)
 
     def popen(self, command: list[str], **env: str) -> "subprocess.Popen[str]":
         """Start a command here."""
@@ -136,6 +137,12 @@ class Place:
     def spans(self) -> list[SpanBatch]:
         """Return all spans of all runs here, one batch per process."""
         return [batch for run in self.runs() for batch in read_run(run)]
+
+
+def waiting(code: str) -> str:
+    """Return *code* as a program that waits for its drain until it is done: a busy machine may take more than 2 s."""
+    wait = f"import otel_dltrace.configure.recording as _recording\n_recording.EXIT_S = {LONG_S}\n"
+    return wait + textwrap.dedent(code)
 
 
 @contextlib.contextmanager

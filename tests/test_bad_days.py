@@ -24,7 +24,7 @@ from tests import servers
 from tests.support import Place
 
 EVERYTHING = {"OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_SPAN_BUDGET": "0"}
-SLACK_S = 8.0
+SLACK_S = 25.0
 """For a busy machine; who waited for a collector's answer would take 60 s and more."""
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from otel_dltrace.model.semconv import Flag
-from tests.support import Place
+from tests.support import Place, waiting
 
 PROGRAM = """
     import multiprocessing, os, sys
@@ -58,7 +58,7 @@ def steps_of(place: Place) -> list[list[tuple[int, bool]]]:
 def test_a_child_s_last_step_ends_with_it(place: Place, starts: str, method: str) -> None:
     """It is whole and its ring is read before the child is gone, a child's child's too; an idle one has no ring."""
     switch = {"OTEL_DLTRACE": "1"} if starts == "environment" else {}
-    result = place.run(PROGRAM, starts, method, **switch)
+    result = place.run(waiting(PROGRAM), starts, method, **switch)
 
     assert (result.returncode, result.stdout) == (0, "0 0\n"), result.stderr
     assert steps_of(place) == [[(0, False), (1, False), (2, False)]] * 2
@@ -85,7 +85,7 @@ LOADING = """
 
 def test_a_child_that_only_loads_data_has_nobody_wait_or_told(place: Place) -> None:
     """A DataLoader ends its workers at the end of each epoch: they leave their rings to the drain, which is quick."""
-    result = place.run(LOADING)
+    result = place.run(waiting(LOADING))
 
     place.wait_for_rings()
     assert result.stderr.count("spans recorded") == 1
@@ -128,7 +128,7 @@ TRAINED = """
 def test_torch_s_children_end_the_last_step_of_their_loop(place: Place) -> None:
     """The workers of their DataLoaders, children themselves, record nothing."""
     pytest.importorskip("torch")
-    result = place.run(TRAINED, OTEL_DLTRACE="1")
+    result = place.run(waiting(TRAINED), OTEL_DLTRACE="1")
 
     assert result.returncode == 0, result.stderr
     assert steps_of(place) == [[(0, False), (1, False), (2, False)]] * 2

@@ -12,7 +12,7 @@ import pytest
 from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import COMMANDS, main, make_parser
 from otel_dltrace.settings.config import VARIABLES
-from tests.support import a_place
+from tests.support import a_place, waiting
 from tests.test_damage import a_run
 
 HOME = Path(__file__).parent.parent
@@ -176,7 +176,7 @@ def test_a_short_program_is_drained_by_a_thread(tmp_path):
 def test_without_docstrings_everything_works(tmp_path):
     """Some images set PYTHONOPTIMIZE=2: the help is shorter then, and the drain that a training starts is there."""
     with a_place(tmp_path) as place:
-        traced = place.run(STEPS, OTEL_DLTRACE="1", PYTHONOPTIMIZE="2")
+        traced = place.run(waiting(STEPS), OTEL_DLTRACE="1", PYTHONOPTIMIZE="2")
         assert "3 spans recorded, none lost" in traced.stderr
         told = [place.command(*args, PYTHONOPTIMIZE="2") for args in (["--help"], ["report", str(*place.runs())])]
 

@@ -12,6 +12,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_dltrace.export.choice import exporters, names_otlp
+from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.exporter_outlet import ExporterOutlet
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.model import semconv as s
@@ -288,6 +289,22 @@ def test_what_a_killed_drain_had_not_exported_comes_again(place, shop):
     exported = set(ids_of(lines))
     assert {id_.hex() for id_ in recorded(place)} <= exported
     assert len(exported) == 100 * PER_STEP + OUTSIDE
+
+
+def test_nor_is_what_was_outside_any_step_forgotten(place, shop):
+    """It was on its way together with the steps."""
+    process = place.start(STEPS, "20", "0.01", OTEL_TRACES_EXPORTER="blocks", **shop)
+    (drain,) = servers.wait_until(place.drains, what="the drain")
+    drain.suspend()
+    assert process.wait(240) == 0
+    drain.resume()
+    (ring,) = place.rings.glob("*.ring")
+    servers.wait_until(lambda: Cursor.read(ring.with_suffix(".cursor")).written, what="all handed to the exporter")
+    drain.kill()
+    drain.wait()
+    assert place.command("recover", OTEL_TRACES_EXPORTER="to_file", **shop).returncode == 0
+
+    assert len(ids_of(in_the_shop(place))) == 20 * PER_STEP + OUTSIDE
 
 
 def in_the_file(place: Place) -> int:

@@ -41,6 +41,7 @@ def place(tmp_path_factory):
         it.write(f"NAMES = {list(NAMES)!a}", "names.py")
         done = it.run(PROGRAM)
         assert done.returncode == 0, done.stderr
+        it.wait_for_rings()
         yield it
 
 

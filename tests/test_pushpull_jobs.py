@@ -191,6 +191,32 @@ def test_compressed_sums_are_close_and_top_k_forgets_nothing(tmp_path):
     assert max(done.each("top").values()) < 0.7
 
 
+@pytest.mark.parametrize(
+    ("counts", "env"),
+    [
+        pytest.param((2, 3, 2), {}, id="three local ranks"),
+        pytest.param((2, 4, 1), SWITCHES, id="two switches"),
+    ],
+)
+def test_what_is_compressed_is_the_sum_of_all_local_ranks(counts, env, tmp_path):
+    """The root packs no partition before the others' shares of it are there, in no round; nor without a compressor."""
+    program = """
+    def data(rank, round):
+        return np.random.default_rng([rank, round]).integers(0, 200, 9000).astype(np.float32)
+    wrong, kinds = [], {"half": Fp16(), "all": TopK(1.0), "plain": None}
+    for round in range(8):
+        whole = sum(data(rank, round) for rank in range(layout.size))
+        for name, compressor in kinds.items():
+            values = push_pull(name, data(layout.rank, round), compressor=compressor)
+            if not np.array_equal(values, whole):
+                wrong.append((name, round))
+    say(wrong=wrong)
+    """
+    done = run_job(tmp_path, program, counts, {**SMALL, **env})
+    assert (done.code, done.stderr) == (0, "")
+    assert list(done.each("wrong").values()) == [[]] * (counts[0] * counts[1])
+
+
 def test_an_asynchronous_value_collects_what_all_add(tmp_path):
     """Nobody waits for the others; in the end every push has been added once."""
     program = """
@@ -208,6 +234,42 @@ def test_an_asynchronous_value_collects_what_all_add(tmp_path):
     done = run_job(tmp_path, program, (2, 2, 2), SMALL)
     assert (done.code, done.stderr) == (0, "")
     assert list(done.each("weights").values()) == [[10.0 + 2 * 2 * 5]] * 4
+
+
+def test_a_job_may_be_idle_for_longer_than_its_servers_are_asked_whether_they_live(tmp_path):
+    """With a short timeout they are asked each second, and take it from nobody amiss."""
+    program = """
+    import time
+    from pathlib import Path
+    import numpy as np
+    from otel_dltrace.pushpull.engine import Engine
+    Path(OUT, f"worker{layout.rank}").touch()
+    while len([*Path(OUT).iterdir()]) < 3:  # a busy machine takes longer than the timeout to get them here
+        time.sleep(0.01)
+    engine = Engine(layout, options)
+    engine.start()
+    for pause in (7, 0):
+        values = np.ones(1, np.float32)
+        engine.wait(engine.push_pull(engine.declare("w"), values, average=False))
+        time.sleep(pause)
+    say(sum=values.tolist())
+    engine.stop()
+    """
+    server = 'open(os.path.join(OUT, "server"), "w").close()'
+    done = run_job(tmp_path, program, (2, 1, 1), {"PUSHPULL_TIMEOUT": "4"}, server=server, torch=True)
+    assert (done.code, done.stderr) == (0, "")
+    assert list(done.each("sum").values()) == [[2.0]] * 2
+
+
+def test_thousands_of_partitions_may_be_under_way(tmp_path):
+    """A server takes all that come at once, however slowly it gets to them."""
+    program = """
+    values = push_pull("w", np.ones(4000 * 1024, np.float32))
+    say(sums=sorted(set(values.tolist())))
+    """
+    done = run_job(tmp_path, program, (2, 1, 1), SMALL)
+    assert (done.code, done.stderr) == (0, "")
+    assert list(done.each("sums").values()) == [[2.0]] * 2
 
 
 DYING = """

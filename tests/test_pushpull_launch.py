@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.pushpull.launch import Plan, launch
+from tests.servers import wait_until
 
 HOME = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "otel_dltrace", "pushpull", "launch"]
@@ -69,6 +71,33 @@ def test_the_first_to_fail_gives_the_exit_code(fails, code, says, tmp_path, capf
     assert says in capfd.readouterr().err
     with pytest.raises(ProcessLookupError):
         os.kill(int(ready.read_text()), 0)
+
+
+KILLED = """
+import os, pathlib, signal, sys, time
+if os.environ["DMLC_WORKER_ID"] == "1":
+    os.kill(os.getppid(), signal.SIGSTOP)  # it sees neither end before the other
+    os.kill(os.getpid(), signal.SIGKILL)
+while " T " not in pathlib.Path(f"/proc/{os.getppid()}/stat").read_text():
+    time.sleep(0.01)
+sys.exit(3)  # for want of the other
+"""
+
+
+def states_below(pid: int) -> list[str]:
+    """Return the states of the processes that *pid* has started."""
+    return [child.status() for child in psutil.Process(pid).children()]
+
+
+def test_of_those_that_failed_at_once_the_killed_one_is_to_blame():
+    """The others' errors tell of it; a busy machine may let us see none of them before all have ended."""
+    command = [*LAUNCH, "--workers", "2", "--servers", "0", "--", sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
+        wait_until(lambda: states_below(launcher.pid) == [psutil.STATUS_ZOMBIE] * 2, what="both ends")
+        launcher.send_signal(signal.SIGCONT)
+        _, said = launcher.communicate(timeout=240)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert said == "otel-dltrace: local rank 0 of worker 1 was killed by SIGKILL; ending the others\n"
 
 
 def test_a_signal_reaches_the_program():

@@ -171,6 +171,12 @@ def test_layout_and_options_come_from_the_environment():
     ("change", "says"),
     [
         pytest.param({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER='two' is not a whole number from 1", id="no number"),
+        pytest.param(
+            {"BYTEPS_PARTITION_BYTES": "4294967296"},
+            "BYTEPS_PARTITION_BYTES='4294967296' is not a whole number from 1 to 1000000000",
+            id="more than a message holds",
+        ),
+        pytest.param({"DMLC_WORKER_ID": "9" * 5000}, "is not a whole number from 0 to 2147483647", id="digits"),
         pytest.param({"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK=2 is one of 2: the highest is 1", id="rank"),
         pytest.param({"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set", id="no server"),
         pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),
@@ -236,6 +242,14 @@ def test_top_k_sends_later_what_it_left_out():
     assert np.sum(rounds, axis=0).tolist() != (4 * VALUES).tolist()
     rest = unpack(request(packing=2), TopK(1.0).packer().pack(packer._left_out))
     assert (np.sum(rounds, axis=0) + rest).tolist() == (4 * VALUES).tolist()
+
+
+def test_top_k_keeps_nothing_infinite():
+    """One round that overflowed does not spoil the next, whether its infinite elements were sent or not."""
+    packer = TopK(0.25).packer()
+    packer.pack(np.array([np.inf, -np.inf, np.nan, 1.0], np.float32))
+    rest = [unpack(request(packing=2), packer.pack(np.zeros(4, np.float32))).tolist() for _ in range(2)]
+    assert rest == [[0, 0, 0, 1.0], [0, 0, 0, 0]]
 
 
 def test_a_sparse_sum_loses_nothing():

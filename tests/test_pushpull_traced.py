@@ -67,7 +67,7 @@ PROGRAM = f"""
 ENV = {
     "BYTEPS_PARTITION_BYTES": "8192",
     "BYTEPS_MIN_COMPRESS_BYTES": "0",
-    "PUSHPULL_TIMEOUT": "30",
+    "PUSHPULL_TIMEOUT": "120",
     "OTEL_DLTRACE_SPAN_BUDGET": "0",
 }
 # Spec 2.3 for several machines of two GPUs on one switch: the highest local rank is the root.

@@ -55,6 +55,7 @@ def test_the_snippets_run(place, code):
     brought = "import torch\nstream, play, exchange = range(2), lambda batch: torch.zeros(3), print\n"
     (place.folder / "snippet.py").write_text(brought + code)
     subprocess.run([sys.executable, "snippet.py"], cwd=place.folder, env=place.env(OTEL_DLTRACE="1"), check=True)
+    place.wait_for_rings()
 
     names = {batch.descriptors[number].name for batch in place.spans() for number in batch["descriptor"]}
     assert {"rank.step", "rollout", "push_pull"} <= names

@@ -23,6 +23,13 @@ STEPS = """
         with d.step(i):
             pass
 """
+STAYING = f"""{STEPS}
+    import time
+    from pathlib import Path
+    print("written", flush=True)
+    while not Path("over").exists():
+        time.sleep(0.01)
+"""
 ON = {"OTEL_DLTRACE": "1", "RANK": "0", "WORLD_SIZE": "1", "OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_METRICS": "0"}
 
 
@@ -69,10 +76,14 @@ def spilled(run: Path) -> int:
 def test_what_waits_for_the_collector_is_in_its_own_run(place, tmp_path):
     """Two jobs have one drain: who removes the first, or recovers the second alone, loses nothing of the second."""
     away = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{servers.free_port()}"}
-    drains = []
+    jobs, drains = [], []
     for _ in range(2):
-        place.run(STEPS, **away)
-        drains += place.drains()
+        jobs.append(place.start(STAYING, **away))
+        assert jobs[-1].stdout.readline() == "written\n"
+        drains += servers.wait_until(place.drains, what="the drain")
+    (place.folder / "over").touch()
+    assert [place.finish(job).returncode for job in jobs] == [0, 0]
+    place.wait_for_rings()
     drains[0].terminate()
     place.wait_for_drains()
     first, second = place.runs()
@@ -82,7 +93,7 @@ def test_what_waits_for_the_collector_is_in_its_own_run(place, tmp_path):
         done = place.command("recover", str(second), OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
         received = {span.span_id for span in collector.wait_for(6)}
 
-    assert drains[0] == drains[1]
+    assert drains == [drains[0]] * 2
     assert waiting == [6, 6]
     assert "6 spans sent, 0 still waiting" in done.stdout
     assert {int(i).to_bytes(8, "big") for batch in place.spans() for i in batch["span_id"]} < received

@@ -40,11 +40,12 @@ class Job:
     def __init__(self, place: Place, name: str, **env: str) -> None:
         self.place, self.name = place, name
         program = [sys.executable, str(place.write(HALVES, f"{name}.py"))]
-        pipe = subprocess.PIPE
+        pipe, before = subprocess.PIPE, set(place.rings.glob("*.ring"))
         env = place.env(**ON, **env)
         self.process = subprocess.Popen(program, cwd=place.folder, env=env, stdin=pipe, stdout=pipe, text=True)
         place.children.append(self.process)
         self.wait_for(20, self.process.stdout.readline)
+        (self.ring,) = set(place.rings.glob("*.ring")) - before
 
     @property
     def run(self) -> Path:
@@ -70,6 +71,7 @@ class Job:
     def end(self) -> None:
         """Have it end; its drain has then read all of it."""
         self.process.communicate("\n", timeout=240)
+        servers.wait_until(lambda: not self.ring.exists(), what=f"the end of {self.name}'s ring")
 
     def summary(self) -> dict[str, Any]:
         """Return its figures, as its drain has written them down."""

@@ -6,7 +6,7 @@ import pytest
 
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.summary import summary_line
-from tests.support import Place
+from tests.support import Place, waiting
 
 MANY = """
     import otel_dltrace as d
@@ -91,7 +91,7 @@ def test_before_the_end_nobody_says_that_none_is_lost():
 def test_the_line_tells_what_the_quota_takes(place: Place, quota: str, lost: str) -> None:
     """It is taken before the line is written, and not once more when the drain ends."""
     on = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_QUOTA": quota, "OTEL_DLTRACE_METRICS": "0"}
-    said = place.run(MANY, **on).stderr
+    said = place.run(waiting(MANY), **on).stderr
     (run,) = place.runs()
     place.wait_for_drains()
 

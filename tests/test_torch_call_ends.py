@@ -19,18 +19,29 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 warnings.simplefilter("ignore")
+if os.environ["RANK"] == "1":
+    Path(os.environ["OUT"], "second").write_text(str(os.getpid()))
 dist.init_process_group("gloo")
 rank = dist.get_rank()
+second = Path(os.environ["OUT"], "second").read_text()
 size = iter(range(1, 100))
 number = itertools.count()
 
-def launched(launch, late=0):
-    # On the first rank once the second one has launched; *late*: and had the time to begin to wait.
+def look():
+    # What the second rank's main thread does, and how often it has begun or ceased to.
+    lines = Path(f"/proc/{second}/status").read_text().splitlines()
+    return [line.split()[1] for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
+
+def waits():
+    before = look()
+    time.sleep(0.1)
+    return before[0] == "S" and look() == before
+
+def launched(launch, late=False):
+    # On the first rank once the second one has launched; *late*: and waits for it.
     sign = Path(os.environ["OUT"], f"launched{next(number)}")
-    while rank == 0 and not sign.exists():
+    while rank == 0 and not (sign.exists() and (not late or waits())):
         time.sleep(0.001)
-    if rank == 0:
-        time.sleep(late)
     work = launch()
     if rank == 1:
         sign.touch()
@@ -102,7 +113,7 @@ def object_of_future():
 
 def message(wait):
     way = (lambda tensor: dist.isend(tensor, 1)) if rank == 0 else (lambda tensor: dist.irecv(tensor, 0))
-    work = launched(lambda: way(torch.ones(next(size))), late=0.3)
+    work = launched(lambda: way(torch.ones(next(size))), late=True)
     if wait:
         work.wait()
         time.sleep(0.2)
@@ -111,7 +122,7 @@ def message(wait):
         del work
 
 def result():
-    tensor = launched(lambda: functional.all_reduce(torch.ones(next(size)), "sum", dist.group.WORLD), late=0.3)
+    tensor = launched(lambda: functional.all_reduce(torch.ones(next(size)), "sum", dist.group.WORLD), late=True)
     tensor = tensor + 1
     time.sleep(0.2)
 

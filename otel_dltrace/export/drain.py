@@ -188,8 +188,8 @@ class Drain:
             if decided and self.outlet is not None:
                 self.outlet.spill_to(member.writer.folder)
                 self.outlet.send(member.batch(empty_rows(), self._anchor(member)), decided)
-            if decided and member.bind.role == "worker":
-                drifted = self.here[member.run].note(member, decided, now)
+            drifted = self.here[member.run].note(member, decided, now) if member.bind.role == "worker" else 0
+            if drifted:
                 self.runs.add(member.writer.root, drifted_steps=drifted)
 
     def _deciding(self, run: tuple[str, str, str]) -> set[int]:

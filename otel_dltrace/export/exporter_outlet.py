@@ -12,7 +12,7 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_dltrace.export.gate import Outgoing
-from otel_dltrace.export.outlet import Tag, hang_under_roots, hung, left_out_column
+from otel_dltrace.export.outlet import Tag, hang_under_roots, hung, left_out_column, tags_of
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.spans import Column, SpanBatch, stack_rows
 from otel_dltrace.record.guard import guarded, say, text_of, tried
@@ -33,7 +33,7 @@ class _Work(NamedTuple):
     batch: SpanBatch
     outgoing: Sequence[Outgoing]
     spans: int
-    tag: Tag
+    tags: frozenset[Tag]
 
 
 class _Part(NamedTuple):
@@ -72,15 +72,14 @@ class ExporterOutlet:
         parts = [out for out in outgoing if len(out.rows)]
         if not parts:
             return
-        tag = (batch.process.nonce, min(out.step for out in parts))
-        work = _Work(batch, parts, sum(len(out.rows) for out in parts), tag)
+        work = _Work(batch, parts, sum(len(out.rows) for out in parts), tags_of(batch, parts))
         with self._changed:
             if self._waiting >= self._most_waiting:
                 self._dropped[SLOW] += work.spans
                 return
             self._queue.append(work)
             self._waiting += work.spans
-            self._unsettled[tag] += 1
+            self._unsettled.update(work.tags)
             self._changed.notify()
             if self._thread is None:
                 self._thread = Thread(target=guarded(self._run), name=f"otel_dltrace {self.name}", daemon=True)
@@ -131,7 +130,7 @@ class ExporterOutlet:
                 for at in range(0, len(part.batch), AT_ONCE):
                     which = slice(at, at + AT_ONCE)
                     self._settle(len(part.batch.rows[which]), self._give(exporter, part, which))
-            self._forget(work.tag)
+            self._forget(work.tags)
         if not isinstance(exporter, Exception):
             tried(exporter.shutdown)
 
@@ -162,9 +161,9 @@ class ExporterOutlet:
             else:
                 self._accepted += spans
 
-    def _forget(self, tag: Tag) -> None:
+    def _forget(self, tags: frozenset[Tag]) -> None:
         with self._changed:
-            self._unsettled -= Counter([tag])
+            self._unsettled -= Counter(tags)
 
 
 def _suppress_instrumentation() -> None:

@@ -21,7 +21,7 @@ from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_ids
 from otel_dltrace.model.spans import Column, SpanBatch, stack_rows
 
 Tag = tuple[int, int]
-"""Nonce and first step of a request."""
+"""Nonce and first step of a request; `NO_STEP` if it holds spans outside any."""
 AT_ONCE = 16_384
 """So many spans are encoded without waiting for more: while a processor's cache has them it is twice as fast."""
 
@@ -38,7 +38,7 @@ class Outlet:
         self._settings = settings
         self._sender = Sender(connect(settings), lambda: self._folder)
         self._merger = Merger()
-        self._waiting: dict[Path | None, list[tuple[Tag, Part]]] = {}
+        self._waiting: dict[Path | None, list[tuple[frozenset[Tag], Part]]] = {}
         self.sent = 0
 
     def spill_to(self, folder: Path) -> None:
@@ -57,9 +57,8 @@ class Outlet:
             part = replace(batch, rows=stack_rows([hung(o, bind) for o in outs]))
             hang_under_roots(part, shard)
             left_out = left_out_column(part, outs) if any(out.left_out for out in outs) else None
-            tag = (batch.process.nonce, min(out.step for out in outs))
             told = Part(part, trace_id_column(part, bind, shard), resource, left_out)
-            self._waiting.setdefault(self._folder, []).append((tag, told))
+            self._waiting.setdefault(self._folder, []).append((tags_of(batch, outs), told))
         if sum(len(part.batch) for waiting in self._waiting.values() for _, part in waiting) >= AT_ONCE:
             self.flush()
 
@@ -68,14 +67,14 @@ class Outlet:
         by_folder, self._waiting = self._waiting, {}
         for folder, waiting in by_folder.items():
             for request in encode_together([part for _, part in waiting], self._merger):
-                tags = frozenset(waiting[i][0] for i in request.parts)
+                tags = frozenset[Tag]().union(*(waiting[i][0] for i in request.parts))
                 self._sender.submit(request.body, request.spans, tags, folder)
                 self.sent += request.spans
 
     def unsettled(self) -> set[Tag]:
         """Return the tags of what is neither acknowledged nor spilled."""
         pending: Any = self._sender.pending()
-        return {tag for waiting in self._waiting.values() for tag, _ in waiting}.union(*pending)
+        return set[Tag]().union(*pending, *(tags for waiting in self._waiting.values() for tags, _ in waiting))
 
     def figures(self) -> dict[str, Any]:
         """Return what became of the spans so far."""
@@ -90,6 +89,12 @@ class Outlet:
         """Return the figures of *delivery*, and what its trouble means."""
         diagnosis = str(diagnose(self._settings, delivery.trouble)) if delivery.trouble else ""
         return {"sent": self.sent, **asdict(delivery), "diagnosis": diagnosis}
+
+
+def tags_of(batch: SpanBatch, outgoing: Sequence[Outgoing]) -> frozenset[Tag]:
+    """Return what is to be sent again if we are killed before *outgoing* is delivered."""
+    steps = {out.step for out in outgoing}
+    return frozenset((batch.process.nonce, step) for step in {min(steps)} | steps & {NO_STEP})
 
 
 def hung(out: Outgoing, bind: Bind) -> Column:

@@ -78,7 +78,8 @@ class _TopKPacker:
         number = max(1, math.ceil(self.ratio * wanted.size))
         largest = np.argpartition(np.abs(wanted), wanted.size - number)[wanted.size - number :]
         indices = np.sort(largest).astype(np.uint32)
-        self._left_out = wanted.copy()
+        # An infinite gradient is for the GradScaler to find, once: kept, it would spoil the rounds to come.
+        self._left_out = np.where(np.isfinite(wanted), wanted, 0)
         self._left_out[indices] = 0
         return _sparse(indices, wanted[indices])
 

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from otel_dltrace.pushpull import trace
@@ -44,7 +45,7 @@ class Engine:
         self._servers = Servers(layout, options, self.fail) if remote else None
         self._work = Work(layout, self._peers, self._servers, self._ended)
         self._queues = self._make_queues()
-        self._by_signal = {queue.wait.signal: queue for queue in self._queues.values() if queue.wait}
+        self._by_signal = _by_signal(self._queues.values())
 
     def start(self) -> None:
         """Meet the other local ranks and the servers.
@@ -144,7 +145,8 @@ class Engine:
 
     def signalled(self, source: int, signal: Signal, key: int, mark: int) -> None:
         """Take in the word of another local rank."""
-        self._by_signal[signal].signalled(source, key, mark)
+        for queue in self._by_signal[signal]:
+            queue.signalled(source, key, mark)
 
     def left(self, source: int) -> None:
         """Note that another local rank has shut down."""
@@ -310,6 +312,15 @@ class Engine:
         ranks = self._queues[task.queue].waiting_for(task.key)
         reason = f", waiting for local rank {', '.join(map(str, ranks))}" if ranks else ""
         return f"partition {task.partition} is at {task.queue.name}{reason}"
+
+
+def _by_signal(queues: Iterable[StageQueue]) -> dict[Signal, list[StageQueue]]:
+    """Return whom each signal goes to: a compressed tensor waits in another queue than others."""
+    table: dict[Signal, list[StageQueue]] = {}
+    for queue in queues:
+        if queue.wait:
+            table.setdefault(queue.wait.signal, []).append(queue)
+    return table
 
 
 def _slowest(operation: Operation) -> Task | None:

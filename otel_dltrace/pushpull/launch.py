@@ -55,8 +55,9 @@ class _Job:
         return [child for child in self.children if child.server <= servers and child.process.poll() is None]
 
     def failed(self) -> _Child | None:
-        """Return a child that ended with an error."""
-        return next((child for child in self.children if child.process.poll()), None)
+        """Return a child that ended with an error; before others one that was killed, for which they may have ended."""
+        failed = [child for child in self.children if child.process.poll()]
+        return min(failed, key=lambda child: child.process.returncode > 0, default=None)
 
     def send(self, number: int) -> None:
         """Send a signal to every child and what it started."""

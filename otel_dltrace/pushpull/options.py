@@ -11,6 +11,9 @@ from otel_dltrace.pushpull.keys import HASH_NAMES, MIXED, mixed_share
 from otel_dltrace.pushpull.layout import Layout
 
 Env = Mapping[str, str]
+_DIGITS = 100
+_MOST_PARTITION_BYTES = 1_000_000_000
+"""Twice as much has to go into one message of gRPC, which has at most 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def read_env(env: Env) -> tuple[Layout, Options]:
     )
     _check(layout, env)
     options = Options(
-        partition_bytes=_number(env, "BYTEPS_PARTITION_BYTES", 4_096_000, least=1),
+        partition_bytes=_number(env, "BYTEPS_PARTITION_BYTES", 4_096_000, 1, _MOST_PARTITION_BYTES),
         credit=_number(env, "BYTEPS_SCHEDULING_CREDIT", 0),
         key_hash=_hash(env, layout),
         min_compress_bytes=_number(env, "BYTEPS_MIN_COMPRESS_BYTES", 65_536),
@@ -98,12 +101,13 @@ def _check(layout: Layout, env: Env) -> None:
         )
 
 
-def _number(env: Env, name: str, default: int, least: int = 0) -> int:
+def _number(env: Env, name: str, default: int, least: int = 0, most: int = (1 << 31) - 1) -> int:
     text = env.get(name, "").strip()
     if not text:
         return default
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"{name}={text!r} is not a whole number from {least}")
+    # By its length first: Python reads no number of thousands of digits.
+    if not text.isdecimal() or len(text) > _DIGITS or not least <= int(text) <= most:
+        raise ConfigError(f"{name}={text!r} is not a whole number from {least} to {most}")
     return int(text)
 
 

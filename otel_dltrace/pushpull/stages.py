@@ -64,6 +64,9 @@ def waits(layout: Layout) -> dict[QueueType, Wait]:
         table = {Q.REDUCE: Wait(Signal.DO_REDUCE, director), Q.BROADCAST: Wait(Signal.DO_BROADCAST, director)}
     if layout.uses_host and layout.is_root:
         table[Q.PUSH] = Wait(Signal.PUSH_READY, others)
+        if layout.distributed:
+            # It reads the sum as PUSH does: of a compressed tensor the others' shares are there before it.
+            table[Q.COMPRESS] = table[Q.PUSH]
     elif layout.uses_host:
         table[Q.COPYH2D] = Wait(Signal.DO_COPYH2D, frozenset({layout.root}))
     if layout.crosses_switches and layout.switch == layout.num_switches - 1:

@@ -15,6 +15,7 @@ AUTHORIZATION: Final = "authorization"
 WELCOME: Final = b"welcome"
 """What a session says once all workers are there; all it says later is why the job cannot go on."""
 _ROOM_FOR_HEAD = 1 << 20
+_NO_LIMIT = (1 << 31) - 1
 
 
 def method(name: str) -> str:
@@ -33,8 +34,11 @@ def channel_options(options: Options) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", ping),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.enable_http_proxy", 0),
+        # All partitions of a large model may come at once; gRPC would cancel some over a thousand.
+        ("grpc.server.max_pending_requests", _NO_LIMIT),
+        ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
         # Servers come up in no order: a second between attempts would be most of a small job's start.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),

@@ -94,6 +94,8 @@ torch.manual_seed(7)
 model = DistributedDataParallel(Model())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 big = {"weights": torch.zeros(4_000_000)}
+while not any(path.stat().st_size for path in folder.glob("dltrace-*/hosts/*/metrics-*")):
+    time.sleep(0.01)  # the drain may take a while to be there and sample, and longer beside the hogs
 batches = iter(DataLoader(Samples(), batch_size=BATCH))
 for step in range(STEPS):
     with planted("around dataloader_next"):
