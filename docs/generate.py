@@ -195,8 +195,10 @@ Python object has no size before it is pickled; its receive says how many bytes 
 `self.<rank>`, or a hash that the ranks of a communicator, window or file compute alike from how it was made, without
 a message. What other processes than those of `COMM_WORLD` share (`Spawn`, `Accept`, `Connect`) has no id, and so has
 a communicator that was made by other means than a method below. Persistent collectives are counted by their place
-among those made, `<group>.<n>`. A receive from any rank or with any tag learns its message when it is done; programs
-that let such receives compete with others for the same messages may get numbers that the sender does not.
+among those made, `<group>.<n>`, calls of `Create_group` among those who make that group. What a call failed to send,
+and a receive that was cancelled, has no number. A receive from any rank or with any tag learns its message when it is
+done; programs that let such receives compete with others for the same messages may get numbers that the sender does
+not.
 
 | class | what it is | methods |
 |---|---|---|

@@ -215,6 +215,62 @@ def test_uninstrument_puts_the_same_objects_back(tmp_path: Path) -> None:
     assert int(done.stdout) > len(CALLS)
 
 
+UNCOUNTED = """
+from contextlib import suppress
+import numpy as np
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+out = np.zeros(4)
+if world.rank < 2:
+    world.Create_group(world.group.Incl([0, 1]), tag=3).Barrier()
+world.Barrier()
+if world.rank == 0:
+    for send in (world.send, world.isend, world.Send):
+        with suppress(Exception):
+            send(lambda: "neither pickled nor a buffer", 1, tag=7)
+    with suppress(Exception):
+        world.sendrecv(lambda: "not pickled", 1, 7, source=1, recvtag=7)
+    world.Barrier()
+    for dest in (1, 2):
+        world.Send(out, dest, tag=7)
+        world.Send(out, dest, tag=7)
+        world.Send(out[:1], dest, tag=7)
+else:
+    first, second = world.Irecv(out, 0, 7), world.Irecv(out.copy(), 0, 7)
+    first.Cancel()
+    first.Wait()
+    world.Barrier()
+    second.Wait()
+    small = np.zeros(2)
+    with suppress(MPI.Exception):
+        world.Recv(small, 0, 7)
+    with suppress(TypeError):
+        world.Recv("no buffer", 0, 7)
+    world.Recv(small, 0, 7)
+"""
+
+
+def test_what_was_not_to_be_and_what_others_do_not_hear_of_shifts_no_number(tmp_path: Path) -> None:
+    """Messages that were never sent, receives that were cancelled, groups that only their members make."""
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path) as place:
+        place.write(UNCOUNTED, "uncounted.py")
+        mpiexec(place, 3, ["uncounted.py"], traced=True)
+        seen = [row for batch in place.spans() for row in operations(batch) if row[2]]
+    by_id = defaultdict(list)
+    for _, name, number, _, rank in seen:
+        by_id[number].append((name, rank))
+    whole = [
+        *[[(name, 0), (name, 1)] for name in ("barrier", "create_group")],
+        *[[("barrier", 0), ("barrier", 1), ("barrier", 2)]] * 2,
+        *[[("irecv", rank), ("send", 0)] for rank in (1, 2)],
+        *[[("recv", rank), ("send", 0)] for rank in (1, 1, 2, 2)],
+    ]
+    assert sorted(map(sorted, by_id.values())) == sorted(map(sorted, whole))
+
+
 UNWAITED = """
 import gc
 import numpy as np
@@ -236,6 +292,7 @@ except MPI.Exception:
     pass
 request = me.Isend(out, MPI.PROC_NULL)
 request.Wait()
+kept = me.Isend(out, 0, 9)
 """
 
 
@@ -262,9 +319,11 @@ def test_requests_end_as_they_are_waited_for(tmp_path: Path) -> None:
         ("irecv", 0, 3, 1, False),
         ("send", -1, 0, 0, True),
         ("isend", -1, 0, 0, False),
+        ("isend", 0, 9, 1, False),
     ]
     sources = [int(batch["source"][row]) for row in range(len(batch)) if batch.descriptor_of(row).name == "isend"]
-    assert sources[0] == Source.HOST_ISSUE
+    assert (sources[0], sources[2]) == (Source.HOST_ISSUE, Source.HOST_ISSUE)
+    assert not any(batch["flags"] & Flag.TRUNCATED)
 
 
 def specifications() -> dict[str, tuple[object, tuple[int, str]]]:

@@ -152,6 +152,15 @@ class Running:
         operation = self._comm.operation(call.span, group, self._content, COLLECTIVE, 0, root, flags, series)
         return [Part(operation, group.number())]
 
+    def create(self, series: str, flags: int) -> list[Part]:
+        """Begin the making of a group; its members alone make one by `Create_group`."""
+        members = self._given("group") if "tag" in self._call.positions else None
+        if not members or self._call.on_class:
+            return self.collective(series, flags)
+        makers = self._comm.groups.makers(self._group, members, self._given("tag") or 0)
+        operation = self._comm.operation(self._call.span, makers, NOTHING, COLLECTIVE, 0, NOBODY, flags)
+        return [Part(operation, makers.number())]
+
     def local(self, series: str, flags: int) -> list[Part]:
         """Begin what other ranks need not do."""
         call = self._call
@@ -174,7 +183,7 @@ class Running:
         to = self._comm.peer(group, self._handle, self._given(peer), NOBODY)
         number = self._given(tag) or 0
         operation = self._comm.operation(span, group, self._content, P2P, to, number, flags, series)
-        return Part(operation, group.number_message(series, to, number, sends=True))
+        return Part(operation, group.number_message(series, to, number, sends=True), counted=(group, series, True))
 
     def receive(self, series: str, flags: int) -> list[Part]:
         """Begin a receive."""
@@ -188,11 +197,12 @@ class Running:
         is_any = given is None or given == comm.any or number is None or number < 0
         operation = comm.operation(span, group, content, P2P, source, -1 if number is None else number, flags, series)
         seq = 0 if is_any else group.number_message(series, source, number, sends=False)
+        counted = group, series, False
         if not is_any and not self._call.is_object:
-            return Part(operation, seq)
+            return Part(operation, seq, counted=counted)
         if self._call.form is Form.BLOCKING:
             self._status = ask_for_status(self._call, self._args, self._kwargs, comm.module.Status)
-        return Part(operation, seq, partial(comm.settle, group, handle, series))
+        return Part(operation, seq, partial(comm.settle, group, handle, series), counted)
 
     def both(self, series: str, flags: int) -> list[Part]:
         """Begin a message each way."""
@@ -250,8 +260,19 @@ class Running:
 
     def fail(self, error: BaseException) -> None:
         """End them with *error*."""
+        moved = has_moved(self._comm.module, self._call, error)
         for part in self._parts:
+            if not moved:
+                part.take_back()
             part.operation.close(part.seq, error=error)
+
+
+def has_moved(module: Any, call: Call, error: BaseException) -> bool:
+    """Return whether a message has moved although *call* failed: the other side counts it."""
+    if isinstance(error, module.Exception):
+        return bool(error.Get_error_class() == module.ERR_TRUNCATE)
+    # Objects are pickled before they are sent, and unpickled after they have come.
+    return not isinstance(error, Exception) or (call.role is Role.RECEIVE and call.is_object)
 
 
 def ask_for_status(call: Call, args: Args, kwargs: Kwargs, new: Callable[[], Any]) -> Any:
@@ -270,7 +291,7 @@ def _direction(call: Call, way: str) -> str:
 
 _OPEN: dict[Role, Callable[[Running, str, int], list[Part]]] = {
     Role.COLLECTIVE: Running.collective,
-    Role.CREATE: Running.collective,
+    Role.CREATE: Running.create,
     Role.FREE: Running.free,
     Role.LOCAL: Running.local,
     Role.ONE_SIDED: Running.one_sided,

@@ -64,6 +64,13 @@ class Group:
         """
         return next(self._numbers_of(series, peer, tag, sends))
 
+    def take_back(self, series: str, peer: int, tag: int, sends: bool) -> None:
+        """Give the last number to the next message, too: the other side never heard of what had it."""
+        key = (series, peer, tag, sends)
+        if key in self._numbers:
+            self._numbers[key] = count(next(self._numbers[key]) - 1)
+            (self.sends if sends else self.receives).clear()  # which count as before
+
     def _numbers_of(self, series: str, peer: int, tag: int, sends: bool) -> Iterator[int]:
         if not self.id or peer < 0 or tag < 0:
             return _UNNUMBERED
@@ -100,13 +107,22 @@ def _translate(handle: Any, ranks: list[int] | None, *, remote: bool = True) -> 
 
     has_two_sides = remote and isinstance(handle, MPI.Intercomm)
     group = handle.Get_remote_group() if has_two_sides else handle.Get_group()
-    world = MPI.COMM_WORLD.Get_group()
     try:
         if ranks is not None and not 0 <= min(ranks) <= max(ranks) < group.Get_size():
             return [NOBODY] * len(ranks)  # Open MPI does not look before it reads; the call will refuse it
-        return [max(rank, NOBODY) for rank in group.Translate_ranks(ranks, world)]
+        return _translate_members(group, ranks)
     finally:
         group.Free()
+
+
+def _translate_members(group: Any, ranks: list[int] | None) -> list[int]:
+    """Return the ranks in the world of *ranks* (default: all) in the group *group* of MPI."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD.Get_group()
+    try:
+        return [max(rank, NOBODY) for rank in group.Translate_ranks(ranks, world)]
+    finally:
         world.Free()
 
 
@@ -133,6 +149,7 @@ class Groups:
         # Each rank has its own: the id must not be another rank's.
         mine = Group(f"self.{self.rank}", 1, {0: self.rank}, is_given=True)
         self.known = {world.handle: self.world, alone.handle: mine}
+        self._makers: dict[str, Group] = {}
 
     def of(self, handle: Any) -> Group | None:
         """Return the group of *handle*; None where it is none, which is for the call to refuse."""
@@ -149,6 +166,12 @@ class Groups:
             group = self.known[handle.handle] = Group(UNKNOWN, size, {})
             return group
         return None
+
+    def makers(self, parent: Group, members: Any, tag: Any) -> Group:
+        """Return those who make a group of *members* of *parent*: the others of it neither call nor count."""
+        who = _translate_members(members, None)
+        name = parent.id and f"{parent.id}.{h64('mpi', 'makers', repr(who), str(tag)):016x}"
+        return self._makers.setdefault(name, Group(name, len(who), {}))
 
     def made(self, parent: Group, part: str, value: Any, new: Any) -> None:
         """Know that *new* was made from *parent*, which all its ranks do in the same order.

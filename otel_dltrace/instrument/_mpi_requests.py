@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any
 
+from otel_dltrace.instrument._mpi_groups import Group
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.guard import guarded
@@ -23,12 +24,31 @@ class Part:
         operation: The span.
         seq: Its number, 0 if not known (yet).
         settle: For a receive from any rank or with any tag: learns from the status what it was.
+        counted: Of a message, what numbered it: its group, its series, and whether it is a send.
     """
 
-    __slots__ = ("operation", "seq", "settle")
+    __slots__ = ("counted", "operation", "seq", "settle")
 
-    def __init__(self, operation: Operation, seq: int = 0, settle: "Settle | None" = None) -> None:
-        self.operation, self.seq, self.settle = operation, seq, settle
+    def __init__(
+        self,
+        operation: Operation,
+        seq: int = 0,
+        settle: "Settle | None" = None,
+        counted: tuple[Group, str, bool] | None = None,
+    ) -> None:
+        self.operation, self.seq, self.settle, self.counted = operation, seq, settle, counted
+
+    def take_back(self) -> None:
+        """Have the message that it was not give its number to the next."""
+        if self.seq and self.counted is not None:
+            group, series, sends = self.counted
+            group.take_back(series, self.operation.a, self.operation.b, sends)
+            self.seq = 0
+
+    def follows(self, other: "Part") -> bool:
+        """Return whether it is a later message than *other* of the same two ranks with the same tag."""
+        mine, others = self.operation, other.operation
+        return self.counted == other.counted and (mine.a, mine.b) == (others.a, others.b) and self.seq > other.seq
 
     def close(self, end: int, source: int, status: Any = None) -> None:
         """End it."""
@@ -43,16 +63,16 @@ Settle = Callable[[Part, Any], None]
 class Pending:
     """A request under way: its operations, and when it was last known not to be done."""
 
-    __slots__ = ("__weakref__", "parts", "request", "seen")
+    __slots__ = ("__weakref__", "is_cancelled", "parts", "request", "seen")
 
     def __init__(self, parts: list[Part], request: "weakref.ref[Any]") -> None:
-        self.parts, self.request = parts, request
+        self.parts, self.request, self.is_cancelled = parts, request, False
         self.seen = monotonic_ns()
 
     @property
     def needs_status(self) -> bool:
-        """Whether the status says what it was."""
-        return any(part.settle is not None for part in self.parts)
+        """Whether the status says what it was, or whether it was."""
+        return self.is_cancelled or any(part.settle is not None for part in self.parts)
 
     def close(self, end: int, source: int, status: Any = None) -> None:
         """End all its operations."""
@@ -153,12 +173,28 @@ class Requests:
             first = False
             known = end - pending.seen <= PRECISE_NS or (blocked and len(done) == 1)
             status = _status_of(wait, at, place)
+            if pending.is_cancelled and status is not None and status.Is_cancelled():
+                self._take_back(pending.parts)
             pending.close(end, Source.HOST_DONE if known else Source.BOUND, status)
         if not wait.waiting and len(done) < len(wait.requests):
             for request in wait.requests:
                 left = self._pending.get(id(request))
                 if left is not None:
                     left.seen = end
+
+    def cancelled(self, request: Any) -> None:
+        """Know that *request* may have been cancelled, which its status will say."""
+        pending = self._pending.get(id(request))
+        if pending is not None:
+            pending.is_cancelled = True
+
+    def _take_back(self, parts: list[Part]) -> None:
+        """Give the numbers of the messages *parts*, which were cancelled, to those that follow them."""
+        under_way = [part for pending in self._pending.values() for part in pending.parts]
+        for part in parts:
+            for later in under_way:
+                later.seq -= later.follows(part)
+            part.take_back()
 
     def _write_wait(self, pending: Pending, start: int, end: int) -> None:
         outer = pending.parts[0].operation

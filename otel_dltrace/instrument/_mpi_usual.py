@@ -11,7 +11,7 @@ from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, name_of
 from otel_dltrace.instrument._mpi_calls import Call, Form, Role
-from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status, current
+from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status, current, has_moved
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
@@ -115,6 +115,8 @@ def shortened(  # noqa: C901, PLR0915
         except BaseException as error:
             end = monotonic_ns()
             guarded(recorder.error)(number, _COLLECTIVE, error, step)
+            if is_message and seq:
+                seq = guarded(_kept)(comm, call, group, error, seq, a, b) or 0
             fields = (start, end, size, parent, seq, 0, a, b, _ERROR, 0, number, step)
             guarded(recorder.span)(descriptor, _COLLECTIVE, *fields)
             raise
@@ -148,6 +150,14 @@ def _ask(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> tuple[Args, Any]
         return args, ask_for_status(call, args, kwargs, comm.module.Status)
     status = comm.module.Status()
     return (*args, *comm.anything[len(args) - 2 :], status), status
+
+
+def _kept(comm: Comm, call: Call, group: Group, error: BaseException, seq: int, a: int, b: int) -> int:
+    """Return the number of a message whose call failed; 0 where it did not move, and the next has it."""
+    if has_moved(comm.module, call, error):
+        return seq
+    group.take_back("", a, b, call.role is Role.SEND)
+    return 0
 
 
 def _learned(

@@ -109,6 +109,12 @@ def _free_begins(args: Args, _kwargs: Kwargs) -> Any:
         comm.requests.freed(args[0])
 
 
+def _cancel_begins(args: Args, _kwargs: Kwargs) -> Any:
+    comm = _here()
+    if comm is not None:
+        comm.requests.cancelled(args[0])
+
+
 def _requests() -> list[tuple[str, Site]]:
     waits = [
         ("Request", _site(name, partial(_wait_begins, many, verb == "wait"), _waited, _wait_failed))
@@ -119,6 +125,7 @@ def _requests() -> list[tuple[str, Site]]:
     return [
         *waits,
         *(("Request", Site(MODULE, name, _free_begins, level=Level.COLLECTIVE)) for name in ("Free", "free")),
+        *(("Request", Site(MODULE, name, _cancel_begins, level=Level.COLLECTIVE)) for name in ("Cancel", "cancel")),
         ("Prequest", _site("Start", _start_begins, _started, _start_failed)),
         ("Prequest", _site("Startall", _startall_begins, _started, _start_failed)),
     ]

@@ -58,9 +58,17 @@ for wrong in (
     lambda: here.Send(values, 0, 1 << 40),
     lambda: here.Allreduce("no buffer", total),
     lambda: here.Recv(total, "0"),
+    lambda: here.send(lambda: None, 0, 5),
+    lambda: here.Send("no buffer", 0, 5),
+    lambda: here.Recv("no buffer", 0, 5),
 ):
-    with suppress(MPI.Exception, TypeError, ValueError, OverflowError):
+    with suppress(MPI.Exception, TypeError, ValueError, OverflowError, AttributeError):
         wrong()
+here.Send(values, 0, 5)
+with suppress(MPI.Exception):
+    here.Recv(total[:1], 0, 5)
+here.Send(values, 0, 5)
+here.Recv(total, 0, 5)
 here.Allreduce(values, total)
 here.Free()
 MPI.COMM_SELF.Allreduce(values, total)
