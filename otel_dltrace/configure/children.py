@@ -28,6 +28,7 @@ def after_fork(stop: Callable[[], None]) -> None:
     tracer = live.tracer
     if tracer is None:
         return
+    tracer.leaving.clear()  # what is under way is the parent's
     tracer.recorder.after_fork()
     tracer.recorder.home["alone"] = True
     tracer.steps.after_fork()

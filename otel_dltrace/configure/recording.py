@@ -178,6 +178,8 @@ def stop() -> None:
     tracer, live.tracer = live.tracer, None
     if tracer is None:
         return
+    for leave in tracer.leaving:
+        guard.guarded(leave)()
     tracer.steps.end()
     bind_by_environment(tracer)
     recorder = tracer.recorder

@@ -49,6 +49,7 @@ class Handles:
         self._ops = ops
         self._wait = tracer.recorder.intern(Descriptor(PHASE, WAIT))
         self.pending: dict[int, Pending] = {}
+        tracer.leaving.append(self.leave)
 
     def launched(self, handle: int, pending: Pending) -> None:
         """Know that *pending* is under way and has *handle*."""

@@ -100,6 +100,7 @@ class Requests:
         self._recorder, self._wait, self._new_status = tracer.recorder, wait, new_status
         self._pending: dict[int, Pending] = {}
         self._persistent: dict[int, tuple[Begin, weakref.ref[Any]]] = {}
+        tracer.leaving.append(self.leave)
 
     def launched(self, request: Any, parts: list[Part]) -> None:
         """Know that *request* is under way."""

@@ -341,6 +341,7 @@ class Tracer:
         is_joining: Whether a process group has begun whose ranks have yet to agree on their run.
         metrics: Whether to record what only this process knows of itself.
         loop: What follows the program's training loop, from when there is one.
+        leaving: Called when the recording ends: each writes what is under way and nobody has waited for.
     """
 
     def __init__(
@@ -361,6 +362,7 @@ class Tracer:
         self.metrics = self.is_joining = False
         self.steps = Steps(recorder)
         self.loop: Any = None
+        self.leaving: list[Callable[[], None]] = []
         self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
         self.turns: dict[str, Iterator[int]] = {}
         self.occurrences: dict[tuple[str, str], Iterator[int]] = {}
