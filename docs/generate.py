@@ -200,7 +200,7 @@ and a receive that was cancelled, has no number. A receive from any rank or with
 done; programs that let such receives compete with others for the same messages may get numbers that the sender does
 not.
 
-The first collective of Python objects on a communicator duplicates that within mpi4py (4.1), which keeps the interpreter
+The first collective of Python objects on a communicator duplicates it within mpi4py (4.1), which keeps the interpreter
 to itself meanwhile. Where several threads do this at once, each on a communicator of its own, ranks can wait for each
 other forever, traced or not; tracing changes when threads get there. Call one such collective on each communicator
 before the threads begin.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chrome_rules import complaints, ns
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_dltrace.export.chrome.flows import FLOW_DTYPE, Flows
@@ -381,7 +381,11 @@ SPANS = st.lists(
 )
 
 
+A_DAY_LATER = [(0, [span(PUSH, 86_400_001, 86_400_002)]), (0, [span(PUSH, 0, 86_400_002), span(PUSH, 0.5, 0.75)])]
+
+
 @settings(max_examples=150)
+@example(A_DAY_LATER)
 @given(st.lists(st.tuples(st.integers(0, 2), SPANS), max_size=4))
 def test_slices_nest_whatever_was_recorded(tmp_path, batches):
     """No viewer has a complaint, whatever the batches; each span is drawn once, children only shortened."""

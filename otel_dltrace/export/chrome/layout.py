@@ -58,10 +58,11 @@ class Layout:
 
 def lay_out(batch: SpanBatch, lanes: Lanes, base: int) -> Layout:
     """Place every span of *batch* on a lane of its process; *base* is the Unix ns that is drawn as 0."""
-    start = batch["start"] + np.int64(batch.wall - base)
+    begun = batch["start"] + np.int64(batch.wall - base)
     # A span that never ended (0) is drawn as a moment, not backwards.
-    end = np.maximum(batch["end"] + np.int64(batch.wall - base), start)
-    length = end - start
+    length = np.maximum(batch["end"] + np.int64(batch.wall - base) - begun, 0)
+    # What began long before all that was drawn before it is cut: viewers drop what is below 0.
+    start, end = np.maximum(begun, 0), np.maximum(begun + length, 0)
     family, ticks = _families(batch, lanes)
     _clamp_stages(batch, family, start, end)
     slices = Slices(start, end, family, _parents(batch, family, ticks, lanes.stride), ticks, np.ones(len(batch), bool))
