@@ -1,6 +1,7 @@
 """The summary of each step: its stages, what is left of it, its exposed communication, the throughput."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import attributes_of
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import Descriptors
+from otel_dltrace.model.spans import Column, Descriptors
 from tests.runs import Rank, ddp
 
 
@@ -23,7 +24,13 @@ def summed_up(rank: Rank | None = None, batch=None, parts: int = 1) -> list[Poin
     summary = StepSummary(batch.rank)
     descriptors = Descriptors.of(batch.descriptors)
     rows = batch.rows.take(np.argsort(batch["end"], kind="stable"))
-    return [point for part in np.array_split(rows, parts) for point in flat(summary.add(part, descriptors))]
+    return all_of(summary, np.array_split(rows, parts), descriptors)
+
+
+def all_of(summary: StepSummary, parts: Iterable[Column], descriptors: Descriptors) -> list[Point]:
+    """Return what the summary says of *parts*, one after the other, and at the end."""
+    points = [point for part in parts for point in flat(summary.add(part, descriptors))]
+    return points + flat((summary.end(), []))
 
 
 def flat(found: tuple[list[Observed], list[Point]]) -> list[Point]:
@@ -171,13 +178,28 @@ def test_it_does_not_matter_in_which_portions_rows_come():
     """Operations come before their step; a step comes with its stages."""
     (batch, _) = ddp(2, 6)
     rows = batch.rows.take(np.lexsort((batch.is_kind(s.STEP, s.STAGE), batch["step"])))
-    summary, descriptors, points = StepSummary(0), Descriptors.of(batch.descriptors), []
     is_stage = batch.take(np.lexsort((batch.is_kind(s.STEP, s.STAGE), batch["step"]))).is_kind(s.STEP, s.STAGE)
     cuts = np.flatnonzero(np.diff(is_stage.astype(int)) != 0) + 1
-    for part in np.split(rows, cuts):
-        points += flat(summary.add(part, descriptors))
+    points = all_of(StepSummary(0), np.split(rows, cuts), Descriptors.of(batch.descriptors))
     rates = (m.DL_THROUGHPUT_BATCHES, m.DL_THROUGHPUT_SAMPLES, m.DL_TRAIN_BATCHES, m.DL_TRAIN_SAMPLES)
 
     assert Counter(p for p in points if p.metric not in rates) == Counter(
         p for p in summed_up(batch=batch) if p.metric not in rates
     )
+
+
+def test_operations_that_come_when_the_next_step_is_over_count():
+    """As DDP's do that has just rebuilt its buckets; of the last step nothing waits for another one."""
+    (batch, _) = ddp(2, 6, slow={(1, "backward"): 5.0})
+    is_own = batch.is_kind(s.STEP, s.STAGE)
+    steps = range(6)
+    parts = [
+        batch.rows.compress((batch["step"] == step) & is_own | (batch["step"] == step - 1) & ~is_own) for step in steps
+    ]
+    late = batch.rows.compress((batch["step"] == 5) & ~is_own)
+
+    points = all_of(StepSummary(0), [*parts, late], Descriptors.of(batch.descriptors))
+    exposed = of(points, m.DL_STEP_GRAD_SYNC_EXPOSED)
+
+    assert exposed == of(summed_up(batch=batch), m.DL_STEP_GRAD_SYNC_EXPOSED)
+    assert len(exposed) == 6

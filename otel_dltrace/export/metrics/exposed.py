@@ -8,6 +8,7 @@ counts: what a rank waits for while it fetches data is no gradients.
 import numpy as np
 
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import Column, Descriptors, empty_rows, stack_rows
 
 _MOST_HELD = 100_000
@@ -15,27 +16,40 @@ _MOST_HELD = 100_000
 
 
 class Exposed:
-    """Holds a rank's operations until their step has ended."""
+    """Holds a rank's operations and stages until the step after theirs has ended: DDP's may come one step later."""
 
     def __init__(self) -> None:
         self._held = empty_rows()
+        self._ended: list[int] = []
         self._table = Descriptors(())
         self._is_wait: Column = np.zeros(0, bool)
         self._names: Column = np.zeros(0, object)
 
     def add(self, rows: Column, descriptors: Descriptors, ended: Column) -> dict[int, int]:
-        """Take *rows*; return the ns of each of the steps *ended* (rows, by start) in which there were operations."""
+        """Take *rows* in, among them the steps *ended* (by start).
+
+        Returns:
+            What `end` does, of the steps after which another one has ended.
+        """
         self._know(descriptors)
-        kept = rows.compress(self._concerns(rows))
-        held = stack_rows([self._held, kept])
-        is_over = np.isin(held["step"], ended["step"])
-        stages = rows.compress(descriptors.is_kind(rows, s.STAGE) & (rows["a"] <= 1))
-        last = int(ended["step"].max(initial=0)) if len(ended) else -1
-        self._held = held.compress(~is_over & (held["step"].astype(np.int64) > last))[-_MOST_HELD:]
-        operations = held.compress(is_over)
-        if not len(operations):
+        self._held = stack_rows([self._held, rows.compress(self._concerns(rows))])[-_MOST_HELD:]
+        if not len(ended):
             return {}
-        return self._blocked(operations, stages)
+        over, self._ended = [*self._ended, *ended["step"][:-1].tolist()], ended["step"][-1:].tolist()
+        return self._tell(over)
+
+    def end(self) -> dict[int, int]:
+        """Return the ns of each of the steps left in which there were operations."""
+        over, self._ended = self._ended, []
+        return self._tell(over)
+
+    def _tell(self, over: list[int]) -> dict[int, int]:
+        held = self._held
+        self._held = held.compress(held["step"].astype(np.int64) > max(over, default=-1))
+        told = held.compress(np.isin(held["step"], over))
+        is_stage = self._table.is_kind(told, s.STAGE)
+        operations = told.compress(~is_stage)
+        return self._blocked(operations, told.compress(is_stage)) if len(operations) else {}
 
     def _know(self, descriptors: Descriptors) -> None:
         """Look at the names, only when there are new ones: there may be 64k."""
@@ -47,7 +61,8 @@ class Exposed:
     def _concerns(self, rows: Column) -> Column:
         of = self._table
         is_call = of.is_kind(rows, s.COLLECTIVE) | of.is_kind(rows, s.P2P)
-        mask: Column = self._is_wait[of.numbers(rows)] | is_call
+        is_stage = of.is_kind(rows, s.STAGE) & (rows["a"] <= 1)
+        mask: Column = (self._is_wait[of.numbers(rows)] | is_call | is_stage) & (rows["step"] != NO_STEP)
         return mask
 
     def _blocked(self, operations: Column, stages: Column) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """The drain's side of metrics: samples the host and its ranks, and gives each run its own."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING
@@ -95,8 +95,7 @@ class Metering:
         """Follow *members*, those of all rings, and write what was sampled."""
         self._end_runs({member.writer.root for member in members})
         self._let_go(monotonic())
-        living = {member.process.nonce for member in members}
-        self._ranks = {nonce: rank for nonce, rank in self._ranks.items() if nonce in living}
+        self._end_ranks({member.process.nonce for member in members})
         if self._sampler is None:
             return
         if members and not self._is_started:
@@ -108,6 +107,10 @@ class Metering:
         if monotonic() - self._written_at >= WRITE_S:
             self._written_at = monotonic()
             self._write(self._sampler.take())
+
+    def _end_ranks(self, living: Collection[int]) -> None:
+        for nonce in self._ranks.keys() - living:
+            self._ranks.pop(nonce).end()
 
     def _watch(self, sampler: Sampler, members: Sequence["Member"]) -> None:
         """Have the processes of *members* sampled, those whose pids mean something here, as who they are last."""
@@ -159,6 +162,7 @@ class Metering:
         until = monotonic() + timeout
         if self._sampler is not None and self._is_started:
             self._write(self._sampler.stop(timeout))
+        self._end_ranks(())
         for run in self._runs.values():
             run.finish(until)
         self._closing += self._runs.items()

@@ -59,6 +59,11 @@ class RankMetrics:
         if self._summary is not None and self.run.goes_out:
             self.run.sum_up(*self._summary.add(rows, descriptors))
 
+    def end(self) -> None:
+        """Tell what waited for more rows: none come."""
+        if self._summary is not None:
+            self.run.sum_up(self._summary.end(), [])
+
     def take_records(self, records: Column, descriptors: Descriptors) -> None:
         """Take COUNTER *records* in; one of a metric that this version does not know is left out."""
         rows: list[Row] = []

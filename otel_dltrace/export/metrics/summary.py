@@ -51,16 +51,20 @@ class StepSummary:
         begun = rows.compress(descriptors.is_kind(rows, s.STEP) & (rows["step"] != NO_STEP))
         steps = begun.compress(begun["flags"] & np.uint16(s.Flag.TRUNCATED) == 0)
         steps = steps.take(np.argsort(steps["start"], kind="stable"))
-        exposed = self._exposed.add(rows, descriptors, steps)
+        exposed = self._waited(self._exposed.add(rows, descriptors, steps))
         stages = rows.compress(descriptors.is_kind(rows, s.STAGE))
         stages = stages.compress(np.isin(stages["step"], steps["step"]) | ~np.isin(stages["step"], begun["step"]))
         observed = self._stages(stages, descriptors)
         if not len(steps):
             return observed, []
-        observed += self._steps(steps, stages)
-        if exposed:
-            observed.append(self._observed(m.DL_STEP_GRAD_SYNC_EXPOSED, np.array([*exposed.values()])))
-        return observed, self._throughput(steps)
+        return [*observed, *self._steps(steps, stages), *exposed], self._throughput(steps)
+
+    def end(self) -> list[Observed]:
+        """Return what is known of the last step only once no more comes."""
+        return self._waited(self._exposed.end())
+
+    def _waited(self, exposed: dict[int, int]) -> list[Observed]:
+        return [self._observed(m.DL_STEP_GRAD_SYNC_EXPOSED, np.array([*exposed.values()]))] if exposed else []
 
     def _steps(self, steps: Column, stages: Column) -> list[Observed]:
         """Return the *steps*' lengths, and what *stages* leave of them."""
