@@ -16,7 +16,7 @@ from mpi4py import MPI
 import otel_dltrace
 from benchmarks.bench_mpi import SIZES
 from otel_dltrace.instrument import registry
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 BLOCK_S = 0.02
 MOST = 2000

@@ -12,7 +12,7 @@ import otel_dltrace
 from otel_dltrace.instrument import registry
 from otel_dltrace.pushpull import launch as launching
 from otel_dltrace.pushpull.options import read_env
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 ON, OFF = signal.SIGUSR1, signal.SIGUSR2
 

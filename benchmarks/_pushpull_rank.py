@@ -22,7 +22,7 @@ from benchmarks._pushpull_job import OFF, ON
 from otel_dltrace.instrument import registry
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.pushpull import trace
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 WARM_UP = 3
 """Steps after switching that are not measured."""

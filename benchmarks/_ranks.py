@@ -13,8 +13,9 @@ from time import monotonic_ns
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Level
+from otel_dltrace.record.operation import Operation
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Operation, Steps
+from otel_dltrace.record.steps import Steps
 
 RANKS = 8
 HOME = "bench"

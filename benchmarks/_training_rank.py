@@ -23,7 +23,7 @@ from benchmarks._processes import RINGS, Drain
 from benchmarks._sdk_spans import SdkSpans
 from otel_dltrace.instrument import registry
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 WARM_UP = 3
 """Steps after switching that are not measured: in them the root module, for one, is looked for anew."""

@@ -26,8 +26,9 @@ from opentelemetry.trace import set_span_in_context
 from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.blocks import phase
+from otel_dltrace.record.operation import Operation
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Operation, Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 BLOCK = 400  # fewer than BatchSpanProcessor's 512
 ATTRIBUTES: dict[str, str | int] = {

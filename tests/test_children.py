@@ -9,7 +9,7 @@ PROGRAM = """
     import multiprocessing, os, sys
     from pathlib import Path
     import otel_dltrace
-    from otel_dltrace.record.steps import live
+    from otel_dltrace.record.tracer import live
 
     starts, method = sys.argv[1:]
     if starts == "program":

@@ -269,7 +269,7 @@ try:
 except ValueError as error:
     print(error)
 from otel_dltrace.instrument.registry import _registry
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 assert not _registry._on and live.tracer is None
 """
     assert place.run(program).stdout.startswith(said)

@@ -12,6 +12,7 @@ import pytest
 from fake_device import FakeDevice, FakeEvent
 from support import Place, attributes_of
 
+import otel_dltrace.record.operation as operation_module
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.export.device import PATIENCE_S
 from otel_dltrace.export.ring_source import RingSource
@@ -22,9 +23,10 @@ from otel_dltrace.instrument._sites import Attachment
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, DEVICE_STAGES, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.record.operation import Operation
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import RingWriter
-from otel_dltrace.record.steps import Operation, Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 MS = 1_000_000
 
@@ -78,6 +80,7 @@ def traced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """A process whose device has a clock with another origin and another speed."""
     device = FakeDevice(*request.param)
     monkeypatch.setattr(steps_module, "monotonic_ns", device.clock)
+    monkeypatch.setattr(operation_module, "monotonic_ns", device.clock)
     tracer = Tracer(Recorder(tmp_path, 1 << 20))
     marks = tracer.steps.device = Marks(tracer.recorder, device, device.clock)
     yield Traced(tracer, device, marks)

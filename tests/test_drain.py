@@ -212,7 +212,7 @@ def test_forked_children_have_rings_of_their_own(place):
 
 NAMES_A_TIMELINE = """
     import otel_dltrace as d
-    from otel_dltrace.record.steps import live
+    from otel_dltrace.record.tracer import live
     d.start()
     for i in range(3):
         with d.step(i):

@@ -17,7 +17,7 @@ from otel_dltrace.model.metrics import DL_GC_PAUSE, DL_PROCESS_MEMORY_PEAK, GC_G
 from otel_dltrace.model.semconv import CPYTHON_GC_GENERATION, GC
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import COUNTER
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 (ROW,) = process.ROWS
 assert isinstance(ROW, Attachment)

@@ -11,8 +11,8 @@ import pytest
 
 from otel_dltrace.export import horovod_live
 from otel_dltrace.export.horovod_live import Told
+from otel_dltrace.formats.horovod_events import count_timelines, timelines_of
 from otel_dltrace.formats.horovod_json import MARK, OVER, START, Event, Reader
-from otel_dltrace.formats.horovod_spans import count_timelines, timelines_of
 from otel_dltrace.formats.horovod_tail import TailReader
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
@@ -427,7 +427,8 @@ import sys, time
 import otel_dltrace
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.record.steps import Operation, live
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.tracer import live
 
 otel_dltrace.instrument()
 recorder = live.tracer.recorder

@@ -20,7 +20,7 @@ from otel_dltrace.instrument.registry import TABLES, Registry
 from otel_dltrace.instrument.torch_training import batch_size
 from otel_dltrace.record import guard
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 has_torch = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not has_torch, reason="torch is not installed")
@@ -373,7 +373,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from otel_dltrace.instrument import registry
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 registry.instrument()
 live.tracer = Tracer(Recorder(Path({rings!r}), 1 << 20))

@@ -24,7 +24,7 @@ from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.semconv import Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 from tests.support import Place, a_place
 from tests.test_recorder import SMALLEST, Interrupting
 

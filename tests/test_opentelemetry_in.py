@@ -19,7 +19,7 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 memory = InMemorySpanExporter()
 provider = TracerProvider()

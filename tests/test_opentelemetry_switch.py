@@ -106,7 +106,7 @@ OWN = """
     import os, sys, otel_dltrace
     with otel_dltrace.step():
         pass
-    from otel_dltrace.record.steps import live
+    from otel_dltrace.record.tracer import live
     print(live.tracer is not None)
 """
 
@@ -169,7 +169,7 @@ CONTRACT = """
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     import torch.distributed, torch.autograd, torch.nn.parallel
     from otel_dltrace.otel.instrumentors import TorchDdpInstrumentor, TorchTrainingInstrumentor
-    from otel_dltrace.record.steps import live
+    from otel_dltrace.record.tracer import live
 
     def functions():
         reducer = torch.distributed.Reducer
@@ -211,7 +211,7 @@ def test_an_instrumentor_does_what_all_of_them_do(place: Place) -> None:
 def test_what_is_asked_for_by_name_and_absent_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing begins, and nothing is raised into the program."""
     from otel_dltrace.otel.instrumentors import SourceInstrumentor
-    from otel_dltrace.record.steps import live
+    from otel_dltrace.record.tracer import live
 
     class Absent(SourceInstrumentor):
         source = "torch_ddp"
@@ -239,7 +239,7 @@ def test_a_configuration_file_says_what_a_source_records(place: Place) -> None:
         """,
         "otel.yaml",
     )
-    program = "from otel_dltrace.record.steps import live; print(live.tracer.recorder.level)"
+    program = "from otel_dltrace.record.tracer import live; print(live.tracer.recorder.level)"
     done = instrumented(place, program, OTEL_CONFIG_FILE=str(file))
 
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

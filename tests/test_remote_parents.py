@@ -30,7 +30,7 @@ from otel_dltrace.record.carrier import (
     tracestate_entry,
 )
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 WORKER = Bind("job", f"1.{7:016x}", rank=1, world_size=2, local_world_size=2, servers=1)
 SERVER = replace(WORKER, role="server", rank=0)

@@ -392,7 +392,7 @@ LATE = """
     import os, sys, time
     import otel_dltrace as d
     from otel_dltrace.model.identity import Bind
-    from otel_dltrace.record.steps import live
+    from otel_dltrace.record.tracer import live
 
     def wait_for(name):
         while not os.path.exists(name):
@@ -473,7 +473,7 @@ def test_unbound_rows_wait_in_a_partial_directory_and_come_back_once(place, monk
 DRIFTING = """
     import os, sys
     import otel_dltrace as d
-    from otel_dltrace.record.steps import live
+    from otel_dltrace.record.tracer import live
     d.start()
     extra = 0
     live.tracer.steps.group_seq = lambda: 5 * live.tracer.recorder.step + 1 + extra

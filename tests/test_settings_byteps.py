@@ -122,7 +122,7 @@ def test_what_cannot_be_said_of_servers_is_an_error():
 )
 def test_a_program_is_traced_because_of_them_alone(place, env, level):
     """Nothing of ours is set; what cannot be used is one sentence, and the program goes on."""
-    program = "from otel_dltrace.record.steps import live; print(live.tracer and live.tracer.recorder.level)"
+    program = "from otel_dltrace.record.tracer import live; print(live.tracer and live.tracer.recorder.level)"
     done = place.run(program, **env)
 
     assert (done.returncode, done.stdout) == (0, f"{level}\n")

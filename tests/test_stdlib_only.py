@@ -31,7 +31,7 @@ for name in json.loads(sys.argv[2]):
     importlib.import_module(name)
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.blocks import operation, phase, step
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 recorder = Recorder(Path(sys.argv[3]), 1 << 20)
 live.tracer = Tracer(recorder)
 with step(), operation("all_reduce", size=4), phase("rollout"), phase("to_device"):

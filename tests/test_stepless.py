@@ -22,7 +22,7 @@ import os, sys, time
 from pathlib import Path
 import otel_dltrace as d
 from otel_dltrace.configure.recording import bind_by_environment
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 with d.phase("start"):
     pass

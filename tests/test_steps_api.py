@@ -11,12 +11,14 @@ import pytest
 from ring_files import read_own
 
 import otel_dltrace.record.blocks as blocks_module
+import otel_dltrace.record.operation as operation_module
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.record.blocks import operation, phase, step
+from otel_dltrace.record.operation import Operation, open_span
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import AMEND, BEGIN, SPAN
-from otel_dltrace.record.steps import Operation, Tracer, live, open_span
+from otel_dltrace.record.tracer import Tracer, live
 
 
 class Ticks:
@@ -35,6 +37,7 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     """A live tracer under a clock that ticks."""
     ticks = Ticks()
     monkeypatch.setattr(steps_module, "monotonic_ns", ticks)
+    monkeypatch.setattr(operation_module, "monotonic_ns", ticks)
     monkeypatch.setattr(blocks_module, "monotonic_ns", ticks)
     live.tracer = tracer = Tracer(Recorder(tmp_path, 1 << 20))
     yield tracer

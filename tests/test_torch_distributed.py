@@ -8,7 +8,7 @@ from torch_harness import ROOT, Recorded, Span, counts, run
 
 from otel_dltrace.instrument._torch_binding import Binding, bind_from_store
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer
+from otel_dltrace.record.tracer import Tracer
 
 pytest.importorskip("torch")
 

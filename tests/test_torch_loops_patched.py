@@ -15,7 +15,7 @@ sys.path.insert(0, {root!r})
 import torch
 from otel_dltrace.instrument import registry
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 Optimizer, seen = torch.optim.SGD, []
 

@@ -13,7 +13,8 @@ from torch_harness import ROOT, Recorded, Span, run
 from otel_dltrace.instrument import torch_ddp
 from otel_dltrace.instrument._sites import install
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.record.steps import Steps, Tracer, live
+from otel_dltrace.record.steps import Steps
+from otel_dltrace.record.tracer import Tracer, live
 
 pytest.importorskip("torch")
 

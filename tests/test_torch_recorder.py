@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import Place
 
+import otel_dltrace.record.operation as operation_module
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.instrument import _torch_recorder
@@ -23,8 +24,9 @@ from otel_dltrace.instrument._torch_durations import Active, ends
 from otel_dltrace.instrument._torch_recorder import Recorded
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, Flag, Source
+from otel_dltrace.record.operation import Operation
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Operation, Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 from otel_dltrace.settings.process import nccl_timing
 
 MS = 1_000_000
@@ -158,6 +160,7 @@ def nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nccl]:
     """A process that is traced, whose groups are NCCL's, and measured."""
     device = FakeDevice(7 * 10**11, -35e-6)
     monkeypatch.setattr(steps_module, "monotonic_ns", device.clock)
+    monkeypatch.setattr(operation_module, "monotonic_ns", device.clock)
     monkeypatch.setattr(_torch_recorder, "monotonic_ns", device.clock)
     monkeypatch.setattr(_torch_recorder, "time_ns", lambda: WALL + device.clock())
     tracer = Tracer(Recorder(tmp_path, 1 << 20))

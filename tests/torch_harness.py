@@ -37,7 +37,7 @@ if os.environ.get("TRACED"):
     from otel_dltrace.instrument import registry
     from otel_dltrace.model.topology import world_from_env
     from otel_dltrace.record.recorder import Recorder
-    from otel_dltrace.record.steps import Tracer, live
+    from otel_dltrace.record.tracer import Tracer, live
 
     recorder = Recorder(Path(os.environ["RINGS"]), 4 << 20, int(os.environ["TRACED"]))
     live.tracer = tracer = Tracer(recorder, "test", world_from_env(os.environ))
@@ -181,7 +181,7 @@ import hashlib, json, os, sys
 from pathlib import Path
 from otel_dltrace.instrument import registry
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 registry.instrument()
 import torch, torch._dynamo, torch.utils.data  # optimizers load dynamo; once is enough

@@ -14,133 +14,25 @@ device is written to as it is, and -o - is standard output.
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from otel_dltrace.analysis.compose import slow_stages_of
-from otel_dltrace.analysis.select import select, select_metrics
-from otel_dltrace.analysis.table import step_tables
+from otel_dltrace.cli.export_formats import FORMATS
+from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, steps_of
 from otel_dltrace.configure.outcome import short_path
-from otel_dltrace.export.as_sent import as_sent
-from otel_dltrace.export.byteps_out import (
-    comms_in,
-    completions_of,
-    has_stages,
-    profile_paths,
-    write_byteps,
-    write_byteps_server,
-)
-from otel_dltrace.export.chrome.notes import Note
-from otel_dltrace.export.chrome.rotation import part_path
-from otel_dltrace.export.chrome.writer import write_chrome
+from otel_dltrace.export.byteps_out import completions_of, has_stages
 from otel_dltrace.export.files import is_stream
-from otel_dltrace.export.horovod_out import timelines_in, write_horovod
-from otel_dltrace.export.metric_reader import read_metrics
-from otel_dltrace.export.otlp.json_lines import write_otlp_json
-from otel_dltrace.export.run_stream import Pieces, pieces_of, read_outline, stream_in_turns, stream_spans
-from otel_dltrace.model.attributes import Value
-from otel_dltrace.model.errors import ConfigError, DltraceError, RunNotFoundError
-from otel_dltrace.model.metric_batch import MetricBatch
+from otel_dltrace.export.run_stream import stream_in_turns
+from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.model.plan import FINEST, Window, parse_completions
-from otel_dltrace.model.spans import Process, SpanBatch
-from otel_dltrace.report.machine import meanwhile, sentence
 
 _BYTES_A_TURN = 1200
 """Of a file, for each span that all ranks have in turn: some four turns of each are in a file."""
 _MOST_NAMED = 4
-
-
-def _as_told(_spans: Any, path: Path) -> Sequence[Path]:
-    return [path]
-
-
-def _none(_output: Path, _places: Sequence[Path]) -> Iterable[Path]:
-    return ()
-
-
-class Format(NamedTuple):
-    """A format: what it is for, its output unless told, how runs are read for it (some steps and ranks), and written.
-
-    What *shows_metrics* is written with the arguments ``metrics`` and ``notes`` too, what *tells* which files it has
-    written with ``wrote``; else *places* says it, given what was read and the output. *older* says what an export to
-    the same output may have left beside the files that this one has written.
-    """
-
-    about: str
-    output: str
-    read: Callable[[Sequence[Path], Container[int] | None, Collection[int] | None], Any]
-    write: Callable[..., int]
-    unit: str
-    shows_metrics: bool = False
-    tells: bool = False
-    places: Callable[[Any, Path], Sequence[Path]] = _as_told
-    older: Callable[[Path, Sequence[Path]], Iterable[Path]] = _none
-
-
-def _by_process(
-    runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None
-) -> dict[Process, Pieces]:
-    found = {pieces.steps.process: pieces for pieces in pieces_of(runs, steps)}
-    chosen = select([pieces.steps for pieces in found.values()], steps, ranks)
-    return {batch.process: found[batch.process] for batch in chosen}
-
-
-FORMATS = {
-    "chrome": Format(
-        "Chrome trace JSON, for https://ui.perfetto.dev and chrome://tracing; metrics as counters",
-        "trace.json.gz",
-        stream_spans,
-        write_chrome,
-        "events",
-        shows_metrics=True,
-        older=lambda output, places: [part_path(output, len(places))],
-    ),
-    "otlp": Format(
-        "OTLP JSON lines, as the OpenTelemetry Collector's file exporter writes them; its\n"
-        "otlp_json_file receiver sends them on to any back end. Every step in full, whatever\n"
-        "OTEL_DLTRACE_STEPS let go out, with the same ids: nothing is doubled there",
-        "spans.jsonl.gz",
-        as_sent,
-        write_otlp_json,
-        "spans",
-    ),
-    "byteps": Format(
-        "BytePS's worker timelines: <local rank>/comm.json below the directory FILE. BytePS counts\n"
-        "how often each tensor was completed, from 1, and so does --completions; --steps chooses\n"
-        "by our steps, from 0",
-        "traces",
-        _by_process,
-        write_byteps,
-        "events",
-        tells=True,
-        older=lambda output, _: comms_in(output),
-    ),
-    "byteps-server": Format(
-        "BytePS's server profile, and closed; of several servers each in a folder beside FILE:\n"
-        "<server>/server_profile.json",
-        "server_profile.json",
-        _by_process,
-        write_byteps_server,
-        "pushes and pulls",
-        places=profile_paths,
-    ),
-    "horovod": Format(
-        "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\n"
-        "with names escaped; of a run that has several, in the order in which they came,\n"
-        "0.json, 1.json ... below the directory FILE",
-        "timeline.json",
-        _by_process,
-        write_horovod,
-        "events",
-        tells=True,
-        older=lambda output, _: timelines_in(output),
-    ),
-}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     form = FORMATS[args.to]
     output = args.output or Path(form.output)
     max_bytes = _max_bytes(args)
-    beside = _machine(args) if form.shows_metrics else {}
+    beside = machine_of(args) if form.shows_metrics else {}
     if args.to == "byteps":
         beside["window"] = _completions(args)
     spans, parts = form.read(args.runs, steps_of(args), args.rank), list[Path]()
@@ -271,55 +163,6 @@ def _completions(args: argparse.Namespace) -> Window:
     if len(asked) > 1:
         raise ConfigError(f"the runs were traced for completions {', '.join(sorted(asked))}; give --completions")
     return parse_completions(*asked)
-
-
-def _machine(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the metrics of the chosen part of the runs, and remarks on it."""
-    metrics: list[MetricBatch] = []
-    notes: list[Note] = []
-    outlines = []
-    for run in args.runs:
-        sampled = read_metrics(run)
-        outline = _outline(run, bool(sampled))
-        outlines += outline
-        if sampled:
-            chosen = _chosen(outline, args)
-            cut = select_metrics(sampled, chosen)
-            metrics += cut
-            notes += slow_stage_notes(chosen, cut)
-    select(outlines, steps_of(args), args.rank)  # a rank or step that no run has is said before anything is written
-    return {"metrics": metrics, "notes": notes}
-
-
-def _chosen(batches: Sequence[SpanBatch], args: argparse.Namespace) -> list[SpanBatch]:
-    try:
-        return select(batches, steps_of(args), args.rank)
-    except RunNotFoundError:
-        return []  # of several runs one may have none of it
-
-
-def _outline(run: Path, with_operations: bool) -> list[SpanBatch]:
-    seen = 0
-    with progress("looking through the spans") as count:
-
-        def add(spans: int) -> None:
-            nonlocal seen
-            seen += spans
-            count(seen)
-
-        return read_outline(run, add, with_operations)
-
-
-def slow_stage_notes(batches: Sequence[SpanBatch], metrics: Sequence[MetricBatch]) -> list[Note]:
-    """Return a remark on each slow stage of *batches*, wherever it was slow: what the machine did meanwhile."""
-    found, windows = slow_stages_of(batches, metrics)
-    nonces = {t.rank: t.batch.process.nonce for t in step_tables(batches)}
-    notes = []
-    for stage, times in zip(found.stages, windows, strict=True):
-        args: dict[str, Value] = {"what": sentence(stage), "meanwhile": meanwhile(stage)}
-        name = f"slow {stage.slow.stage}"
-        notes += [Note(nonces[stage.slow.rank], start, end, name, args) for start, end in times.tolist()]
-    return notes
 
 
 def _files(path: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.pushpull.options import read_env
 from otel_dltrace.record import guard
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.process import JOB_NAME
 from otel_dltrace.settings.program import program_name

@@ -7,7 +7,7 @@ from dataclasses import replace
 from otel_dltrace.model.identity import Bind, own_generation
 from otel_dltrace.record import guard
 from otel_dltrace.record.ring import process_nonce
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 FORKED = ("fork", "forkserver")
 """The start methods whose children end so; others' end as programs do."""

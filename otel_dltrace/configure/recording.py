@@ -22,7 +22,7 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter, ring_bell
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import changed_at
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.process import (
     UNDER_RUN,

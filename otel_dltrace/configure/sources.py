@@ -9,7 +9,7 @@ from typing import Any
 from otel_dltrace.configure.recording import start
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record import guard
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.switch import enabled_sources, is_switched_off, is_switched_on
 

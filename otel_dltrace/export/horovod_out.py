@@ -5,8 +5,8 @@ from itertools import chain
 from pathlib import Path
 
 from otel_dltrace.export.files import write_pieces
+from otel_dltrace.formats.horovod_events import count_timelines, timelines_of
 from otel_dltrace.formats.horovod_json import Event, write_events
-from otel_dltrace.formats.horovod_spans import count_timelines, timelines_of
 from otel_dltrace.model.errors import ConfigError, RunNotFoundError
 from otel_dltrace.model.spans import Process, SpanBatch
 

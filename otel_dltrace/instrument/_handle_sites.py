@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from otel_dltrace.instrument._handles import Handles, Pending, Wait, asked_done
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 LEVEL = Level.COLLECTIVE
 

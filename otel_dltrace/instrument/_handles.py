@@ -6,7 +6,8 @@ from time import monotonic_ns
 
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import PHASE, PRECISE_NS, WAIT, Flag, Level, Source
-from otel_dltrace.record.steps import Operation, Tracer
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.tracer import Tracer
 
 # Plain ints: an operator on a member of an enum costs as much as a record.
 ASYNC = int(Flag.ASYNC)

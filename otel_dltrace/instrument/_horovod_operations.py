@@ -12,7 +12,8 @@ from otel_dltrace.instrument._horovod_calls import OPS, Call
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE
-from otel_dltrace.record.steps import Operation, Tracer
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.tracer import Tracer
 
 GLOBAL_SET = 0
 _JOIN_SHIFT = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_dltrace.instrument._sites import log
 from otel_dltrace.model.identity import Bind
-from otel_dltrace.record.steps import Tracer
+from otel_dltrace.record.tracer import Tracer
 
 _PATH = "/otel_dltrace/run"
 _TIMEOUT_S = 2.0

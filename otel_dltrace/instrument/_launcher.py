@@ -1,7 +1,7 @@
 """Who the launcher says this process is, for frameworks that have no store to agree through."""
 
 from otel_dltrace.model.identity import Bind
-from otel_dltrace.record.steps import Tracer
+from otel_dltrace.record.tracer import Tracer
 
 
 def launcher_bind(tracer: Tracer) -> Bind | None:

@@ -15,7 +15,8 @@ from otel_dltrace.model.semconv import (
     STEP_LR_SCHEDULERS,
 )
 from otel_dltrace.record.device import Mark
-from otel_dltrace.record.steps import Steps, Tracer
+from otel_dltrace.record.steps import Steps
+from otel_dltrace.record.tracer import Tracer
 
 AHEAD = 8
 """Batches that may be fetched before the first of them is trained on; more is a pass over the data."""

@@ -11,7 +11,8 @@ from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part, Requests
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, MPI, P2P, PHASE, WAIT, Source
-from otel_dltrace.record.steps import Operation, Tracer
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.tracer import Tracer
 
 _HOST_DONE = int(Source.HOST_DONE)
 

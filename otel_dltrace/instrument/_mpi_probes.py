@@ -12,7 +12,7 @@ from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import P2P
-from otel_dltrace.record.steps import Operation
+from otel_dltrace.record.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)

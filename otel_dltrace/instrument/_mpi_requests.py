@@ -9,7 +9,8 @@ from otel_dltrace.instrument._mpi_groups import Group
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.guard import guarded
-from otel_dltrace.record.steps import Operation, Tracer
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.tracer import Tracer
 
 FLAG_ASYNC = int(Flag.ASYNC)  # reading a member of an enum costs a tenth of a record
 

@@ -9,7 +9,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, read_tracestate, span_below, traceparent_head
 from otel_dltrace.record.guard import failed
-from otel_dltrace.record.steps import Tracer
+from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
     from otel_dltrace.pushpull.wire import Request

@@ -9,8 +9,9 @@ from otel_dltrace.model.plan import share_of
 from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, WAIT, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, traceparent_head, tracestate_entry
 from otel_dltrace.record.guard import failed
+from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, open_span
+from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
     from otel_dltrace.model.queue_types import QueueType

@@ -11,7 +11,7 @@ from typing import Any
 
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.guard import failed, guarded
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 log = logging.getLogger("otel_dltrace")
 

@@ -13,7 +13,7 @@ from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Site, Undo, replace, resolve, wrap
 from otel_dltrace.model.semconv import DEVICE_STAGES
 from otel_dltrace.record.device import Mark
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 Piece = tuple[str, int, Mark | None]
 _running: set[str] = set()

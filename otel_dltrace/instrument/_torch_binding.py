@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_dltrace.instrument._sites import log
 from otel_dltrace.model.identity import Bind
-from otel_dltrace.record.steps import Tracer
+from otel_dltrace.record.tracer import Tracer
 
 GENERATION_KEY = "otel_dltrace/generation"
 JOB_KEY = "otel_dltrace/job"

@@ -21,7 +21,9 @@ from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.instrument._torch_works import Pending, Works
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import P2P, PHASE, WAIT, Flag, Source
-from otel_dltrace.record.steps import Operation, Tracer, nothing
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.steps import nothing
+from otel_dltrace.record.tracer import Tracer
 
 
 class Span(Protocol):

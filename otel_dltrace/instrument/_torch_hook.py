@@ -15,8 +15,9 @@ from otel_dltrace.instrument._torch_callbacks import called, outstanding, writer
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, sequence_number
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.operation import Operation, open_span
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Operation, live, open_span
+from otel_dltrace.record.tracer import live
 
 Program = Callable[[Any], Any]
 """A hook of the program's, with its state: takes a bucket, returns a future."""

@@ -18,7 +18,7 @@ from otel_dltrace.instrument._torch_buckets import said_by, tell_of_hook
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS
 from otel_dltrace.instrument._torch_hook import BucketHook, backend_of_model, flush, joined
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 _hooks: "weakref.WeakKeyDictionary[Any, BucketHook]" = weakref.WeakKeyDictionary()
 _left_alone: "weakref.WeakSet[Any]" = weakref.WeakSet()

@@ -21,7 +21,7 @@ from otel_dltrace.instrument._torch_durations import Active, Measured, ends, mea
 from otel_dltrace.model.semconv import Level, Source
 from otel_dltrace.record.device import DeviceTimes, Mark
 from otel_dltrace.record.guard import failed, tried
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 SHARE = 100
 """Reading takes one in so many of the time, or less."""

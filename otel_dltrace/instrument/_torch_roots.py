@@ -11,7 +11,7 @@ from typing import Any
 from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Undo
 from otel_dltrace.record.guard import failed, guarded
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 MAX_CALLS = 10_000
 """Module calls after which a search without result ends: a global hook costs 1.4 us for each."""

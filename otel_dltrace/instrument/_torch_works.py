@@ -21,7 +21,8 @@ from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.device import Mark
 from otel_dltrace.record.guard import guarded
-from otel_dltrace.record.steps import Operation, Tracer
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.tracer import Tracer
 
 _ASYNC = int(Flag.ASYNC)
 """To ask a flag of an enumeration costs 2 us."""

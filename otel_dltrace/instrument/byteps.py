@@ -17,7 +17,8 @@ from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, PUSH_PULL
-from otel_dltrace.record.steps import Operation, Tracer, live
+from otel_dltrace.record.operation import Operation
+from otel_dltrace.record.tracer import Tracer, live
 
 PLUGIN, OPS = "byteps.torch", "byteps.torch.ops"
 BACKEND = "byteps"

@@ -19,7 +19,7 @@ from otel_dltrace.instrument._horovod_store import agreed, propose
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.steps import Operation
+from otel_dltrace.record.operation import Operation
 
 DYNAMIC = "DYNAMIC"
 """As ``HOROVOD_TIMELINE``: there is no file until the program asks for one."""

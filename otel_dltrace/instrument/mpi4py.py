@@ -23,7 +23,7 @@ from otel_dltrace.instrument._mpi_usual import is_usual, shortened
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
 from otel_dltrace.record.guard import guarded
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 MODULE = "mpi4py.MPI"
 _module: Any = None

@@ -20,7 +20,7 @@ from otel_dltrace.model.plan import share_of
 from otel_dltrace.model.semconv import DL_STEP
 from otel_dltrace.record.carrier import TRACESTATE_KEY, tracestate_value
 from otel_dltrace.record.guard import guarded
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import GC, PHASE, Level
 from otel_dltrace.record.guard import failed
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 _PHASE, _STEP = int(Level.PHASE), int(Level.STEP)
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024

@@ -9,7 +9,7 @@ from otel_dltrace.instrument._pushpull_server import Server
 from otel_dltrace.instrument._pushpull_worker import Worker
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
 from otel_dltrace.record.guard import failed
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 if TYPE_CHECKING:
     from otel_dltrace.pushpull.trace import PushPull, Served

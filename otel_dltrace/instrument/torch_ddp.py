@@ -21,7 +21,7 @@ from otel_dltrace.instrument._torch_buckets import Layout, layout_of
 from otel_dltrace.instrument._torch_groups import sequence_number
 from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.model.semconv import Flag, Level, Source
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 # Plain ints: members of an enum cost microseconds, where Python's code is cold.
 _COLLECTIVE, _PARTITION = int(Level.COLLECTIVE), int(Level.PARTITION)

@@ -8,7 +8,7 @@ from otel_dltrace.instrument._device_times import Marks
 from otel_dltrace.instrument._loop import joins
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 
 class Cuda:

@@ -15,7 +15,7 @@ from otel_dltrace.instrument._torch_operators import operators
 from otel_dltrace.instrument._torch_works import Pending, Wait
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.guard import guarded
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 _comm: Comm | None = None
 

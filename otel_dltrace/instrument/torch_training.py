@@ -17,7 +17,7 @@ from otel_dltrace.instrument._torch_roots import Roots
 from otel_dltrace.instrument._torch_script import SCRIPT
 from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
 from otel_dltrace.record.guard import failed
-from otel_dltrace.record.steps import live
+from otel_dltrace.record.tracer import live
 
 
 def _loop() -> Loop:

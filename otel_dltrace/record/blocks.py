@@ -8,10 +8,11 @@ from types import TracebackType
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
+from otel_dltrace.record.operation import Open, Operation, open_span
 from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase, whole
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import RECORD
-from otel_dltrace.record.steps import Open, Operation, Tracer, live, open_span
+from otel_dltrace.record.tracer import Tracer, live
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF

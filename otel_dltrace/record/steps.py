@@ -1,41 +1,22 @@
-"""Which step is current, its stages, and the spans a program opens itself (contract 3 and 4)."""
+"""Which step of this process is current, and the stages seen in it (contract 4)."""
 
 from bisect import bisect
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from itertools import count
+from collections.abc import Callable
 from threading import get_ident, main_thread
 from time import monotonic_ns
-from typing import Any, Protocol
 
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
-from otel_dltrace.model.semconv import COLLECTIVE, PHASE, STAGE, STAGES, Flag, Level, Source
-from otel_dltrace.model.topology import World
+from otel_dltrace.model.semconv import STAGE, Flag, Level, Source
 from otel_dltrace.record.device import DeviceTimes, Mark
-from otel_dltrace.record.launch import DrainStarter
+from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.recorder import Recorder
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
-_STEP, _COLLECTIVE = int(Level.STEP), int(Level.COLLECTIVE)
+_STEP = int(Level.STEP)
 _HOST_DONE, _DEVICE = int(Source.HOST_DONE), int(Flag.DEVICE)
 MAX_PIECES = 4096
 """Pieces of stages that are remembered, to take those inside a longer one out of it."""
-AS_STAGE = -1
-"""In place of a descriptor: a phase of this name is counted as a stage."""
-
-
-class Open(Protocol):
-    """A span that is open in a context: a phase or an operation."""
-
-    step: int
-
-    def drawn(self) -> int:
-        """Return the span's number, for a child."""
-
-
-open_span: ContextVar[Open | None] = ContextVar("otel_dltrace.open_span", default=None)
-"""The innermost open span of this context; it is a parent in its own step alone."""
 
 
 def nothing() -> None:
@@ -276,122 +257,3 @@ class Steps:
             pieces.insert(at, (start, end, name))
             return 0
         return min(end, before) - start if before > start else end - after
-
-
-class Operation:
-    """A span that is written when it begins and again when it is over: a collective, a push-pull."""
-
-    __slots__ = ("_closed", "_parent", "a", "b", "descriptor", "flags", "number", "recorder", "size", "start", "step")
-
-    def __init__(
-        self, recorder: Recorder, descriptor: int, size: int = 0, a: int = 0, b: int = -1, flags: int = 0
-    ) -> None:
-        outer = open_span.get()
-        self.step = now = recorder.step
-        self._parent = parent = outer.drawn() if outer is not None and outer.step == now else 0
-        self.recorder, self.descriptor = recorder, descriptor
-        self.size, self.flags, self.a, self.b = size, flags, a, b
-        self._closed = False
-        self.start = start = monotonic_ns()
-        self.number = recorder.begin(descriptor, _COLLECTIVE, start, size, parent, 0, a, b, flags, now)
-
-    def drawn(self) -> int:
-        """Return the span's number, for a child."""
-        return self.number
-
-    def close(self, seq: int = 0, source: int = _HOST_DONE, error: BaseException | None = None, end: int = 0) -> None:
-        """End the span at *end* (monotonic ns, default now); only the first call counts."""
-        if self._closed or not self.number:
-            return
-        self._closed = True
-        flags = self.flags
-        if error is not None:
-            self.recorder.error(self.number, Level.COLLECTIVE, error, self.step)
-            flags |= Flag.ERROR
-        self.recorder.span(
-            self.descriptor,
-            _COLLECTIVE,
-            self.start,
-            end or monotonic_ns(),
-            self.size,
-            self._parent,
-            seq,
-            0,
-            self.a,
-            self.b,
-            flags,
-            source,
-            self.number,
-            self.step,
-        )
-
-
-class Tracer:
-    """The live side of one process: its recorder, its steps, its users' own descriptors.
-
-    Attributes:
-        job_name: The job's name for people.
-        environment: Who the launcher says we are.
-        world_name: The world's name, in jobs with several.
-        starter: What started the drain, and waits for it at the end.
-        span_budget: Spans per trace over OTLP, by which all compute in which trace a rank's step is.
-        server_key: The one key of which a parameter server records pushes and pulls; -1: of all.
-        horovod_timeline: Returns where the user wants Horovod's own timeline now, "" for nowhere.
-        nccl_timing: Returns whether PyTorch, asked now, measures how long collectives of NCCL take.
-        is_joining: Whether a process group has begun whose ranks have yet to agree on their run.
-        metrics: Whether to record what only this process knows of itself.
-        loop: What follows the program's training loop, from when there is one.
-        leaving: Called when the recording ends: each writes what is under way and nobody has waited for.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        job_name: str = "job",
-        environment: World = World(),  # noqa: B008  -- frozen
-        world_name: str = "default",
-        starter: DrainStarter | None = None,
-        span_budget: int = 0,
-        server_key: int = -1,
-    ) -> None:
-        self.recorder = recorder
-        self.job_name, self.environment, self.world_name = job_name, environment, world_name
-        self.starter, self.span_budget, self.server_key = starter, span_budget, server_key
-        self.horovod_timeline: Callable[[], str] = str
-        self.nccl_timing: Callable[[], bool] = bool
-        self.metrics = self.is_joining = False
-        self.steps = Steps(recorder)
-        self.loop: Any = None
-        self.leaving: list[Callable[[], None]] = []
-        self.phases: dict[str, int] = dict.fromkeys(STAGES, AS_STAGE)
-        self.turns: dict[str, Iterator[int]] = {}
-        self.occurrences: dict[tuple[str, str], Iterator[int]] = {}
-        self.operations: dict[tuple[str, str, str], tuple[int, Iterator[int]]] = {}
-
-    def phase_descriptor(self, name: str) -> int:
-        """Return the number of the phase *name*; the first call interns it."""
-        self.turns.setdefault(name, count(1))
-        number = self.phases[name] = self.recorder.intern(Descriptor(PHASE, name))
-        return number
-
-    def operation_descriptor(self, name: str, tensor: str, group: str) -> tuple[int, Iterator[int]]:
-        """Return the number of a user's own operation, and its sequence numbers from 1.
-
-        Ids know the tensor and not the operation, so a push and a pull of one tensor share a count.
-        """
-        known = self.operations.get((name, tensor, group))
-        if known is None:
-            descriptor = Descriptor(COLLECTIVE, name, group=group, tensor=tensor or name, backend="user")
-            # setdefault: two threads that come first together must draw from one count.
-            numbers = self.occurrences.setdefault((tensor or name, group), count(1))
-            known = self.operations[name, tensor, group] = (self.recorder.intern(descriptor), numbers)
-        return known
-
-
-class _Live:
-    """The one place that holds what is switched on; `stop()` clears it."""
-
-    tracer: Tracer | None = None
-
-
-live = _Live()

@@ -14,7 +14,7 @@ from ring_files import read_own
 from otel_dltrace.instrument import mpi4py, registry
 from otel_dltrace.record.blocks import phase
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.steps import Tracer, live
+from otel_dltrace.record.tracer import Tracer, live
 
 if sys.argv[2] == "general":
     mpi4py.is_usual = lambda _call: False
