@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, keys
+from otel_dltrace.analysis.keys import Keys, RankArrivals, keys
+from otel_dltrace.analysis.last_comers import Last
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model import semconv as s

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.keys import Keys, Last, RankArrivals, ServerKey, WorkerKey
+from otel_dltrace.analysis.keys import Keys, RankArrivals
+from otel_dltrace.analysis.last_comers import Last
+from otel_dltrace.analysis.server_keys import ServerKey
+from otel_dltrace.analysis.worker_keys import WorkerKey
 from otel_dltrace.model.plan import FINEST
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
 from otel_dltrace.report.words import ms, plain

@@ -1,0 +1,107 @@
+"""How long a key's server gathers its pushes and answers its pulls, and who pushes last."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_dltrace.analysis.key_rows import US, by_descriptor, grouped, usual
+from otel_dltrace.analysis.last_comers import Last, last_of
+from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.spans import Column, SpanBatch
+
+_REQUEST = np.dtype([(name, "i8") for name in ("key", "is_push", "rank", "seq", "start", "end", "wait", "tensor")])
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """One partition's key as its server saw it, ns.
+
+    *gather* is from the first worker's push to the last one's; a pull is *wait*, until all pushes are in, and the
+    *transfer* after it.
+    """
+
+    server: int
+    key: int
+    tensor: str
+    partition: int
+    gather: Spread
+    push: Spread
+    wait: Spread
+    transfer: Spread
+    last: Last | None
+
+
+def _is_request(d: Descriptor) -> bool:
+    return d.kind == s.PHASE and d.name in (s.PUSH, s.PULL) and d.key >= 0
+
+
+def requests_of(batches: Sequence[SpanBatch]) -> tuple[Column, list[tuple[int, str]]]:
+    """Return all requests as rows of `_REQUEST`, and the (server, tensor) that they count in."""
+    places: dict[tuple[int, str], int] = {}
+    parts = [np.zeros(0, _REQUEST)]
+    for batch in batches:
+        if batch.process.bind is None or batch.process.bind.role != "server":
+            continue
+        for d, rows in by_descriptor(batch, _is_request):
+            part = np.zeros(len(rows), _REQUEST)
+            part["key"] = d.key << 16 | rows["partition"].astype(np.int64)
+            part["is_push"], part["rank"] = d.name == s.PUSH, rows["b"]
+            part["tensor"] = places.setdefault((batch.rank, d.tensor), len(places))
+            for name in ("seq", "start", "end"):
+                part[name] = rows[name]
+            part["wait"] = rows["a"].astype(np.int64) * US
+            parts.append(part)
+    return np.concatenate(parts), list(places)
+
+
+def gathered_pushes(requests: Column) -> tuple[Column, Column]:
+    """Return the pushes that came once from each of several workers, and by how much each came last."""
+    pushes = requests[requests["is_push"] > 0]
+    pushes = pushes[np.lexsort((pushes["start"], pushes["seq"], pushes["key"]))]
+    if not len(pushes):
+        return pushes, np.zeros(0, np.int64)
+    is_first = np.append(True, (np.diff(pushes["key"]) != 0) | (np.diff(pushes["seq"]) != 0))
+    group = np.cumsum(is_first) - 1
+    sizes = np.bincount(group)
+    pairs = np.unique(np.column_stack((group, pushes["rank"])), axis=0)
+    whole = (np.bincount(pairs[:, 0]) == sizes) & (sizes > 1)
+    ends = np.cumsum(sizes) - 1
+    late = np.zeros(len(pushes), np.int64)
+    late[ends[whole]] = pushes["start"][ends[whole]] - pushes["start"][ends[whole] - 1]
+    return pushes[whole[group]], late[whole[group]]
+
+
+def server_keys(
+    requests: Column, places: Sequence[tuple[int, str]], gathered: Column, late: Column
+) -> tuple[ServerKey, ...]:
+    """Return the keys of *requests*, whose tensors are in *places*; a push *gathered* came *late* by so many ns."""
+    out = []
+    for key, mine in grouped(requests, "key").items():
+        pushes, pulls = mine[mine["is_push"] > 0], mine[mine["is_push"] == 0]
+        ours = gathered["key"] == key
+        server, tensor = places[int(mine["tensor"][0])]
+        out.append(
+            ServerKey(
+                server,
+                key,
+                tensor,
+                key & 0xFFFF,
+                spread(_spans_of(gathered[ours])),
+                spread(pushes["end"] - pushes["start"]),
+                spread(pulls["wait"]),
+                spread(pulls["end"] - pulls["start"] - pulls["wait"]),
+                last_of(gathered["rank"][ours], late[ours]),
+            )
+        )
+    return tuple(sorted(out, key=lambda one: (-usual(one.gather, one.wait, one.transfer), one.key)))
+
+
+def _spans_of(pushes: Column) -> Column:
+    """Return from the first to the last start of each occurrence in *pushes*, which are in that order."""
+    _, first = np.unique(pushes["seq"], return_index=True)
+    ends = np.append(first[1:], len(pushes)) - 1
+    spans: Column = pushes["start"][ends] - pushes["start"][first] if len(pushes) else pushes["start"]
+    return spans
