@@ -185,7 +185,7 @@ def test_without_docstrings_everything_works(tmp_path):
     assert "3 spans" in told[1].stdout
 
 
-@pytest.mark.parametrize(
+PRINTING = pytest.mark.parametrize(
     "arguments",
     [
         ["report", "RUN"],
@@ -196,16 +196,36 @@ def test_without_docstrings_everything_works(tmp_path):
     ],
     ids=" ".join,
 )
-def test_a_reader_that_has_ended_is_no_fault(arguments, tmp_path):
-    """`| head` leaves early: we end without a word, with the code of one that SIGPIPE ended."""
-    a_run(tmp_path / "RUN", compacted=False)
-    read, write = os.pipe()
-    os.close(read)
+
+
+def printed_to(stdout: int, arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command on the run ``RUN`` in *folder*, with *stdout*."""
+    a_run(folder / "RUN", compacted=False)
     command = [sys.executable, "-m", "otel_dltrace", *arguments]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240, check=False
+    return subprocess.run(
+        command, cwd=folder, env=env, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=240, check=False
     )
+
+
+@PRINTING
+def test_a_reader_that_has_ended_is_no_fault(arguments, tmp_path):
+    """`| head` leaves early: we end without a word, with the code of one that SIGPIPE ended."""
+    read, write = os.pipe()
+    os.close(read)
+    done = printed_to(write, arguments, tmp_path)
     os.close(write)
 
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@PRINTING
+def test_a_disk_that_is_full_is_one_sentence(arguments, tmp_path):
+    """Of what is printed to a file that takes no more."""
+    with Path("/dev/full").open("wb") as full:
+        done = printed_to(full.fileno(), arguments, tmp_path)
+
+    assert (done.returncode, done.stderr) == (
+        2,
+        "otel-dltrace: the output: No space left on device; make room for it\n",
+    )

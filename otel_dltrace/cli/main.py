@@ -8,6 +8,7 @@ OTEL_DLTRACE=1 in a program's environment traces it as well; `otel-dltrace run -
 """
 
 import argparse
+import errno
 import importlib
 import keyword
 import os
@@ -33,6 +34,7 @@ COMMANDS = (
 )
 """Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``; that of a name
 which Python keeps for itself has an underscore behind it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 
@@ -77,9 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise  # rich makes the one of the other
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # `| head` closed the pipe: nobody reads what is left
+        _print_no_more()  # `| head` closed the pipe
         return 141
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        print(f"otel-dltrace: {error.filename or 'the output'}: {error.strerror}; make room for it", file=sys.stderr)
+        _print_no_more()
+        return 2
     return code
+
+
+def _print_no_more() -> None:
+    """Let go of what is printed and not written: Python would try again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _is_somewhere() -> bool:
