@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.stages import Q, stage_list
 from tests.certificates import make_certificates
 from tests.pushpull_jobs import ROOT, run_job
-from tests.servers import free_port
+from tests.servers import free_port, wait_until
 
 SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BYTEPS_MIN_COMPRESS_BYTES": "0"}
 SWITCHES = {"BYTEPS_PCIE_SWITCH_SIZE": "2"}
@@ -432,8 +433,48 @@ def test_a_stranger_is_refused():
     assert "refuses us: the token is not this job's; is PUSHPULL_TOKEN the same everywhere?" in says
 
 
-def test_a_job_can_talk_over_tls(tmp_path):
-    """With a certificate for each side a worker gets in; without one it does not."""
+def test_a_namesake_that_is_refused_ends_no_job(tmp_path):
+    """Its goodbye is its own, not that of the worker whose number it has."""
+    program = """
+    from otel_dltrace.pushpull.client import Servers
+    push_pull("w", np.ones(1, np.float32))
+    told = []
+    twin = Servers(layout, options, told.append)
+    twin.open()
+    twin.close(str(told[0]))
+    say(told=str(told[0]).partition("refuses us: ")[2], sum=push_pull("w", np.ones(1, np.float32)).tolist())
+    """
+    done = run_job(tmp_path, program, (2, 1, 1))
+    assert (done.code, done.stderr) == (0, "")
+    own = "does each have its own DMLC_WORKER_ID?"
+    assert list(done.each("told").values()) == [f"worker {worker} is here already; {own}" for worker in range(2)]
+    assert list(done.each("sum").values()) == [[2.0]] * 2
+
+
+def test_a_port_has_one_server():
+    """The second one says that it is taken: it would get some of the first one's workers, and refuse them."""
+    counts = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}
+    env = {**os.environ, **counts, "PYTHONPATH": str(ROOT), "DMLC_PS_ROOT_PORT": str(free_port())}
+    with subprocess.Popen(SERVE, env=env | {"PUSHPULL_TOKEN": "first"}) as first:
+        try:
+            wait_until(lambda: answers(int(env["DMLC_PS_ROOT_PORT"])), what="the first server")
+            second = subprocess.run(
+                SERVE, env=env | {"PUSHPULL_TOKEN": "second"}, capture_output=True, text=True, timeout=60, check=False
+            )
+        finally:
+            first.terminate()
+    assert second.returncode == 2
+    assert "is the port taken?" in second.stderr
+
+
+def answers(port: int) -> bool:
+    """Return whether somebody listens at *port*."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_job_can_talk_over_tls(tmp_path, tmp_path_factory):
+    """With a certificate for each side a worker gets in; without one, or with one of somebody else, it does not."""
     made = make_certificates(tmp_path)
     ca = {"PUSHPULL_TLS_CA": made.authority}
     server = {**ca, "PUSHPULL_TLS_CERT": made.server, "PUSHPULL_TLS_KEY": made.server_key}
@@ -441,3 +482,6 @@ def test_a_job_can_talk_over_tls(tmp_path):
     assert beside_a_server(server, worker) == "in"
     plain = beside_a_server(server, {"PUSHPULL_TIMEOUT": "1"})
     assert plain.startswith("the server at 127.0.0.1:")
+    other = make_certificates(tmp_path_factory.mktemp("other"))
+    distrusting = beside_a_server(server, {**worker, "PUSHPULL_TLS_CA": other.authority, "PUSHPULL_TIMEOUT": "200"})
+    assert "CERTIFICATE_VERIFY_FAILED" in distrusting, "said at once, not after the timeout"

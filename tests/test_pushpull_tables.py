@@ -180,6 +180,7 @@ def test_layout_and_options_come_from_the_environment():
         pytest.param({"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK=2 is one of 2: the highest is 1", id="rank"),
         pytest.param({"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set", id="no server"),
         pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),
+        pytest.param({"PUSHPULL_TOKEN": "secret\n"}, "PUSHPULL_TOKEN has characters that do not travel", id="token"),
         pytest.param({"BYTEPS_KEY_HASH_FN": "md5"}, "BYTEPS_KEY_HASH_FN='md5' is none of djb2", id="hash"),
         pytest.param(
             {"BYTEPS_KEY_HASH_FN": "mixed", "DMLC_NUM_SERVER": "5"},

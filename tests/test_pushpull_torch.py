@@ -81,9 +81,38 @@ def test_training_is_that_of_ddp(counts, tmp_path):
     assert all(done.each("is_sgd").values())
 
 
+TIED = """
+import time
+from pathlib import Path
+from otel_dltrace.pushpull.torch_ops import engine
+push_pull, begun, both = engine().push_pull, [], Path(OUT, "both")
+
+def in_turn(tensor, values, **how):
+    while layout.rank == 0 and not both.exists():
+        time.sleep(0.01)
+    if layout.rank == 1 and begun:
+        both.touch()
+        engine().wait(begun[0])
+    begun.append(push_pull(tensor, values, **how))
+    return begun[-1]
+
+engine().push_pull = in_turn
+tied = torch.full((3,), 5.0 if layout.rank == 0 else 9.0)
+bps.broadcast_parameters({"one": tied, "other": tied})
+say(tied=tied.tolist())
+"""
+
+
+def test_tied_parameters_are_broadcast_once_each(tmp_path):
+    """One memory under two names has the root's values, also where the first is there before the second is pushed."""
+    done = run_job(tmp_path, START + TIED, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    assert list(done.each("tied").values()) == [[5.0] * 3] * 2
+
+
 OFFERED = """
 tensors = {
-    "half": torch.full((3,), layout.rank + 1.0, dtype=torch.bfloat16),
+    "half": nn.Parameter(torch.full((3,), layout.rank + 1.0, dtype=torch.bfloat16)),
     "turned": torch.arange(6.0).view(2, 3).t(),
     "flags": torch.tensor([layout.rank == 0, False]),
     "empty": torch.zeros(0),

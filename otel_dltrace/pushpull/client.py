@@ -1,11 +1,13 @@
 """A worker's side of the wire: it finds the servers, keeps a session with each, and pushes and pulls."""
 
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 
 import grpc
 
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.contact import error_of, greet
+from otel_dltrace.pushpull.errors import PeerLostError, PushPullError
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.transport import WELCOME, credential, method, open_channel, pack_json, unpack_json
@@ -26,6 +28,7 @@ class Servers:
         self.options = options
         self.addresses: list[str] = []
         self._failed = failed
+        self._session = secrets.token_hex(8)
         self._channels: list[grpc.Channel] = []
         self._pushes: list[grpc.UnaryUnaryMultiCallable] = []
         self._pulls: list[grpc.UnaryUnaryMultiCallable] = []
@@ -38,6 +41,7 @@ class Servers:
             PeerLostError: Not all are there within the timeout, or a server refuses us.
         """
         with open_channel(self.options.root, self.options) as channel:
+            greet(channel, f"the server at {self.options.root}", self.options)
             self.addresses = list(unpack_json(self._call(channel, self.options.root, "Servers", b""))["addresses"])
         welcomes = []
         for number, address in enumerate(self.addresses):
@@ -45,6 +49,7 @@ class Servers:
             self._channels.append(channel)
             self._pushes.append(channel.unary_unary(method("Push")))
             self._pulls.append(channel.unary_unary(method("Pull")))
+            greet(channel, self._where(number), self.options)
             welcomes.append(self._open_session(number, channel))
         for number, welcome in enumerate(welcomes):
             if not welcome.wait(self.options.timeout_s):
@@ -67,7 +72,7 @@ class Servers:
     def close(self, reason: str = "") -> None:
         """Say goodbye, with a *reason* if the job cannot go on without us; never raise."""
         self._closing = True
-        body = pack_json(worker=self.layout.worker, reason=reason)
+        body = pack_json(worker=self.layout.worker, session=self._session, reason=reason)
         metadata = (credential(self.options),)
         leaving = [
             channel.unary_unary(method("Leave")).future(body, metadata=metadata, timeout=_LEAVING_S)
@@ -85,7 +90,7 @@ class Servers:
         try:
             return bytes(call(body, metadata=metadata, timeout=self.options.timeout_s, wait_for_ready=True))
         except grpc.RpcError as error:
-            raise _error_of(error, f"the server at {address}") from None
+            raise error_of(error, f"the server at {address}") from None
 
     def _start(
         self, call: grpc.UnaryUnaryMultiCallable, server: int, body: bytes, extra: Mapping[str, str], done: Done
@@ -101,11 +106,11 @@ class Servers:
         if error is None:
             done(ended.result(), None)
         else:
-            done(b"", _error_of(error, self._where(server)))
+            done(b"", error_of(error, self._where(server)))
 
     def _open_session(self, number: int, channel: grpc.Channel) -> threading.Event:
         welcome = threading.Event()
-        body = pack_json(worker=self.layout.worker, num_workers=self.layout.num_workers)
+        body = pack_json(worker=self.layout.worker, session=self._session, num_workers=self.layout.num_workers)
         metadata = (credential(self.options),)
         session = channel.unary_stream(method("Session"))(body, metadata=metadata, wait_for_ready=True)
         threading.Thread(
@@ -123,37 +128,10 @@ class Servers:
                 else:
                     said = bytes(message).decode(errors="replace")
         except grpc.RpcError as error:
-            said = str(_error_of(error, self._where(number)))
+            said = str(error_of(error, self._where(number)))
         if not self._closing:
             self._failed(PeerLostError(said))
         welcome.set()
 
     def _where(self, number: int) -> str:
         return f"server {number} at {self.addresses[number]}"
-
-
-_MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
-    # The first two are the server's own sentences.
-    grpc.StatusCode.ABORTED: (PeerLostError, "{details}"),
-    grpc.StatusCode.INVALID_ARGUMENT: (MismatchError, "{details}"),
-    grpc.StatusCode.FAILED_PRECONDITION: (MismatchError, "{where} refuses us: {details}"),
-    grpc.StatusCode.UNAUTHENTICATED: (
-        PeerLostError,
-        "{where} refuses us: {details}; is PUSHPULL_TOKEN the same everywhere?",
-    ),
-    grpc.StatusCode.CANCELLED: (PeerLostError, "{where} ended while it was asked"),
-    grpc.StatusCode.UNAVAILABLE: (PeerLostError, "{where} is gone or cannot be reached ({details})"),
-    grpc.StatusCode.DEADLINE_EXCEEDED: (PeerLostError, "{where} did not answer in time; set PUSHPULL_TIMEOUT higher?"),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: (
-        MismatchError,
-        "{where} refuses us: {details}; is BYTEPS_PARTITION_BYTES the same everywhere?",
-    ),
-}
-
-
-def _error_of(error: BaseException, where: str) -> PushPullError:
-    """Return what *error* of gRPC means to a user."""
-    if not isinstance(error, grpc.Call):
-        return PeerLostError(f"{where}: {error}")
-    kind, sentence = _MEANING.get(error.code(), (PeerLostError, "{where}: {details}"))
-    return kind(sentence.format(where=where, details=error.details()))

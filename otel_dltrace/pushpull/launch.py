@@ -172,7 +172,8 @@ def _root(plan: Plan) -> Iterator[str]:
         yield plan.root
         return
     with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # the server binds it as well
+        # The server binds it as well, which it may while nobody listens: so one server, and no other job's.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{holder.getsockname()[1]}"
 

@@ -95,7 +95,10 @@ def _check(layout: Layout, env: Env) -> None:
             raise ConfigError(f"{name}={value} is one of {limit}: the highest is {limit - 1}")
     if layout.distributed and not layout.num_servers:
         raise ConfigError("DMLC_NUM_SERVER is not set: several workers need one server or more")
-    if not env.get("PUSHPULL_TOKEN") and (layout.distributed or layout.local_size > 1):
+    token = env.get("PUSHPULL_TOKEN", "")
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError("PUSHPULL_TOKEN has characters that do not travel, a line's end perhaps: use printable ASCII")
+    if not token and (layout.distributed or layout.local_size > 1):
         raise ConfigError(
             "PUSHPULL_TOKEN is not set: give all processes of the job the same secret, as the launcher does"
         )

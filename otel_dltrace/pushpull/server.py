@@ -11,6 +11,7 @@ import grpc
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull import trace
 from otel_dltrace.pushpull.compression import pack_sum, unpack
+from otel_dltrace.pushpull.contact import error_of, greet
 from otel_dltrace.pushpull.errors import MismatchError, PeerLostError
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
@@ -20,10 +21,10 @@ from otel_dltrace.pushpull.transport import (
     SERVICE,
     WELCOME,
     channel_options,
-    client_credentials,
     credential,
     is_ours,
     method,
+    open_channel,
     pack_json,
     server_credentials,
     unpack_json,
@@ -50,11 +51,13 @@ class Server:
         self.num_servers = max(1, layout.num_servers)
         self.addresses: dict[int, str] = {}
         self.changed = asyncio.Condition()
+        self._sessions: dict[int, str] = {}
         self._sums: dict[tuple[int, int], asyncio.Event] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the methods, each behind the check of the token."""
         unary = {
+            "Hello": self._hello,
             "Register": self._register,
             "Servers": self._servers,
             "Leave": self._leave,
@@ -91,6 +94,9 @@ class Server:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this job's")
         return metadata
 
+    async def _hello(self, _body: bytes, _metadata: Metadata) -> bytes:
+        return b""
+
     async def _register(self, body: bytes, _metadata: Metadata) -> bytes:
         fields = unpack_json(body)
         async with self.changed:
@@ -105,18 +111,22 @@ class Server:
 
     async def _leave(self, body: bytes, _metadata: Metadata) -> bytes:
         fields = unpack_json(body)
-        await self._let_go(int(fields["worker"]), str(fields["reason"]))
+        worker = int(fields["worker"])
+        # One that was refused ends no job that is under way, be it its worker's namesake.
+        if self._sessions.get(worker) == fields["session"] or not self.store.complete:
+            await self._let_go(worker, str(fields["reason"]))
         return b""
 
     async def _session(self, body: bytes, context: Context) -> AsyncIterator[bytes]:
         """Last as long as the worker does; its end without a word from the worker is the worker's death."""
         await self._check_caller(context)
         fields = unpack_json(body)
-        worker = int(fields["worker"])
+        worker, session = int(fields["worker"]), str(fields["session"])
         try:
             self.store.join(worker, int(fields["num_workers"]))
         except MismatchError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        self._sessions[worker] = session
         try:
             await self._until(lambda: self.store.complete)
             if not self.store.failure:
@@ -211,11 +221,16 @@ def serve(layout: Layout, options: Options) -> None:
 
 async def _serve(layout: Layout, options: Options) -> None:
     server = Server(layout, options)
-    listener = grpc.aio.server(options=[*channel_options(options), ("grpc.so_reuseport", 1)])
+    # Of two servers at one port each would get some of the other job's workers.
+    listener = grpc.aio.server(options=[*channel_options(options), ("grpc.so_reuseport", 0)])
     listener.add_generic_rpc_handlers((server.handlers(),))
     port = _bind(listener, options)
     await listener.start()
-    await _tell_address(server, f"{options.host}:{port}", options)
+    try:
+        _tell_address(server, f"{options.host}:{port}", options)
+    except PeerLostError:
+        await listener.stop(grace=None)  # or gRPC says that its loop is closed
+        raise
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -234,26 +249,19 @@ def _bind(listener: Any, options: Options) -> int:
             return int(listener.add_insecure_port(wanted))
         return int(listener.add_secure_port(wanted, server_credentials(options.tls)))
     except RuntimeError:
-        raise ConfigError(f"server {options.server} cannot listen at {wanted}; is the port taken?") from None
+        cause = ", or PUSHPULL_TLS_* not right" if options.tls else ""
+        raise ConfigError(f"server {options.server} cannot listen at {wanted}; is the port taken{cause}?") from None
 
 
-async def _tell_address(server: Server, address: str, options: Options) -> None:
+def _tell_address(server: Server, address: str, options: Options) -> None:
     if options.server == 0:
         server.addresses[0] = address
         return
     body = pack_json(server=options.server, address=address)
-    async with _aio_channel(options) as channel:
-        register = channel.unary_unary(method("Register"))
-        metadata = (credential(options),)
+    where = f"server 0 at {options.root}"
+    with open_channel(options.root, options) as channel:
+        greet(channel, where, options)
         try:
-            await register(body, metadata=metadata, timeout=options.timeout_s, wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            raise PeerLostError(
-                f"server 0 at {options.root} cannot be told of server {options.server}: {error.details()}"
-            ) from None
-
-
-def _aio_channel(options: Options) -> Any:
-    if options.tls is None:
-        return grpc.aio.insecure_channel(options.root, channel_options(options))
-    return grpc.aio.secure_channel(options.root, client_credentials(options.tls), channel_options(options))
+            channel.unary_unary(method("Register"))(body, metadata=(credential(options),), timeout=options.timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error, where) from None

@@ -158,7 +158,7 @@ def synchronize(handle: int) -> Tensor:
     del _live.pending[handle]
     engine().wait(pending.operation)
     if pending.carrier is not pending.tensor:
-        pending.tensor.copy_(pending.carrier)
+        pending.tensor.detach().copy_(pending.carrier)
     return pending.tensor
 
 
@@ -176,9 +176,9 @@ def broadcast_parameters(
     handles = []
     for name, value in sorted((name, value) for name, value in items if isinstance(value, Tensor)):
         values = value.detach()
-        if rank() != root_rank:
-            values.zero_()
-        handles.append(push_pull_async_inplace(values, average=False, name=prefix + name))
+        # What the others push is apart: tied parameters are one memory, which the first result would change.
+        pushed = values if rank() == root_rank else torch.zeros_like(values)
+        handles.append(start(pushed, values, False, prefix + name, 0))
     for handle in handles:
         synchronize(handle)
 

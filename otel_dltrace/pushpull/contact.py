@@ -1,0 +1,63 @@
+"""The first word to a server, and what gRPC's errors mean to a user."""
+
+import time
+
+import grpc
+
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.options import Options
+from otel_dltrace.pushpull.transport import credential, method
+
+_RETRY_S = 0.05
+_NO_TRUST = ("SSL routines", "security handshaker", "Verification")
+"""What gRPC says of a server that listens already, and whose certificate or ours is not right."""
+_MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
+    # The first two are the server's own sentences.
+    grpc.StatusCode.ABORTED: (PeerLostError, "{details}"),
+    grpc.StatusCode.INVALID_ARGUMENT: (MismatchError, "{details}"),
+    grpc.StatusCode.FAILED_PRECONDITION: (MismatchError, "{where} refuses us: {details}"),
+    grpc.StatusCode.UNAUTHENTICATED: (
+        PeerLostError,
+        "{where} refuses us: {details}; is PUSHPULL_TOKEN the same everywhere?",
+    ),
+    grpc.StatusCode.CANCELLED: (PeerLostError, "{where} ended while it was asked"),
+    grpc.StatusCode.UNAVAILABLE: (PeerLostError, "{where} is gone or cannot be reached ({details})"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (PeerLostError, "{where} did not answer in time; set PUSHPULL_TIMEOUT higher?"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (
+        MismatchError,
+        "{where} refuses us: {details}; is BYTEPS_PARTITION_BYTES the same everywhere?",
+    ),
+}
+
+
+def greet(channel: grpc.Channel, where: str, options: Options) -> None:
+    """Return when the server at the other end of *channel*, called *where*, has answered: it may not be there yet.
+
+    gRPC's own waiting takes a server that one of us does not trust for one that is not there yet, and says no more.
+
+    Raises:
+        PeerLostError: It did not answer within the timeout, or one of us does not trust the other.
+    """
+    hello, said = channel.unary_unary(method("Hello")), "nobody answers"
+    end = time.monotonic() + options.timeout_s
+    while (left := end - time.monotonic()) > 0:
+        try:
+            hello(b"", metadata=(credential(options),), timeout=left)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise error_of(error, where) from None
+            said = error.details() or ""
+        else:
+            return
+        if any(words in said for words in _NO_TRUST):
+            break
+        time.sleep(_RETRY_S)
+    raise PeerLostError(f"{where} cannot be reached ({said}); is it there, and do PUSHPULL_TLS_* of both sides fit?")
+
+
+def error_of(error: BaseException, where: str) -> PushPullError:
+    """Return what *error* of gRPC means to a user."""
+    if not isinstance(error, grpc.Call):
+        return PeerLostError(f"{where}: {error}")
+    kind, sentence = _MEANING.get(error.code(), (PeerLostError, "{where}: {details}"))
+    return kind(sentence.format(where=where, details=error.details()))
