@@ -435,6 +435,34 @@ def test_samples_are_those_of_the_batches_that_are_trained_on(steps: Steps, tmp_
     assert [step.a for step in read_ring(ring).spans("step")] == [8, 8, 5]
 
 
+def test_an_evaluation_takes_no_samples_of_batches_that_are_fetched_ahead(steps: Steps, tmp_path: Path) -> None:
+    """A loader that is a batch ahead has fetched for the next step what it fetched before an evaluation."""
+    loop, batches = Loop(steps), Batches()
+
+    def learn(at: int) -> None:
+        loop.forward_begins(at)
+        loop.forward_ended(at, at + 1)
+        loop.backward_ended(at + 1, at + 2)
+        loop.optimizer_begins(loop, at + 2)
+        loop.optimizer_ended(loop, at + 3)
+
+    loop.fetched(batches, 1, 2, 8)
+    for at in (10, 30):
+        loop.fetched(batches, at, at + 1, 8)
+        learn(at + 2)
+        held_out = Batches()
+        for late in (at + 10, at + 13):
+            loop.fetched(held_out, late, late + 1, 99, source=f"held out {at}")
+            loop.forward_begins(late + 2, training=False)
+        loop.exhausted(held_out)
+    loop.exhausted(batches)
+    learn(50)
+    steps.end()
+    (ring,) = tmp_path.glob("*.ring")
+
+    assert [step.a for step in read_ring(ring).spans("step")] == [8, 8, 8]
+
+
 FORKED_IN_A_CHECKPOINT = """
     import io, os
     import otel_dltrace

@@ -433,3 +433,74 @@ def test_a_process_may_end_while_a_collective_is_under_way(tmp_path: Path) -> No
     """It waits for it, as without us: our callback would come into an interpreter that is gone, and kill it."""
     first, _ = run(tmp_path, EXIT, 2)
     assert len(first.spans("collective")) == 2
+
+
+BESIDE = """
+import threading
+import torch
+import torch.distributed as dist
+
+class Late:
+    # While it is pickled, inside of the call that gathers it, the thread that trains begins the next step.
+    def __reduce__(self):
+        inside.set()
+        stepped.wait(60)
+        return Late, ()
+
+def gather():
+    dist.all_gather_object([None], Late())
+
+inside, stepped = threading.Event(), threading.Event()
+file = f"file://{os.environ['OUT']}/store"
+dist.init_process_group("gloo", init_method=file, rank=0, world_size=1)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+thread = threading.Thread(target=gather)
+for step in range(2):
+    model(torch.ones(1)).backward()
+    optimizer.step()
+    if step == 0:
+        thread.start()
+        inside.wait(60)
+stepped.set()
+thread.join()
+dist.destroy_process_group()
+"""
+
+
+def test_a_call_of_another_thread_is_one_operation_though_a_step_begins_in_it(tmp_path: Path) -> None:
+    """As in the `async_save` of checkpoints: the calls inside it are its parts, whose bytes and number it has."""
+    (recorded,) = run(tmp_path, BESIDE)
+    (span,) = recorded.spans("collective")
+    assert recorded.steps() == [0, 1]
+    assert (span.name, span.step, span.seq) == ("all_gather_object", 0, 2)
+    assert span.size > 8  # how long the object is, and then the object
+
+
+INSIDE = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+dist.init_process_group("gloo", init_method=f"file://{os.environ['OUT']}/store", rank=0, world_size=1)
+model = torch.nn.Linear(4, 1)
+parallel = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader, held_out = (DataLoader(torch.randn(size, 4), batch_size=size) for size in (3, 7))
+for epoch in range(2):
+    for batch in loader:
+        parallel(batch).mean().backward()
+        optimizer.step()
+    for batch in held_out:
+        with torch.no_grad():
+            model(batch)
+dist.destroy_process_group()
+"""
+
+
+def test_an_evaluation_of_what_ddp_wraps_is_seen(tmp_path: Path) -> None:
+    """As a rank does that evaluates alone: a fetch and a forward, which begin no step and give it no samples."""
+    (recorded,) = run(tmp_path, INSIDE)
+    assert [(s.a, s.b) for s in recorded.spans("step")] == [(3, 0), (3, 1)]
+    assert [recorded.stages(step).get("evaluate", 0) for step in range(3)] == [0, 2, 2]
+    assert [recorded.stages(step)["forward"] for step in range(2)] == [1, 1]

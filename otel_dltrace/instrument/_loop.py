@@ -86,8 +86,8 @@ class Loop:
         self._closure_seen = False
         self._outer = (0, 0)
         """Which optimizer's step ends a second time, and when it began."""
-        self._sizes: deque[int] = deque(maxlen=MAX_HELD)
-        """Of the batches that were fetched and not trained on yet."""
+        self._sizes: deque[tuple[Hashable, int]] = deque(maxlen=MAX_HELD)
+        """Of the batches that were fetched and not trained on yet, with their source."""
         self._pieces: list[tuple[str, int, int, Mark | None]] = []
         """Of stages within a fetch, and since one of a batch of which it is not known what for."""
         self._mark: Mark | None = None
@@ -124,13 +124,13 @@ class Loop:
         if use is False:
             self._evaluate(start, end)
         elif use or not self._cycle_done or self.steps.marked or not self.steps.upcoming:
-            self._take(start, end, size)
+            self._take(source, start, end, size)
         else:
             self._ahead.append((source, start, end, size))
             if len(self._ahead) > AHEAD:
                 self._settle(training=False)
 
-    def _take(self, start: int, end: int, size: int) -> None:
+    def _take(self, source: Hashable, start: int, end: int, size: int) -> None:
         steps = self.steps
         if self._cycle_done:
             if not steps.marked:  # as `_begin` does
@@ -150,7 +150,7 @@ class Loop:
         between = not steps.is_open if steps.marked else self._evaluating != 0
         steps.stage(DATALOADER_NEXT, start, end, between)
         if size:
-            self._sizes.append(size)
+            self._sizes.append((source, size))
 
     def _settle(self, *, training: bool) -> None:
         """Know what the batches of late are for."""
@@ -164,7 +164,8 @@ class Loop:
             self._begin(self._evaluating)
             self._batches = self._last
         if not training:
-            self._sizes.clear()
+            kept = [held for held in self._sizes if self._uses.get(held[0])]  # of a loader that is a batch ahead
+            self._sizes = deque(kept, MAX_HELD)
             leading = self._leading()
             if leading is not None and leading is self._last():  # the first step began with a batch of an evaluation
                 self._leading, self._is_passed = _nobody, False
@@ -173,7 +174,7 @@ class Loop:
             self._uses[source] = training
             self._place_pieces(start)
             if training:
-                self._take(start, end, size)
+                self._take(source, start, end, size)
             else:
                 self._evaluate(start, end)
         self._place_pieces()
@@ -222,7 +223,7 @@ class Loop:
             if self._optimizer:
                 self._closure_begins(start)
             if self._sizes:
-                size = self._sizes.popleft()
+                _, size = self._sizes.popleft()
                 steps.batch_size += 0 if steps.is_told else size
             self._mark = None if steps.device is None else steps.mark()
 
@@ -250,7 +251,7 @@ class Loop:
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
         if not self._forward_seen and self._sizes:
-            steps.trained_on(self._sizes.popleft())
+            steps.trained_on(self._sizes.popleft()[1])
         self._mark = None if steps.device is None else steps.mark()
 
     def backward_ended(self, start: int, end: int) -> None:
@@ -295,7 +296,7 @@ class Loop:
         steps, mark, self._mark, self._evaluating = self.steps, self._mark, None, 0
         steps.stage(OPTIMIZER, start, end, steps.marked and not steps.is_open, mark)
         if self._sizes and not steps.batch_size:  # neither a forward nor a backward was seen
-            steps.trained_on(self._sizes.popleft())
+            steps.trained_on(self._sizes.popleft()[1])
         self._cycle_done, self._cycle_end = True, end
 
     def scheduler_ended(self, start: int, end: int) -> None:

@@ -67,8 +67,11 @@ class Comm:
     def begin(self, call: Call, args: Args, kwargs: Kwargs) -> Span | None:
         """Return the span of a *call*; None where it is none of its own."""
         outer = self.local.running
-        # A Ctrl-C between the call and our note of its end leaves one that is not running: its step passes.
-        if outer is not None and outer.operation.step == self.tracer.recorder.step:
+        # A Ctrl-C between the call and our note of its end leaves one that is not running: its step passes. A call of
+        # another thread, which saves checkpoints, may last while the steps go on.
+        if outer is not None and (
+            outer.operation.step == self.tracer.recorder.step or not self.tracer.steps.trains_here()
+        ):
             # Inside another call (a deprecated name, a method) it is the same operation.
             return outer.part(call, args, kwargs) if outer.call.parts and outer.group is not None else None
         named = call.argument(call.group, args, kwargs)

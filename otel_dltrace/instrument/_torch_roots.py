@@ -276,11 +276,19 @@ class Roots:
             self._stop_looking()
         torch = sys.modules["torch"]
         self.is_grad_enabled, self.graph_task = torch.is_grad_enabled, torch._C._current_graph_task_id
-        if hooks and not isinstance(module, torch.jit.ScriptModule):  # that takes none
+        if hooks:
+            self._time(module)
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel) and module.module not in self._known:
+                self._known.add(module.module)  # evaluations call what it wraps, which needs no other rank
+                if module.module._compiled_call_impl is None:  # else they would be in its graph
+                    self._time(module.module)
+        return True
+
+    def _time(self, module: Any) -> None:
+        if not isinstance(module, sys.modules["torch"].jit.ScriptModule):  # that takes none
             before = module.register_forward_pre_hook(_Before(self))
             after = module.register_forward_hook(_After(self), always_call=True)
             self._restores.setdefault(module, []).extend((before.remove, after.remove))
-        return True
 
     def _detach(self) -> None:
         self._stop_looking()
