@@ -1,4 +1,4 @@
-"""Write what follows from the code: docs/spans.md from model/semconv.py, shell completion from the commands.
+"""Write what follows from the code: tables of docs/ from model/ and instrument/, shell completion from the commands.
 
 What several collectors' configurations share is put into each of them from collector-config/fragments/.
 """
@@ -196,9 +196,9 @@ Python object has no size before it is pickled; its receive says how many bytes 
 a message. What other processes than those of `COMM_WORLD` share (`Spawn`, `Accept`, `Connect`) has no id, and so has
 a communicator that was made by other means than a method below. Persistent collectives are counted by their place
 among those made, `<group>.<n>`, calls of `Create_group` among those who make that group. What a call failed to send,
-and a receive that was cancelled, has no number. A receive from any rank or with any tag learns its message when it is
-done; programs that let such receives compete with others for the same messages may get numbers that the sender does
-not.
+a collective with buffers whose arguments were refused, and a receive that was cancelled, has no number. A receive from
+any rank or with any tag learns its message when it is done; programs that let such receives compete with others for
+the same messages may get numbers that the sender does not.
 
 The first collective of Python objects on a communicator duplicates it within mpi4py (4.1), which keeps the interpreter
 to itself meanwhile. Where several threads do this at once, each on a communicator of its own, ranks can wait for each

@@ -172,6 +172,51 @@ def test_ranks_that_join_early_have_not_drifted(place: Place, horovod_site: Path
     assert [began_at(batch) for batch in by_rank(place, 2)] == [{0: 1 << 20, 1: (1 << 20) + 1}] * 2
 
 
+ELASTIC = """
+import pathlib, sys, time, torch
+import otel_dltrace
+import horovod.torch as hvd
+from horovod.common.elastic import ObjectState
+
+hvd.init()
+state = ObjectState(hvd.broadcast_object, hvd.rank, batch=0, met=0)
+
+@hvd.elastic.run
+def train(state):
+    while hvd.size() < 3 or state.batch < state.met + 5:
+        with otel_dltrace.step():
+            hvd.allreduce(torch.ones(4), name="x")
+        time.sleep(0.02)
+        state.batch += 1
+        state.met = state.batch if hvd.size() < 3 else state.met
+        if state.batch == 10 and hvd.rank() == 0:
+            pathlib.Path("grow").touch()
+        state.commit()
+
+train(state)
+"""
+
+
+def test_a_rank_that_joins_an_elastic_job_is_in_the_others_run(place: Place, horovod_site: Path) -> None:
+    """From the reset on all three are in one generation, at one step, with one id for what they do together."""
+    need("gloo")
+    discover = place.write("#!/bin/sh\n[ -e grow ] && echo localhost:3 || echo localhost:2\n", "discover.sh")
+    discover.chmod(0o755)
+    elastic = ["-np", "2", "--min-np", "2", "--max-np", "3", "--host-discovery-script", str(discover)]
+    program = [sys.executable, str(place.write(ELASTIC))]
+    command = [*horovod_job.TRACED, *horovod_job.GLOO, *elastic, "--network-interfaces", "lo", *program]
+    done = place.finish(place.popen(command, **horovod_job.environment(horovod_site)), horovod_job.ENDS_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    later = [batch for batch in place.spans() if batch.process.bind.generation_number == 2]
+    assert sorted(batch.rank for batch in later) == [0, 1, 2]
+    newcomer = next(batch for batch in later if batch.rank == 2)
+    steps = set(began_at(newcomer))
+    assert (min(steps) >= 10, len(steps)) == (True, 5)
+    called = [set(collective_ids(operations(batch)["allreduce.x"]).tolist()) for batch in later]
+    assert len(called[0] & called[1] & called[2]) == 5
+
+
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
 def test_a_late_rank_is_named(place: Place, horovod_site: Path, controller: str) -> None:
     """The rank that sleeps 100 ms before each step comes last to 95 of 100 of its gradients, by about as much."""

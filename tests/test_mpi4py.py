@@ -271,6 +271,63 @@ def test_what_was_not_to_be_and_what_others_do_not_hear_of_shifts_no_number(tmp_
     assert sorted(map(sorted, by_id.values())) == sorted(map(sorted, whole))
 
 
+APART = """
+from contextlib import suppress
+import numpy as np
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+out = np.zeros(4)
+first, second = world.Allreduce_init(np.ones(4), out), world.Bcast_init(out.copy(), 0)
+if world.rank == 0:
+    with suppress(TypeError):
+        world.Allreduce("no buffer", out)
+    with suppress(TypeError):
+        world.Iallreduce("no buffer", out)
+    with suppress(MPI.Exception):
+        world.Bcast(out, root=2)
+    MPI.Prequest.Startall([first, second])
+    world.Barrier()
+else:
+    second.Start()
+    world.Barrier()
+    first.Start()
+MPI.Request.Waitall([first, second])
+world.Split(world.rank == 0 or 1).Barrier()
+if world.rank == 0:
+    world.isend((), 1, tag=7).wait()
+    world.Send(out, 1, tag=8)
+    world.Send(out[:2], 1, tag=8)
+else:
+    assert world.irecv(source=0, tag=7).wait() == ()
+    receive = world.Recv_init(np.zeros(2), 0, 8)
+    for _ in range(2):
+        receive.Start()
+        with suppress(MPI.Exception):
+            receive.Wait()
+    receive.Free()
+"""
+
+
+def test_what_one_rank_starts_earlier_or_fails_to_begin_has_the_same_id_on_all(tmp_path: Path) -> None:
+    """Persistent collectives in any order, refused ones, a bool as a colour; what failed, and what is empty, ends."""
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path) as place:
+        place.write(APART, "apart.py")
+        mpiexec(place, 2, ["apart.py"], traced=True)
+        batches = place.spans()
+    by_id = defaultdict(list)
+    for _, name, number, _, rank in [row for batch in batches for row in operations(batch) if row[2]]:
+        by_id[number].append((name, rank))
+    names = ["allreduce", "barrier", "barrier", "bcast", "split"]
+    both = (
+        [[(name, 0), (name, 1)] for name in names] + [[("irecv", 1), ("isend", 0)]] + [[("recv", 1), ("send", 0)]] * 2
+    )
+    assert sorted(map(sorted, by_id.values())) == sorted(both)
+    assert not any((batch["flags"] & Flag.TRUNCATED).any() for batch in batches)
+
+
 UNWAITED = """
 import gc
 import numpy as np

@@ -470,6 +470,27 @@ def test_unbound_rows_wait_in_a_partial_directory_and_come_back_once(place, monk
     assert sum(summary["summary"]["spans"] for run in place.runs() for summary in read_summaries(run)) == 60
 
 
+OUTSIDE = """
+    import otel_dltrace as d
+    from otel_dltrace.model.identity import Bind
+    from otel_dltrace.record.tracer import live
+    d.start()
+    for number in (1, 2, 3):
+        live.tracer.recorder.bind(Bind("job", f"{number}.00", "demo"))
+        with d.phase("work", size=number):
+            pass
+"""
+
+
+def test_what_is_in_no_step_is_of_the_generation_of_its_time(place):
+    """Also where the drain reads of several generations at once."""
+    result = place.run(OUTSIDE, OTEL_DLTRACE_DRAIN="off")
+    assert result.returncode == 0, result.stderr
+    assert place.command("recover").returncode == 0
+    found = {read_run(run)[0].process.bind.generation: sizes(run) for run in place.runs()}
+    assert found == {"1.00": [1], "2.00": [2], "3.00": [3]}
+
+
 DRIFTING = """
     import os, sys
     import otel_dltrace as d

@@ -144,13 +144,14 @@ class Follower:
             member.take_counters(mine)
 
     def _by_member(self, rows: Column) -> Iterator[tuple[Member, Column]]:
-        """Yield each member with those of *rows*, or records, that are of its steps."""
+        """Yield each member with those of *rows*, or records, that are of its steps, or its time if of none."""
         if len(self.members) == 1:
             yield self.members[0], rows
             return
-        starts = np.array([member.bind.from_step for member in self.members[1:]], np.int64)
-        steps = rows["step"].astype(np.int64)
-        whose = np.where(steps == NO_STEP, len(starts), np.searchsorted(starts, steps, side="right"))
+        later = [member.bind for member in self.members[1:]]
+        of_step = np.searchsorted([bind.from_step for bind in later], rows["step"].astype(np.int64), side="right")
+        of_time = np.searchsorted([bind.since for bind in later], rows["start"].astype(np.int64), side="right")
+        whose = np.where(rows["step"] == NO_STEP, of_time, of_step)
         for i, member in enumerate(self.members):
             mine = rows.compress(whose == i)
             if len(mine):

@@ -1,8 +1,10 @@
 """Agrees on a run through the server that horovodrun has for its ranks over Gloo, where the environment names none."""
 
+import dataclasses
 import json
 import os
 import uuid
+from time import monotonic, sleep
 from typing import Any
 
 from otel_dltrace.instrument._sites import log
@@ -11,6 +13,8 @@ from otel_dltrace.record.tracer import Tracer
 
 _PATH = "/otel_dltrace/run"
 _TIMEOUT_S = 2.0
+_PAUSE_S = 0.02
+_STEP = "step"
 
 
 def propose(tracer: Tracer) -> None:
@@ -28,6 +32,30 @@ def agreed(tracer: Tracer) -> Bind | None:
         return None
     fields: dict[str, Any] = tracer.recorder.home.get("bind") or {}
     return Bind.read({**fields, **json.loads(said)})
+
+
+def tell(tracer: Tracer, bind: Bind) -> None:
+    """Say, as rank 0 of an elastic job and after `hvd.init`, which run this is now, and at which step."""
+    said = {"job": bind.job, "generation": bind.generation, _STEP: tracer.steps.upcoming}
+    _request(tracer.environment.store, "PUT", json.dumps(said).encode())
+
+
+def told(tracer: Tracer) -> Bind | None:
+    """Return the bind that rank 0 tells, and go on from its step: who joins an elastic job later knows neither."""
+    until = monotonic() + _TIMEOUT_S
+    while not (answer := _request(tracer.environment.store, "GET")):
+        if monotonic() > until:
+            return None
+        sleep(_PAUSE_S)
+    said = json.loads(answer)
+    tracer.steps.upcoming = max(tracer.steps.upcoming, said.get(_STEP, 0))
+    return Bind.read({**(tracer.recorder.home.get("bind") or {}), **said})
+
+
+def following(bind: Bind) -> Bind:
+    """Return *bind* in the generation after it."""
+    run = bind.generation.partition(".")[2]
+    return dataclasses.replace(bind, generation=f"{bind.generation_number + 1}.{run}")
 
 
 def _is_open(tracer: Tracer) -> bool:

@@ -1,7 +1,7 @@
 """What is known of the MPI communication of one process: from a call to its spans."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of, name_of
@@ -151,7 +151,7 @@ class Running:
         if call.root:
             root = self._comm.peer(group, self._handle, self._given(call.root), 0)
         operation = self._comm.operation(call.span, group, self._content, COLLECTIVE, 0, root, flags, series)
-        return [Part(operation, group.number())]
+        return [Part(operation, group.number(series), counted=(group, series, None))]
 
     def create(self, series: str, flags: int) -> list[Part]:
         """Begin the making of a group; its members alone make one by `Create_group`."""
@@ -160,7 +160,7 @@ class Running:
             return self.collective(series, flags)
         makers = self._comm.groups.makers(self._group, members, self._given("tag") or 0)
         operation = self._comm.operation(self._call.span, makers, NOTHING, COLLECTIVE, 0, NOBODY, flags)
-        return [Part(operation, makers.number())]
+        return [Part(operation, makers.number(), counted=(makers, "", None))]
 
     def local(self, series: str, flags: int) -> list[Part]:
         """Begin what other ranks need not do."""
@@ -256,7 +256,7 @@ class Running:
         call = self._call
         new, request = result if call.form is Form.REQUEST else (result, None)
         name = "tag" if call.part == "members" else call.part
-        self._comm.groups.made(self._group, call.part, self._given(name) or 0, new)
+        self._comm.groups.made(self._group, call.part, int(self._given(name) or 0), new)  # a bool is a colour, too
         return request
 
     def fail(self, error: BaseException) -> None:
@@ -269,11 +269,20 @@ class Running:
 
 
 def has_moved(module: Any, call: Call, error: BaseException) -> bool:
-    """Return whether a message has moved although *call* failed: the other side counts it."""
+    """Return whether a message has moved, or a collective was begun, although *call* failed: the others count it."""
+    is_message = call.role in _MESSAGES
     if isinstance(error, module.Exception):
-        return bool(error.Get_error_class() == module.ERR_TRUNCATE)
+        kind = error.Get_error_class()
+        return bool(kind == module.ERR_TRUNCATE if is_message else kind not in _refusals(module))
     # Objects are pickled before they are sent, and unpickled after they have come.
-    return not isinstance(error, Exception) or (call.role is Role.RECEIVE and call.is_object)
+    gives = call.role in _MESSAGES - {Role.RECEIVE}
+    return not isinstance(error, Exception) or (call.is_object and not gives)
+
+
+@cache
+def _refusals(module: Any) -> frozenset[int]:
+    """Return what MPI says of arguments, which it looks at before anything else."""
+    return frozenset(getattr(module, f"ERR_{name}") for name in _ARGUMENTS.split())
 
 
 def ask_for_status(call: Call, args: Args, kwargs: Kwargs, new: Callable[[], Any]) -> Any:
@@ -290,6 +299,8 @@ def _direction(call: Call, way: str) -> str:
     return f"i{way}" if call.form is Form.REQUEST else way
 
 
+_MESSAGES = frozenset((Role.SEND, Role.RECEIVE, Role.SEND_RECEIVE))
+_ARGUMENTS = "BUFFER COUNT TYPE COMM RANK ROOT GROUP OP TOPOLOGY DIMS ARG"
 _OPEN: dict[Role, Callable[[Running, str, int], list[Part]]] = {
     Role.COLLECTIVE: Running.collective,
     Role.CREATE: Running.create,

@@ -50,10 +50,12 @@ class Group:
         self._ranks = ranks
         self._numbers: dict[tuple[str, int, int, bool], Iterator[int]] = {}
 
-    def number(self) -> int:
-        """Return the number of the next collective; 0 where its ranks may count differently."""
+    def number(self, series: str = "") -> int:
+        """Return the number of the next collective of *series*; 0 where its ranks may count differently."""
         if not self.id:
             return 0
+        if series:  # each rank may start it before or after others
+            return next(self._numbers_of(series, 0, 0, sends=False))
         self.last += 1  # no two threads may call collectives of one group at a time
         return self.last
 
@@ -64,8 +66,11 @@ class Group:
         """
         return next(self._numbers_of(series, peer, tag, sends))
 
-    def take_back(self, series: str, peer: int, tag: int, sends: bool) -> None:
-        """Give the last number to the next message, too: the other side never heard of what had it."""
+    def take_back(self, series: str, peer: int, tag: int, sends: bool | None) -> None:
+        """Give the last number to the next message, or collective, too: the others never heard of what had it."""
+        if sends is None:
+            self.last -= 1
+            return
         key = (series, peer, tag, sends)
         if key in self._numbers:
             self._numbers[key] = count(next(self._numbers[key]) - 1)

@@ -25,7 +25,7 @@ class Part:
         operation: The span.
         seq: Its number, 0 if not known (yet).
         settle: For a receive from any rank or with any tag: learns from the status what it was.
-        counted: Of a message, what numbered it: its group, its series, and whether it is a send.
+        counted: What numbered it: its group, its series, and whether it is a send; None for a collective.
     """
 
     __slots__ = ("counted", "operation", "seq", "settle")
@@ -35,12 +35,12 @@ class Part:
         operation: Operation,
         seq: int = 0,
         settle: "Settle | None" = None,
-        counted: tuple[Group, str, bool] | None = None,
+        counted: tuple[Group, str, bool | None] | None = None,
     ) -> None:
         self.operation, self.seq, self.settle, self.counted = operation, seq, settle, counted
 
     def take_back(self) -> None:
-        """Have the message that it was not give its number to the next."""
+        """Have what it was not to be give its number to the next."""
         if self.seq and self.counted is not None:
             group, series, sends = self.counted
             group.take_back(series, self.operation.a, self.operation.b, sends)
@@ -206,10 +206,14 @@ class Requests:
         """End with *error* what is complete all the same: MPI has let go of it."""
         for request in wait.requests:
             pending = self._pending.get(id(request))
-            if pending is not None and not request:
+            if pending is not None and self._is_over(request):
                 del self._pending[id(request)]
                 for part in pending.parts:
                     part.operation.close(part.seq, Source.HOST_DONE, error)
+
+    def _is_over(self, request: Any) -> bool:
+        """Return whether nothing of *request* is under way; a persistent one stays, to be started again."""
+        return not request or (id(request) in self._persistent and request.Get_status())
 
     def freed(self, request: Any) -> None:
         """Know that nobody will wait for *request*."""
@@ -227,13 +231,15 @@ class Requests:
 
 def _completed(wait: Wait, result: Any) -> Sequence[int]:
     """Return which of the requests are done, by *result*: objects come after what says it."""
+    if wait.waiting and wait.many in ("", "all"):
+        return range(len(wait.requests))  # *result* is what came
     head = result[0] if isinstance(result, tuple) else result
     if wait.many == "any":
         flag = wait.waiting or result[1]
         return [head] if flag and head >= 0 else []
     if wait.many == "some":
         return head or []
-    return range(len(wait.requests)) if wait.waiting or head else []
+    return range(len(wait.requests)) if head else []
 
 
 def _status_of(wait: Wait, at: int, place: int) -> Any:

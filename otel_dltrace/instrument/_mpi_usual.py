@@ -116,7 +116,7 @@ def shortened(  # noqa: C901, PLR0915
         except BaseException as error:
             end = monotonic_ns()
             guarded(recorder.error)(number, _COLLECTIVE, error, step)
-            if is_message and seq:
+            if seq:
                 seq = guarded(_kept)(comm, call, group, error, seq, a, b) or 0
             fields = (start, end, size, parent, seq, 0, a, b, _ERROR, 0, number, step)
             guarded(recorder.span)(descriptor, _COLLECTIVE, *fields)
@@ -154,10 +154,10 @@ def _ask(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> tuple[Args, Any]
 
 
 def _kept(comm: Comm, call: Call, group: Group, error: BaseException, seq: int, a: int, b: int) -> int:
-    """Return the number of a message whose call failed; 0 where it did not move, and the next has it."""
+    """Return the number of what failed; 0 where the others do not count it, and the next has it."""
     if has_moved(comm.module, call, error):
         return seq
-    group.take_back("", a, b, call.role is Role.SEND)
+    group.take_back("", a, b, None if call.role is Role.COLLECTIVE else call.role is Role.SEND)
     return 0
 
 

@@ -15,9 +15,10 @@ from otel_dltrace.instrument._handle_sites import LEVEL, Plugin
 from otel_dltrace.instrument._handles import Pending
 from otel_dltrace.instrument._horovod_calls import BLOCKING, CALLS, OPS, SETS, Call
 from otel_dltrace.instrument._horovod_operations import Described, Operations, Series
-from otel_dltrace.instrument._horovod_store import agreed, propose
+from otel_dltrace.instrument._horovod_store import agreed, following, propose, tell, told
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
+from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.operation import Operation
 
@@ -88,17 +89,25 @@ def _initialised(here: Operations, _result: object) -> None:
 
 def _bind(here: Operations, ops: Any) -> None:
     tracer = here.tracer
-    bind = launcher_bind(tracer) or agreed(tracer)
-    if bind is not None:
-        tracer.steps.group_seq = lambda: here.last
-    elif here.starts > 1 and tracer.recorder.bound is not None:
-        before = tracer.recorder.bound
-        bind = dataclasses.replace(before, generation=f"{here.starts}.{before.generation.partition('.')[2]}")
+    bind = _run_of(here, ops.rank())
     if bind is None:
         return
+    if tracer.environment.is_elastic and ops.rank() == 0:
+        tell(tracer, bind)
     place = {"rank": ops.rank(), "world_size": ops.size(), "local_rank": ops.local_rank()}
     place |= {"local_world_size": ops.local_size(), "node_rank": ops.cross_rank()}
     tracer.recorder.bind(dataclasses.replace(bind, **place))
+
+
+def _run_of(here: Operations, rank: int) -> Bind | None:
+    """Return the bind, less this rank's place, for what `hvd.init` has begun; None if it is not known, or not ours."""
+    tracer = here.tracer
+    before = tracer.recorder.bound
+    if before is not None:
+        return following(before) if here.starts > 1 else None
+    tracer.steps.group_seq = lambda: here.last
+    bind = told(tracer) if rank and tracer.environment.is_elastic else None
+    return bind or launcher_bind(tracer) or agreed(tracer)
 
 
 def _follow(ops: Any, path: str) -> None:

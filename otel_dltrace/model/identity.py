@@ -3,7 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -100,7 +100,10 @@ def span_id(nonce: Any, step: Any, span_no: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Who a process is, learned early or late; holds from *from_step* on."""
+    """Who a process is, learned early or late.
+
+    It holds from *from_step* on, and for what is in no step from *since* (monotonic ns).
+    """
 
     job: str
     generation: str
@@ -115,6 +118,7 @@ class Bind:
     servers: int = 0
     attempt: int = 0
     from_step: int = 0
+    since: int = field(default=0, compare=False)
 
     @property
     def generation_number(self) -> int:
@@ -131,9 +135,9 @@ class Bind:
         """Return the bind stored as *fields*; unknown ones, of a newer writer, are ignored."""
         return cls(**{k: v for k, v in fields.items() if k in cls.__dataclass_fields__})
 
-    def from_now(self, step: int) -> "Bind":
-        """Return the same identity, valid from *step*."""
-        return replace(self, from_step=step)
+    def from_now(self, step: int, now: int = 0) -> "Bind":
+        """Return the same identity, valid from *step*, and *now*."""
+        return replace(self, from_step=step, since=now)
 
 
 def own_generation(generation: str, nonce: str) -> str:

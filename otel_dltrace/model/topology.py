@@ -16,7 +16,8 @@ _MOST, _DIGITS = (1 << 31) - 1, 64
 class World:
     """This process's place, as its launcher says; a process without launcher is 0 of 1.
 
-    *store* is ``host:port`` of a server of the launcher's that keeps what ranks tell each other, "" for none.
+    *store* is ``host:port`` of a server of the launcher's that keeps what ranks tell each other, "" for none; where it
+    *is_elastic*, ranks may come later.
     """
 
     rank: int = 0
@@ -31,6 +32,7 @@ class World:
     job: str = ""
     run: str = ""
     store: str = ""
+    is_elastic: bool = False
 
 
 def _number(env: Env, *names: str, default: int = 0) -> int:
@@ -88,6 +90,7 @@ def _horovod(env: Env) -> World:
         _number(env, "HOROVOD_LOCAL_SIZE", default=1),
         launcher="horovod",
         store=_horovod_store(env),
+        is_elastic=bool(env.get("HOROVOD_ELASTIC")),
     )
 
 

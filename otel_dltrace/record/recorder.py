@@ -229,7 +229,7 @@ class Recorder(Lanes):
     def bind(self, bind: Bind) -> None:
         """Say who this process is, from the current step on (from the first, if it is the first to say so)."""
         start = 0 if self.step == NO_STEP or not self.names.binds else self.step
-        self.names.bind(bind.from_now(start))
+        self.names.bind(bind.from_now(start, time.monotonic_ns()))
 
     def follow(self, path: str) -> None:
         """Have the drain read the timeline *path*, which the process's framework writes, as it grows."""
