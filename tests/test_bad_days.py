@@ -308,6 +308,57 @@ def test_a_collector_that_restarts_gets_what_it_missed(place, tmp_path):
         check_arrived(place, collector, 200)
 
 
+UNEVEN = """
+    import os, sys, time
+    import otel_dltrace
+    from otel_dltrace.configure.recording import bind_by_environment
+    from otel_dltrace.record.tracer import live
+
+    def wait_for(name):
+        while not os.path.exists(name):
+            time.sleep(0.01)
+
+    is_first = os.environ["RANK"] == "0"
+    for number in range(4):
+        with otel_dltrace.step():
+            if number == 1 and is_first:
+                time.sleep(float(sys.argv[1]))
+                open("came", "w").close()
+            if number == 2:
+                wait_for("came")
+        if number == 0 and "early" in sys.argv:
+            bind_by_environment(live.tracer)
+    if is_first:
+        wait_for("go")
+"""
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        pytest.param("early", id="a rank stands in a step for long"),
+        pytest.param("late", id="rank 0 is bound when the others are gone"),
+    ],
+)
+def test_a_steps_root_covers_all_ranks_of_the_host(place, tmp_path, bound):
+    """Also where they come to its end, or are known at all, at very different times: each step's root, with both."""
+    world = {"WORLD_SIZE": "2", "OTEL_DLTRACE_RUN": "1", "OTEL_BSP_SCHEDULE_DELAY": "100", **EVERYTHING}
+    pause = "8" if bound == "early" else "0"  # a root that waits for nobody is gone after 2 + 2 s
+    with servers.collector(tmp_path) as collector:
+        env = {"OTEL_DLTRACE": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, **world}
+        first, second = (place.start(UNEVEN, pause, bound, RANK=rank, **env) for rank in "01")
+        assert place.finish(second).returncode == 0
+        (tmp_path / "go").touch()
+        assert place.finish(first).returncode == 0
+        arrived = collector.wait_for(12)
+
+    roots = {it.trace_id: it for it in arrived if it.name == s.TRAIN_STEP}
+    assert len(roots) == 4
+    for it in arrived:
+        root = roots[it.trace_id]
+        assert root.start_time_unix_nano <= it.start_time_unix_nano <= it.end_time_unix_nano <= root.end_time_unix_nano
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_drain_leaves_nothing_undelivered(place, tmp_path, seed):
     """Whatever it had not yet sent, acknowledged or spilled, the next one sends again."""

@@ -87,6 +87,19 @@ def test_the_budget_leaves_out_the_finest_levels_first():
     assert [len(within(rows, limit)) for limit in (7, 6, 5, 4, 3, 2, 1)] == [7, 5, 5, 3, 3, 2, 2]
 
 
+def test_what_was_below_a_span_that_is_left_out_hangs_higher():
+    """An operation in a phase of a phase, as a program marks them: all three parents are there, or none is named."""
+    rows = step_rows(0, phases=2)
+    step, _, operation, outer, inner = ids = [10, 11, 12, 13, 14]
+    rows["span_id"], rows["parent_id"] = ids, [1, step, inner, step, outer]
+
+    kept = within(rows, 3)
+
+    assert kept["span_id"].tolist() == [10, 11, operation]
+    assert kept["parent_id"].tolist() == [1, step, step]
+    assert rows["parent_id"].tolist() == [1, step, inner, step, outer]
+
+
 def test_what_the_budget_leaves_out_is_counted():
     """One of two ranks is in full, their turn moves, and every span is sent or counted."""
     window = 40
@@ -114,8 +127,22 @@ def test_a_late_row_follows_its_step_and_is_counted():
     add(gate, step_rows(0)[2:], 0.1, ends=False)
     add(gate, step_rows(1)[1:], 0.1, ends=False)
 
-    assert brief(gate.due(0.1)) == [(0, 4, 0), (1, 1, 0)]
+    assert brief(gate.due(0.1)) == [(0, 4, 0), (1, 1, 4)]
     assert gate.late == 9
+
+
+def test_late_rows_stay_within_the_budget():
+    """Also those of operations that end steps later than they began."""
+    gate = a_gate(budget=16 + 10)
+    for step in (0, 1):
+        add(gate, step_rows(step, phases=5), 0.0)
+    assert brief(gate.due(0.0)) == [(0, 8, 0)]
+
+    for _ in range(3):
+        add(gate, step_rows(0, phases=0)[2:], 0.1, ends=False)
+
+    assert brief(gate.due(0.1)) == [(0, 1, 0), (0, 1, 0), (0, 0, 1)]
+    assert gate.late == 3
 
 
 def test_a_row_that_comes_thousands_of_steps_late_is_not_held_for_ever():
@@ -128,7 +155,7 @@ def test_a_row_that_comes_thousands_of_steps_late_is_not_held_for_ever():
     add(gate, step_rows(5)[2:], 0.1, ends=False)
     add(gate, step_rows(6)[2:], 0.1, ends=False)
 
-    assert brief(gate.due(0.1)) == [(5, 4, 0)]
+    assert brief(gate.due(0.1)) == [(5, 4, 0), (6, 0, 4)]
     assert gate.undecided_from() == 2999
 
 
@@ -228,6 +255,31 @@ def test_a_root_waits_two_seconds_for_a_rank_that_does_not_come():
 
     assert spans_of(roots.due(2, SETTLE_S, final=False)) == [(0, 0, 10, 50)]
     assert spans_of(roots.due(2, SETTLE_S, final=True)) == [(1, 0, 10, 50)]
+
+
+def test_a_root_waits_as_long_as_a_rank_stands_in_its_step():
+    """One that writes a checkpoint for minutes is a part of the step, and not of those after it."""
+    roots = Roots(BIND)
+    for step in (0, 1):
+        roots.add(FakeMember(1), step, 0, (10, 50), 0.0)
+    roots.add(FakeMember(0), 0, 0, (10, 50), 0.0)
+    roots.due(2, 0.0, final=False)
+    assert roots.due(2, 9 * SETTLE_S, final=False, standing={1}) == []
+
+    roots.add(FakeMember(0), 1, 0, (15, 900), 9 * SETTLE_S)
+
+    assert spans_of(roots.due(2, 9 * SETTLE_S, final=False)) == [(1, 0, 10, 900)]
+
+
+def test_a_rank_0_that_is_read_last_owns_the_steps_before_it():
+    """Those of ranks that ended before it was known are covered, too."""
+    roots = Roots(BIND)
+    roots.add(FakeMember(1), 0, 0, (5, 40), 0.0)
+    assert roots.due(1, 0.0, final=False) == []
+
+    roots.add(FakeMember(0), 0, 0, (10, 50), 60.0)
+
+    assert spans_of(roots.due(1, 60.0, final=False)) == [(0, 0, 5, 50)]
 
 
 def test_without_rank_0_there_is_no_root_here():

@@ -16,6 +16,8 @@ SETTLE_S = 2.0
 MAX_HELD = 200_000
 """Rows held in memory; beyond, details are read again from the run directory."""
 _REMEMBERED = 1024
+_DEEPEST = 64
+"""Spans below spans that are left out, as far as a parent is looked for above them."""
 LOST_STEPS = 64
 """A step is given up that many steps later: its own span was overwritten before it was read."""
 
@@ -74,7 +76,8 @@ class StepGate:
         self._offloaded: dict[int, int] = {}
         self._ended: dict[int, _Ended] = {}
         self._last = -1
-        self._decided: dict[int, tuple[bool, int]] = {}
+        self._decided: dict[int, tuple[bool, int, int]] = {}
+        """By step: whether it went out in full, its shard, and how many more spans the budget has room for."""
         self._ready: list[Outgoing] = []
         self._loose: list[tuple[float, Column]] = []
         self._served = Served(bind, window, budget, slow_here or SlowHere())
@@ -102,12 +105,13 @@ class StepGate:
     def _add_late(self, step: int, rows: Column) -> None:
         share = self._share(step)
         # So late that it was forgotten what was decided: the window still says the same.
-        full, shard = self._decided.get(step, (share.full and step in self._window, share.shard))
+        full, shard, room = self._decided.get(step, (share.full and step in self._window, share.shard, share.limit))
         self._ended.pop(step, None)
-        keep = rows if full else stages_of(rows)
+        keep = within(rows, room) if full else stages_of(rows)
+        if step in self._decided:
+            self._decided[step] = (full, shard, room - len(keep))
         self.late += len(rows)
-        if len(keep):
-            self._ready.append(Outgoing(step, keep, shard=shard))
+        self._ready.append(Outgoing(step, keep, len(rows) - len(keep), shard))
 
     def _offload(self) -> None:
         """Let go of the details of the steps that hold most; the run directory has them."""
@@ -159,7 +163,7 @@ class StepGate:
             number = len(rows)
         rows = within(rows, share.limit) if full else stages_of(rows)
         decided = self._decided
-        decided[step] = (full, share.shard)
+        decided[step] = (full, share.shard, share.limit - len(rows))
         if len(decided) > _REMEMBERED:
             del decided[next(iter(decided))]
         left_out = number + offloaded - len(rows)
@@ -183,12 +187,33 @@ class StepGate:
 
 
 def within(rows: Column, limit: int) -> Column:
-    """Return *rows* without their finest levels, as many as it takes to be at most *limit* spans."""
+    """Return *rows* without their finest levels, as many as it takes to be at most *limit* spans.
+
+    What was below a span that is left out hangs under the next one above that is there.
+    """
+    kept = rows
     for level in (Level.PARTITION, Level.PHASE, Level.COLLECTIVE):
-        if len(rows) <= limit:
+        if len(kept) <= limit:
             break
-        rows = rows.compress(rows["level"] < level)
-    return rows
+        kept = rows.compress(rows["level"] < level)
+    if len(kept) < len(rows):
+        out = rows.compress(rows["level"] > kept["level"].max(initial=0))
+        kept["parent_id"] = _above(kept["parent_id"].tolist(), dict(zip(*_links(out), strict=True)))
+    return kept
+
+
+def _links(rows: Column) -> tuple[list[int], list[int]]:
+    return rows["span_id"].tolist(), rows["parent_id"].tolist()
+
+
+def _above(parents: list[int], left_out: dict[int, int]) -> list[int]:
+    """Return *parents* with each that is *left_out* (id: parent) replaced by the nearest above it that is not."""
+    for _ in range(_DEEPEST):
+        higher = [left_out.get(parent, parent) for parent in parents]
+        if higher == parents:
+            break
+        parents = higher
+    return parents
 
 
 def stages_of(rows: Column) -> Column:

@@ -205,6 +205,10 @@ class RingSource:
         ended: list[int] = rows["step"].compress(self.own.is_kind(rows, semconv.STEP)).tolist()
         return ended
 
+    def open_steps(self) -> list[int]:
+        """Return the steps that have begun and not ended, as far as was read."""
+        return self._steps_of(self._begun)
+
     def open_outside(self) -> Column:
         """Return what is open outside any step, without ids."""
         return self._begun.compress(self._begun["step"] == NO_STEP)

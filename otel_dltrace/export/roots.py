@@ -1,5 +1,6 @@
 """The root span of each step, from the drain of worker rank 0's host, over its local ranks' extent."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from otel_dltrace.model.spans import Column, empty_rows
 
 if TYPE_CHECKING:
     from otel_dltrace.export.member import Member
+
+_REMEMBERED = 4096
 
 
 @dataclass
@@ -35,12 +38,17 @@ class Root:
 
 @dataclass
 class Roots:
-    """Collects the local ranks' extents per step until all have decided it, or *settle* seconds have passed."""
+    """Collects the local ranks' extents per step until all have decided it, or *settle* seconds have passed.
+
+    A rank that is known to stand in the step is waited for however long that takes.
+    """
 
     bind: Bind
     settle: float = SETTLE_S
     _owner: "Member | None" = None
     _steps: dict[int, _Seen] = field(default_factory=dict)
+    _orphaned: dict[int, _Seen] = field(default_factory=dict)
+    """Steps that rank 0 has not decided, nor any before: it may be elsewhere, or be told of last."""
     _sent: set[int] = field(default_factory=set)
 
     def add(self, member: "Member", step: int, shard: int, extent: tuple[int, int], now: float) -> None:
@@ -51,7 +59,9 @@ class Roots:
             return
         seen = self._steps.get(step)
         if seen is None:
-            seen = self._steps[step] = _Seen(set(), set(), extent[0], extent[1], now)
+            seen = self._orphaned.pop(step, None) or _Seen(set(), set(), extent[0], extent[1], now)
+            seen.since = now
+            self._steps[step] = seen
         seen.members.add(member.process.nonce)
         seen.shards.add(shard)
         seen.start, seen.end = min(seen.start, extent[0]), max(seen.end, extent[1])
@@ -60,23 +70,34 @@ class Roots:
         """Return the first step whose root has not gone out, NO_STEP if none."""
         return min(self._steps, default=NO_STEP)
 
-    def due(self, members: int, now: float, final: bool) -> list[Root]:
-        """Return the roots that are complete; *members* processes are local. None without rank 0."""
+    def due(self, members: int, now: float, final: bool, standing: Collection[int] = ()) -> list[Root]:
+        """Return the roots that are complete; *members* processes are local, and some are still *standing* in steps.
+
+        None without rank 0.
+        """
         out = []
         for step in sorted(self._steps):
             seen = self._steps[step]
-            if not (final or len(seen.members) >= members or now - seen.since >= self.settle):
+            is_over = step not in standing and now - seen.since >= self.settle
+            if not (final or len(seen.members) >= members or is_over):
                 continue
             del self._steps[step]
+            if self._owner is None:
+                self._set_aside(step, seen)
+                continue
             self._remember(step)
-            if self._owner is not None:
-                out += [Root(self._owner, step, shard, self._row(step, shard, seen)) for shard in sorted(seen.shards)]
+            out += [Root(self._owner, step, shard, self._row(step, shard, seen)) for shard in sorted(seen.shards)]
         return out
+
+    def _set_aside(self, step: int, seen: _Seen) -> None:
+        self._orphaned[step] = seen
+        if len(self._orphaned) > _REMEMBERED:
+            del self._orphaned[next(iter(self._orphaned))]
 
     def _remember(self, step: int) -> None:
         self._sent.add(step)
-        if len(self._sent) > 4096:
-            self._sent = {s for s in self._sent if s > step - 2048}
+        if len(self._sent) > _REMEMBERED:
+            self._sent = {s for s in self._sent if s > step - _REMEMBERED // 2}
 
     def _row(self, step: int, shard: int, seen: _Seen) -> Column:
         row = empty_rows(1)
