@@ -304,7 +304,7 @@ DETECTED = """
         os._exit(0)
     os.waitpid(child, 0)
 """
-OPERATOR = "service.instance.id=ns.pod.container,team=vision"
+OPERATOR = "service.instance.id=ns.pod.container,dl.rank=7,team=vision"
 
 
 @pytest.mark.parametrize("switch", ["", "1"], ids=["their switch", "both"])

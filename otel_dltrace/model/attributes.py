@@ -14,7 +14,7 @@ from otel_dltrace.model import identity
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.resource import instance_id, job_attributes
+from otel_dltrace.model.resource import job_attributes, merge
 from otel_dltrace.model.spans import Column, Process, SpanBatch, distinct
 from otel_dltrace.model.text import clean
 
@@ -164,21 +164,15 @@ def _p2p_id(d: Descriptor, bind: Bind, peer: int, tag: int, nth: int) -> int:
 @lru_cache(maxsize=256)
 def resource_attributes(process: Process) -> Mapping[str, Value]:
     """Return the resource of *process*: which job, which rank, which host. Not to be changed: it is shared."""
-    out: dict[str, Value] = {s.SERVICE_NAME: "otel_dltrace"}
-    bind = process.bind
-    if bind is not None:
-        out |= job_attributes(bind)
-    out |= {
+    here: dict[str, Value] = {
         s.HOST_NAME: process.host,
         s.HOST_ID: process.boot_id or process.host,
         s.PROCESS_PID: process.pid,
         s.DL_CLOCK_UNCERTAINTY: process.anchor.uncertainty,
     }
     # Bytes that are no UTF-8 may make two names one.
-    out |= {clean(name): value for name, value in process.resource}
-    # Last, since operators set one instance id for all ranks of a container.
-    out[s.SERVICE_INSTANCE_ID] = instance_id(process.nonce)
-    return out
+    told = {clean(name): value for name, value in process.resource}
+    return merge({} if process.bind is None else job_attributes(process.bind), here, told, process.nonce)
 
 
 class Launcher(NamedTuple):

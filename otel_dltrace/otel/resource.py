@@ -1,13 +1,12 @@
 """Who this process is, for the resource of users' own providers: the same as ours, as far as it is known yet."""
 
 import os
-from collections.abc import Mapping
 
 from opentelemetry.sdk.resources import Resource, ResourceDetector
 
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import Bind
-from otel_dltrace.model.resource import instance_id, job_attributes
+from otel_dltrace.model.resource import Attributes, job_attributes, merge
 from otel_dltrace.model.topology import world_from_env
 from otel_dltrace.record.ring import boot_id, process_nonce
 from otel_dltrace.record.tracer import live
@@ -22,17 +21,15 @@ class RankDetector(ResourceDetector):
 
     def detect(self) -> Resource:
         """Return the attributes that are known: all of them once the process is bound."""
-        known = {**_job(), **_here(), **resource_of(os.environ)}
         nonce = int.from_bytes(process_nonce(), "little")
-        # Last, since operators set one instance id for all ranks of a container.
-        return Resource({**known, s.SERVICE_INSTANCE_ID: instance_id(nonce)})
+        return Resource(merge(_job(), _here(), resource_of(os.environ), nonce))
 
     def is_process_dependent(self) -> bool:
         """Return that a forked child must ask again."""
         return True
 
 
-def _job() -> Mapping[str, str | int]:
+def _job() -> Attributes:
     bound = live.tracer.recorder.bound if live.tracer is not None else None
     if bound is not None:
         return job_attributes(bound)
@@ -47,6 +44,6 @@ def _job() -> Mapping[str, str | int]:
     return {name: value for name, value in job_attributes(bind).items() if name not in unknown}
 
 
-def _here() -> Mapping[str, str | int]:
+def _here() -> Attributes:
     host = os.uname().nodename
     return {s.HOST_NAME: host, s.HOST_ID: boot_id().hex() or host, s.PROCESS_PID: os.getpid()}
