@@ -1,5 +1,6 @@
 """What several tests need: programs in processes of their own, and what they left behind."""
 
+import ast
 import contextlib
 import os
 import shutil
@@ -166,6 +167,17 @@ def abandon(drain: Drain) -> None:
     """Leave the rings that *drain*, of this process, reads as if its process had been killed."""
     for follower in drain.followers.values():
         follower.source.close()
+
+
+def top_level(source: str) -> dict[str, list[str] | None]:
+    """Return the functions and assigned names at the top of a module, with the parameters of the former."""
+    found: dict[str, list[str] | None] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = [argument.arg for argument in node.args.args]
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: None for target in node.targets if isinstance(target, ast.Name)}
+    return found
 
 
 def attributes_of(batch: SpanBatch) -> list[dict[str, Value]]:

@@ -1,6 +1,5 @@
 """The adapter for BytePS's own package: its push_pulls become operations, whoever asked for them."""
 
-import ast
 import json
 import sys
 from collections import Counter
@@ -10,7 +9,7 @@ from typing import Any
 import byteps_package
 import pytest
 import torch_harness
-from support import Place
+from support import Place, top_level
 
 from otel_dltrace.export.byteps_ingest import ingest
 from otel_dltrace.export.run_reader import read_run
@@ -40,22 +39,11 @@ def sdist(tmp_path_factory) -> Path:
     return found
 
 
-def functions(text: str) -> dict[str, Any]:
-    """Return the functions and assigned names at the top of a module, with the parameters of the former."""
-    found: dict[str, Any] = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = [argument.arg for argument in node.args.args]
-        elif isinstance(node, ast.Assign):
-            found |= {target.id: None for target in node.targets if isinstance(target, ast.Name)}
-    return found
-
-
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
 def test_every_row_is_there_in_the_sdist(sdist, site):
     """The function exists where the row says, and its parameters are those that are read."""
     file = {byteps.OPS: "torch/ops.py", byteps.PLUGIN: "torch/__init__.py"}[site.module]
-    found = functions(byteps_package.source(sdist, file))
+    found = top_level(byteps_package.source(sdist, file))
     read = byteps.PARAMETERS.get(site.name, ("handle",) if site.name in {"synchronize", "poll"} else ())
 
     assert site.name in found

@@ -1,6 +1,5 @@
 """The adapter for Horovod, on one rank: every row is there, objects come back, errors pass, ends mean what they say."""
 
-import ast
 import textwrap
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from otel_dltrace.instrument._horovod_calls import CALLS, OPS, SETS
 from otel_dltrace.instrument._sites import Site
 from otel_dltrace.model import semconv as s
 from tests import torch_harness
+from tests.support import top_level
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(2400)  # the first test may have to build Horovod
@@ -22,14 +22,8 @@ ALONE |= {"HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_CROSS_R
 
 
 def parameters(site: Path, module: str) -> dict[str, list[str] | None]:
-    """Return the functions and assigned names at the top of a module of Horovod, with the parameters of the former."""
-    found: dict[str, list[str] | None] = {}
-    for node in ast.parse((site / FILES[module]).read_text()).body:
-        if isinstance(node, ast.FunctionDef):
-            found[node.name] = [argument.arg for argument in node.args.args]
-        elif isinstance(node, ast.Assign):
-            found |= {target.id: None for target in node.targets if isinstance(target, ast.Name)}
-    return found
+    """Return what is at the top of a module of Horovod."""
+    return top_level((site / FILES[module]).read_text())
 
 
 @pytest.mark.parametrize("row", SITES, ids=lambda row: row.name)

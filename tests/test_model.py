@@ -33,7 +33,7 @@ from otel_dltrace.model.identity import (
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
 from otel_dltrace.model.plan import STEP_SHARE, SlowSteps, Window, for_servers, parse_level, share_of
 from otel_dltrace.model.semconv import Flag, Level, Source
-from otel_dltrace.model.spans import SPAN_DTYPE, Process, SpanBatch, concatenate, empty_rows, fill_ids
+from otel_dltrace.model.spans import SPAN_DTYPE, Process, SpanBatch, concatenate, empty_rows, fill_ids, places_in
 from otel_dltrace.model.time import Anchor, HostClock, tightest_anchor
 from tests.support import attributes_of
 
@@ -346,6 +346,14 @@ def test_parts_of_a_process_join():
     assert whole is not None
     assert whole.descriptors == [PUSH, REDUCE]
     assert [whole.errors[e][0] for e in whole["error"].tolist()] == ["ValueError", "", "B"]
+
+
+@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)))
+def test_a_value_is_found_where_it_comes_first(values, known):
+    """In no order, several times, among none."""
+    found = places_in(np.array(values, np.uint64), np.array(known, np.uint64))
+
+    assert found.tolist() == [known.index(value) if value in known else -1 for value in values]
 
 
 def test_every_kind_of_span_carries_its_attributes():

@@ -27,11 +27,12 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, TracesData
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
-from otel_dltrace.export.otlp.sender import NO_ROOM, REFUSED, SPILL_FULL, Delivery, Sender, pause_s, resend
+from otel_dltrace.export.otlp.sender import NO_ROOM, SPILL_FULL, Delivery, Sender, pause_s, resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.spill import Spill
 from otel_dltrace.export.otlp.transport import Outcome, Verdict, connect
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.summary import REFUSED
 from tests.told import Told, grpc_server, http_server, response
 
 PROTOCOLS = ("grpc", "http/protobuf")

@@ -45,7 +45,7 @@ def keys(batches: Sequence[SpanBatch]) -> Keys:
     """Return what *batches*, one per process, say about each key."""
     joined = push_pulls(widen(join(batches)))
     late = arrivals(joined)
-    requests, tensors = requests_of(batches)
+    requests, places = requests_of(batches)
     gathered, came_late = gathered_pushes(requests)
     ranks = {*joined["rank"].tolist(), *gathered["rank"].tolist()}
     return Keys(
@@ -54,6 +54,6 @@ def keys(batches: Sequence[SpanBatch]) -> Keys:
             for rank in sorted(ranks)
         ),
         worker_keys(worker_batches(batches), joined, late),
-        server_keys(requests, tensors, gathered, came_late),
+        server_keys(requests, places, gathered, came_late),
         int(joined.uncertainty.max(initial=0)),
     )

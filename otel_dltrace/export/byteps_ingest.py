@@ -13,7 +13,7 @@ from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import h64
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, Flag, Level
-from otel_dltrace.model.spans import Column, Process, SpanBatch, concatenate, fill_ids
+from otel_dltrace.model.spans import Column, Process, SpanBatch, concatenate, fill_ids, places_in
 
 FILE = "comm.json"
 _MOST_OFF = 5_000_000
@@ -89,11 +89,8 @@ def _below(read: Rows, operations: SpanBatch) -> Rows:
     rows["end"] -= operations.wall
     tensors = _numbered(read, operations)
     rows["seq"] += np.uint32(_first(rows, tensors[0], operations.rows, tensors[1]))
-    keys = _keys(tensors[1], operations["seq"])
-    order = np.argsort(keys, kind="stable")
-    wanted = _keys(tensors[0], rows["seq"])
-    place = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(order) - 1)]
-    is_known = keys[place] == wanted
+    place = places_in(_keys(tensors[0], rows["seq"]), _keys(tensors[1], operations["seq"]))
+    is_known = place >= 0
     rows, parents = rows.compress(is_known), operations.rows.take(place.compress(is_known))
     _refuse_others(rows, parents)
     stages = rows["level"] == Level.PARTITION

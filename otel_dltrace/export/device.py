@@ -4,7 +4,7 @@ import numpy as np
 
 from otel_dltrace.export.records import DEVICE_DTYPE
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import Column, empty_rows, stack_rows
+from otel_dltrace.model.spans import Column, empty_rows, places_in, stack_rows
 
 PATIENCE_S = 5.0
 """How long a span waits before it goes on with the host's times, by the drain's clock: its process may hang."""
@@ -51,7 +51,7 @@ class DeviceAmends:
         waits |= of_steps & np.isin(rows["step"], rows["step"].compress(waits & of_steps))
         waiting = stack_rows([self.held, rows.compress(waits)])
         since = np.append(self._since, np.full(len(waiting) - len(self._since), now))
-        known = self._find(waiting["span_no"])
+        known = places_in(waiting["span_no"], self._times["span_no"])
         found = np.flatnonzero(known >= 0)
         _apply(waiting, found, self._times[known[found]])
         self._times = np.delete(self._times, known[found])
@@ -65,15 +65,6 @@ class DeviceAmends:
         self.held, self._since = waiting.compress(stays), since[stays]
         self.held["flags"] |= HELD
         return stack_rows([rows.compress(~waits), waiting.compress(~stays)])
-
-    def _find(self, numbers: Column) -> Column:
-        """Return for each of *numbers* where its times are, -1 for nowhere."""
-        known = self._times["span_no"]
-        if not len(known):
-            return np.full(len(numbers), -1)
-        order = np.argsort(known, kind="stable")
-        at = order[np.minimum(np.searchsorted(known[order], numbers), len(order) - 1)]
-        return np.where(known[at] == numbers, at, -1)
 
 
 def _apply(rows: Column, which: Column, times: Column) -> None:

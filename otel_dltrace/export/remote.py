@@ -4,7 +4,7 @@ import numpy as np
 
 from otel_dltrace.export.records import PARENT_DTYPE
 from otel_dltrace.model.semconv import Flag
-from otel_dltrace.model.spans import Column, empty_rows, stack_rows
+from otel_dltrace.model.spans import Column, empty_rows, places_in, stack_rows
 
 MOST_WAITING = 10_000
 """Parents whose spans were overwritten before they were read."""
@@ -36,10 +36,10 @@ class RemoteParents:
         if not (len(parents) or len(self.held) or np.bitwise_or.reduce(rows["flags"]) & _REMOTE):
             return rows
         is_remote = rows["flags"] & _REMOTE != 0
-        parents = self._parents = np.concatenate([self._parents, parents])[-MOST_WAITING:]
+        parents = np.concatenate([self._parents, parents])[-MOST_WAITING:]
         waited = len(self.held)
         children = stack_rows([self.held, rows.compress(is_remote)])
-        known = self._find(children)
+        known = places_in(children["span_no"], parents["span_no"])
         found = np.flatnonzero(known >= 0)
         for name, value in (("step", "step"), ("parent_id", "span")):
             children[name][found] = parents[value][known[found]]
@@ -50,12 +50,3 @@ class RemoteParents:
         self.held = children.compress(stays)
         self.held["flags"] |= _REMOTE
         return stack_rows([rows.compress(~is_remote), children.compress(~stays)])
-
-    def _find(self, children: Column) -> Column:
-        """Return for each of *children* where its parent is, -1 for nowhere."""
-        numbers = self._parents["span_no"]
-        if not len(numbers):
-            return np.full(len(children), -1)
-        order = np.argsort(numbers, kind="stable")
-        at = order[np.minimum(np.searchsorted(numbers[order], children["span_no"]), len(order) - 1)]
-        return np.where(numbers[at] == children["span_no"], at, -1)

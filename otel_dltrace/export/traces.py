@@ -7,7 +7,7 @@ import numpy as np
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, Bind, trace_ids
-from otel_dltrace.model.spans import Column, SpanBatch, distinct, empty_rows, stack_rows
+from otel_dltrace.model.spans import Column, SpanBatch, distinct, empty_rows, places_in, stack_rows
 
 _DOUBLINGS = 5  # each doubles the depth in which an operation is looked for: 32 phases below phases
 _REMEMBERED = 1024
@@ -106,7 +106,5 @@ def _parts_outside(batch: SpanBatch) -> Column:
 
 def _parents(batch: SpanBatch) -> Column:
     """Return where each row's parent is, shape (n,); where it is not among them, the row itself."""
-    ids, parents = batch["span_id"], batch["parent_id"]
-    by_id = np.argsort(ids)
-    at = by_id[np.minimum(np.searchsorted(ids, parents, sorter=by_id), len(ids) - 1)]
-    return np.where(ids[at] == parents, at, np.arange(len(ids)))
+    at = places_in(batch["parent_id"], batch["span_id"])
+    return np.where(at < 0, np.arange(len(at)), at)

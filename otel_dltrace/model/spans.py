@@ -290,6 +290,15 @@ def _distinct_by_sorting(values: Column) -> tuple[Column, Column]:
     return ordered[is_first], which
 
 
+def places_in(values: Column, known: Column) -> Column:
+    """Return for each of *values* where it first is among *known*, -1 for nowhere."""
+    if not len(known):
+        return np.full(len(values), -1)
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(np.searchsorted(known[order], values), len(order) - 1)]
+    return np.where(known[at] == values, at, -1)
+
+
 def concatenate(batches: Iterable[SpanBatch]) -> SpanBatch | None:
     """Return the batches of one process as one; the longest descriptor table wins, since tables only grow."""
     parts = list(batches)

@@ -12,7 +12,7 @@ import numpy as np
 from otel_dltrace.export.chrome.lanes import OPERATIONS, PHASES, STAGES, STEPS, Lanes
 from otel_dltrace.export.chrome.tensors import move_tensors
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import Column, SpanBatch, places_in
 
 MAX_DEPTH = 64
 """Slices nested deeper than this (a damaged file: parents in a circle) are drawn beside their parent."""
@@ -124,11 +124,8 @@ def _parents(batch: SpanBatch, family: Column, ticks: Column, stride: int) -> Co
 
     On the lanes of a tensor phases nest with their own: a partition has a lane to itself.
     """
-    ids = batch["span_id"]
-    order = np.argsort(ids, kind="stable")
-    at = np.minimum(np.searchsorted(ids[order], batch["parent_id"]), max(0, len(ids) - 1))
-    found = order[at] if len(ids) else order
-    good = (ids[found] == batch["parent_id"]) & (batch["parent_id"] != 0)
+    found = places_in(batch["parent_id"], batch["span_id"])
+    good = (found >= 0) & (batch["parent_id"] != 0)
     good &= (family == PHASES) | ticks | ((family >= stride) & (family == family[found]))
     good &= (family[found] >= OPERATIONS) & ~ticks[found]
     parent = np.where(good, found, -1)
