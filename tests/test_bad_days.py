@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -309,10 +310,10 @@ def test_a_collector_that_restarts_gets_what_it_missed(place, tmp_path):
 
 
 UNEVEN = """
-    import os, sys, time
+    import importlib, os, sys, time
     import otel_dltrace
-    from otel_dltrace.configure.recording import bind_by_environment
-    from otel_dltrace.record.tracer import live
+
+    importlib.import_module(sys.argv[2])
 
     def wait_for(name):
         while not os.path.exists(name):
@@ -326,27 +327,26 @@ UNEVEN = """
                 open("came", "w").close()
             if number == 2:
                 wait_for("came")
-        if number == 0 and "early" in sys.argv:
-            bind_by_environment(live.tracer)
     if is_first:
         wait_for("go")
 """
 
 
 @pytest.mark.parametrize(
-    "bound",
+    ("pause", "module"),
     [
-        pytest.param("early", id="a rank stands in a step for long"),
-        pytest.param("late", id="rank 0 is bound when the others are gone"),
+        pytest.param(
+            "8", "json", id="a rank stands in a step for long"
+        ),  # a root that waits for nobody goes out after 2 + 2
+        pytest.param("0", "torch", id="rank 0 is bound when the others are gone"),  # as its process group never comes
     ],
 )
-def test_a_steps_root_covers_all_ranks_of_the_host(place, tmp_path, bound):
+def test_a_steps_root_covers_all_ranks_of_the_host(place, tmp_path, pause, module):
     """Also where they come to its end, or are known at all, at very different times: each step's root, with both."""
     world = {"WORLD_SIZE": "2", "OTEL_DLTRACE_RUN": "1", "OTEL_BSP_SCHEDULE_DELAY": "100", **EVERYTHING}
-    pause = "8" if bound == "early" else "0"  # a root that waits for nobody is gone after 2 + 2 s
     with servers.collector(tmp_path) as collector:
         env = {"OTEL_DLTRACE": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, **world}
-        first, second = (place.start(UNEVEN, pause, bound, RANK=rank, **env) for rank in "01")
+        first, second = (place.start(UNEVEN, pause, module, RANK=rank, **env) for rank in "01")
         assert place.finish(second).returncode == 0
         (tmp_path / "go").touch()
         assert place.finish(first).returncode == 0
@@ -357,6 +357,29 @@ def test_a_steps_root_covers_all_ranks_of_the_host(place, tmp_path, bound):
     for it in arrived:
         root = roots[it.trace_id]
         assert root.start_time_unix_nano <= it.start_time_unix_nano <= it.end_time_unix_nano <= root.end_time_unix_nano
+
+
+def test_ranks_without_a_framework_are_seen_while_they_run(place, tmp_path):
+    """Nobody makes a process group for them: the environment says whose they are, and two steps are enough to know."""
+    program = """
+        import os, time
+        import otel_dltrace
+
+        for _ in range(3):
+            with otel_dltrace.step():
+                pass
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    """
+    world = {"WORLD_SIZE": "2", "OTEL_DLTRACE_RUN": "1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    with servers.collector(tmp_path) as collector:
+        env = {"OTEL_DLTRACE": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, **world}
+        ranks = [place.start(program, RANK=rank, **env) for rank in "01"]
+        arrived = collector.wait_for(9)
+        (tmp_path / "go").touch()
+        assert [place.finish(rank).returncode for rank in ranks] == [0, 0]
+
+    assert Counter(it.name for it in arrived) == {s.TRAIN_STEP: 3, s.RANK_STEP: 6}
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -3,6 +3,7 @@
 import atexit
 import importlib.util
 import os
+import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from otel_dltrace.configure.children import after_fork, end_in_children
 from otel_dltrace.configure.drains import delay, drain_in_thread, metric_settings
 from otel_dltrace.configure.outcome import host_is_drained, say_where
 from otel_dltrace.export.choice import exporters
+from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import bind_from_home, run_directory_name
 from otel_dltrace.model.plan import parse_level
@@ -129,18 +131,18 @@ def _home(config: Config, world: World, job_name: str) -> dict[str, Any]:
 
 
 def _follow_steps(tracer: Tracer) -> None:
-    """Have the steps of *tracer* bind a single process, and join the user's own spans once it is bound."""
+    """Have the steps of *tracer* bind what no framework binds, and join the user's own spans once it is bound."""
     from otel_dltrace.instrument.opentelemetry import follow, step_left
 
     on_begin = tracer.steps.on_begin
 
     def begun() -> None:
-        _bind_single(tracer)
+        if tracer.recorder.step >= 1 and _is_settled(tracer):  # no process group has come by then
+            bind_by_environment(tracer)
         if tracer.recorder.bound is not None:
             on_begin.remove(begun)
 
-    if tracer.environment.world_size == 1:
-        on_begin.append(begun)
+    on_begin.append(begun)
     follow(tracer)
     tracer.steps.on_left = step_left
 
@@ -153,11 +155,9 @@ def _follow_process(tracer: Tracer) -> None:
     follow_memory(tracer)
 
 
-def _bind_single(tracer: Tracer) -> None:
-    """Bind a process that nobody launched once its second step begins: no process group has come by then."""
-    recorder = tracer.recorder
-    if recorder.bound is None and recorder.step >= 1:
-        bind_by_environment(tracer)
+def _is_settled(tracer: Tracer) -> bool:
+    """Return whether the environment alone says whose run this is: torch's ranks may yet agree on one of their own."""
+    return tracer.environment.world_size == 1 or ("torch" not in sys.modules and launcher_bind(tracer) is not None)
 
 
 @guard.guarded
