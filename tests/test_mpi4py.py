@@ -53,6 +53,24 @@ def mpiexec(place: Place, ranks: int, command: list[str], *, traced: bool) -> st
     return done.stdout
 
 
+def spans_of(program: str, ranks: int, folder: Path) -> list[SpanBatch]:
+    """Return what *program* recorded on *ranks* ranks."""
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(folder) as place:
+        place.write(program)
+        mpiexec(place, ranks, ["program.py"], traced=True)
+        return place.spans()
+
+
+def joined(batches: list[SpanBatch]) -> list[list[tuple[str, int]]]:
+    """Return name and rank of those that share an id, for each id."""
+    by_id = defaultdict(list)
+    for _, name, number, _, rank in [row for batch in batches for row in operations(batch) if row[2]]:
+        by_id[number].append((name, rank))
+    return sorted(map(sorted, by_id.values()))
+
+
 def digests(printed: str) -> list[str]:
     """Return the lines of the ranks."""
     return sorted(line for line in printed.splitlines() if re.fullmatch(r"\d [0-9a-f]{64}", line))
@@ -253,22 +271,13 @@ else:
 
 def test_what_was_not_to_be_and_what_others_do_not_hear_of_shifts_no_number(tmp_path: Path) -> None:
     """Messages that were never sent, receives that were cancelled, groups that only their members make."""
-    if MPIEXEC is None:
-        pytest.skip("there is no mpiexec")
-    with a_place(tmp_path) as place:
-        place.write(UNCOUNTED, "uncounted.py")
-        mpiexec(place, 3, ["uncounted.py"], traced=True)
-        seen = [row for batch in place.spans() for row in operations(batch) if row[2]]
-    by_id = defaultdict(list)
-    for _, name, number, _, rank in seen:
-        by_id[number].append((name, rank))
     whole = [
         *[[(name, 0), (name, 1)] for name in ("barrier", "create_group")],
         *[[("barrier", 0), ("barrier", 1), ("barrier", 2)]] * 2,
         *[[("irecv", rank), ("send", 0)] for rank in (1, 2)],
         *[[("recv", rank), ("send", 0)] for rank in (1, 1, 2, 2)],
     ]
-    assert sorted(map(sorted, by_id.values())) == sorted(map(sorted, whole))
+    assert joined(spans_of(UNCOUNTED, 3, tmp_path)) == sorted(map(sorted, whole))
 
 
 APART = """
@@ -311,20 +320,12 @@ else:
 
 def test_what_one_rank_starts_earlier_or_fails_to_begin_has_the_same_id_on_all(tmp_path: Path) -> None:
     """Persistent collectives in any order, refused ones, a bool as a colour; what failed, and what is empty, ends."""
-    if MPIEXEC is None:
-        pytest.skip("there is no mpiexec")
-    with a_place(tmp_path) as place:
-        place.write(APART, "apart.py")
-        mpiexec(place, 2, ["apart.py"], traced=True)
-        batches = place.spans()
-    by_id = defaultdict(list)
-    for _, name, number, _, rank in [row for batch in batches for row in operations(batch) if row[2]]:
-        by_id[number].append((name, rank))
+    batches = spans_of(APART, 2, tmp_path)
     names = ["allreduce", "barrier", "barrier", "bcast", "split"]
     both = (
         [[(name, 0), (name, 1)] for name in names] + [[("irecv", 1), ("isend", 0)]] + [[("recv", 1), ("send", 0)]] * 2
     )
-    assert sorted(map(sorted, by_id.values())) == sorted(both)
+    assert joined(batches) == sorted(both)
     assert not any((batch["flags"] & Flag.TRUNCATED).any() for batch in batches)
 
 

@@ -410,23 +410,25 @@ class Batches:
     """An iterator of batches, as far as a loop cares."""
 
 
+def learn(loop: Loop, at: int) -> None:
+    """Have *loop* see a batch trained on."""
+    loop.forward_begins(at)
+    loop.forward_ended(at, at + 1)
+    loop.backward_ended(at + 1, at + 2)
+    loop.optimizer_begins(loop, at + 2)
+    loop.optimizer_ended(loop, at + 3)
+
+
 def test_samples_are_those_of_the_batches_that_are_trained_on(steps: Steps, tmp_path: Path) -> None:
     """A loader that is a batch ahead gives each step its own samples, the last one too; evaluation gives none."""
     loop, batches = Loop(steps), Batches()
 
-    def learn(at: int) -> None:
-        loop.forward_begins(at)
-        loop.forward_ended(at, at + 1)
-        loop.backward_ended(at + 1, at + 2)
-        loop.optimizer_begins(loop, at + 2)
-        loop.optimizer_ended(loop, at + 3)
-
     loop.fetched(batches, 1, 2, 8)
     for at, size in ((10, 8), (20, 5)):
         loop.fetched(batches, at, at + 1, size)
-        learn(at + 2)
+        learn(loop, at + 2)
     loop.exhausted(batches)
-    learn(30)
+    learn(loop, 30)
     loop.fetched(batches, 40, 41, 99, source="held out", training=False)
     loop.forward_begins(42, training=False)
     steps.end()
@@ -439,24 +441,17 @@ def test_an_evaluation_takes_no_samples_of_batches_that_are_fetched_ahead(steps:
     """A loader that is a batch ahead has fetched for the next step what it fetched before an evaluation."""
     loop, batches = Loop(steps), Batches()
 
-    def learn(at: int) -> None:
-        loop.forward_begins(at)
-        loop.forward_ended(at, at + 1)
-        loop.backward_ended(at + 1, at + 2)
-        loop.optimizer_begins(loop, at + 2)
-        loop.optimizer_ended(loop, at + 3)
-
     loop.fetched(batches, 1, 2, 8)
     for at in (10, 30):
         loop.fetched(batches, at, at + 1, 8)
-        learn(at + 2)
+        learn(loop, at + 2)
         held_out = Batches()
         for late in (at + 10, at + 13):
             loop.fetched(held_out, late, late + 1, 99, source=f"held out {at}")
             loop.forward_begins(late + 2, training=False)
         loop.exhausted(held_out)
     loop.exhausted(batches)
-    learn(50)
+    learn(loop, 50)
     steps.end()
     (ring,) = tmp_path.glob("*.ring")
 
