@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch
@@ -26,8 +25,3 @@ def grouped(rows: Column, name: str) -> dict[int, Column]:
     rows = rows[np.argsort(rows[name], kind="stable")]
     values, begins = np.unique(rows[name], return_index=True)
     return dict(zip(values.tolist(), np.split(rows, begins[1:]), strict=False))
-
-
-def usual(*spreads: Spread) -> int:
-    """Return what *spreads* would add up to if all their values were as the median one."""
-    return sum(one.count * one.p50 for one in spreads)

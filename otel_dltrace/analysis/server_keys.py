@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.key_rows import US, by_descriptor, grouped, usual
+from otel_dltrace.analysis.key_rows import US, by_descriptor, grouped
 from otel_dltrace.analysis.last_comers import Last, last_of
-from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.analysis.spread import Spread, spread, usual
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Column, SpanBatch

@@ -33,3 +33,8 @@ def spread(values: Column) -> Spread:
 def median(values: Column) -> int:
     """Return the median of *values*, rounded; 0 of none."""
     return round(float(np.median(values))) if len(values) else 0
+
+
+def usual(*spreads: Spread) -> int:
+    """Return what *spreads* would add up to if all their values were as the median one."""
+    return sum(one.count * one.p50 for one in spreads)

@@ -204,12 +204,11 @@ class Drain:
     def _send_roots(self, now: float) -> None:
         final = all(f.is_drained for f in self.followers.values())
         members = [m for f in self.followers.values() for m in f.members if m.bind.role == "worker"]
-        workers = [m.run for m in members]
         unbound = sum(not f.members for f in self.followers.values())  # they may be anybody's
-        standing = {(m.run, step) for m in members for step in m.source.open_steps()}
         for run, here in self.here.items():
-            steps = {step for whose, step in standing if whose == run}
-            due = here.roots.due(workers.count(run) + unbound, now, final, steps)
+            mine = [member for member in members if member.run == run]
+            standing = {step for member in mine for step in member.source.open_steps()}
+            due = here.roots.due(len(mine) + unbound, now, final, standing)
             if due and self.outlet is not None:
                 owner = due[-1].owner
                 process = owner.batch(due[-1].row, self._anchor(owner)).process
