@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from otel_dltrace.export import gate as gate_module
+from otel_dltrace.export.budget import within
 from otel_dltrace.export.drift import REMEMBERED, Drift
-from otel_dltrace.export.gate import LOST_STEPS, SETTLE_S, Outgoing, StepGate, within
+from otel_dltrace.export.gate import LOST_STEPS, SETTLE_S, Outgoing, StepGate
 from otel_dltrace.export.roots import Roots
 from otel_dltrace.model.identity import NO_STEP, Bind, root_id
 from otel_dltrace.model.plan import Window, share_of
@@ -143,6 +144,24 @@ def test_late_rows_stay_within_the_budget():
 
     assert brief(gate.due(0.1)) == [(0, 1, 0), (0, 1, 0), (0, 0, 1)]
     assert gate.late == 3
+
+
+def test_what_comes_late_hangs_higher_too():
+    """Its phase was left out, with the step or late itself; an operation that ends after it still has a parent."""
+    gate = a_gate(budget=16 + 5)
+    rows = step_rows(0, phases=3)
+    step, stage, operation, outer, inner, _ = rows["span_id"] = [10, 11, 12, 13, 14, 15]
+    rows["parent_id"] = [1, step, stage, stage, outer, outer]
+    late, later, last = step_rows(0, phases=0)[2:], step_rows(0, phases=3)[3:], step_rows(0, phases=0)[2:]
+    late["span_id"], late["parent_id"] = 20, inner
+    later["span_id"], later["parent_id"] = [21, 22, 23], inner
+    last["span_id"], last["parent_id"] = 24, 22
+    sent = []
+    for part, ends in ((rows, True), (step_rows(1), True), (late, False), (later, False), (last, False)):
+        add(gate, part, 0.0, ends)
+        sent += [out.rows[["span_id", "parent_id"]].tolist() for out in gate.due(0.0)]
+
+    assert sent == [[(step, 1), (stage, step), (operation, stage)], [(20, stage)], [], [(24, stage)]]
 
 
 def test_a_row_that_comes_thousands_of_steps_late_is_not_held_for_ever():

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from otel_dltrace.export.budget import StepBudget
 from otel_dltrace.export.served import Served, SlowHere
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Share, SlowSteps, Window, share_of
@@ -16,8 +17,6 @@ SETTLE_S = 2.0
 MAX_HELD = 200_000
 """Rows held in memory; beyond, details are read again from the run directory."""
 _REMEMBERED = 1024
-_DEEPEST = 64
-"""Spans below spans that are left out, as far as a parent is looked for above them."""
 LOST_STEPS = 64
 """A step is given up that many steps later: its own span was overwritten before it was read."""
 
@@ -70,7 +69,7 @@ class StepGate:
         self._settle = settle
         self._bind, self._window, self._budget = bind, window, budget
         self._read_again = read_again
-        self._slow = SlowSteps()
+        self._slow, self._steps = SlowSteps(), StepBudget()
         self._held: dict[int, list[Column]] = {}
         self._count = 0
         self._offloaded: dict[int, int] = {}
@@ -107,7 +106,7 @@ class StepGate:
         # So late that it was forgotten what was decided: the window still says the same.
         full, shard, room = self._decided.get(step, (share.full and step in self._window, share.shard, share.limit))
         self._ended.pop(step, None)
-        keep = within(rows, room) if full else stages_of(rows)
+        keep = self._steps.within(step, rows, room) if full else stages_of(rows)
         if step in self._decided:
             self._decided[step] = (full, shard, room - len(keep))
         self.late += len(rows)
@@ -161,7 +160,7 @@ class StepGate:
         if offloaded and full:
             rows, offloaded = self._read_again(step), 0
             number = len(rows)
-        rows = within(rows, share.limit) if full else stages_of(rows)
+        rows = self._steps.within(step, rows, share.limit) if full else stages_of(rows)
         decided = self._decided
         decided[step] = (full, share.shard, share.limit - len(rows))
         if len(decided) > _REMEMBERED:
@@ -184,36 +183,6 @@ class StepGate:
     def has_loose(self) -> bool:
         """Whether rows made outside any step are still held."""
         return any(rows["step"][0] == NO_STEP for _, rows in self._loose)
-
-
-def within(rows: Column, limit: int) -> Column:
-    """Return *rows* without their finest levels, as many as it takes to be at most *limit* spans.
-
-    What was below a span that is left out hangs under the next one above that is there.
-    """
-    kept = rows
-    for level in (Level.PARTITION, Level.PHASE, Level.COLLECTIVE):
-        if len(kept) <= limit:
-            break
-        kept = rows.compress(rows["level"] < level)
-    if len(kept) < len(rows):
-        out = rows.compress(rows["level"] > kept["level"].max(initial=0))
-        kept["parent_id"] = _above(kept["parent_id"].tolist(), dict(zip(*_links(out), strict=True)))
-    return kept
-
-
-def _links(rows: Column) -> tuple[list[int], list[int]]:
-    return rows["span_id"].tolist(), rows["parent_id"].tolist()
-
-
-def _above(parents: list[int], left_out: dict[int, int]) -> list[int]:
-    """Return *parents* with each that is *left_out* (id: parent) replaced by the nearest above it that is not."""
-    for _ in range(_DEEPEST):
-        higher = [left_out.get(parent, parent) for parent in parents]
-        if higher == parents:
-            break
-        parents = higher
-    return parents
 
 
 def stages_of(rows: Column) -> Column:

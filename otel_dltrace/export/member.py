@@ -10,12 +10,12 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.gate import Outgoing, StepGate
 from otel_dltrace.export.metrics.run import RankMetrics
+from otel_dltrace.export.outside_budget import OutsideBudget
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_table
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.span_files import last_step, newest_segment, span_files
-from otel_dltrace.export.traces import OutsideBudget
 from otel_dltrace.model import semconv
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Window
