@@ -19,6 +19,8 @@ class StepBudget:
 
     def within(self, step: int, rows: Column, limit: int) -> Column:
         """Return *rows*, of *step*, as `within` does; what the step left out before counts as left out here."""
+        if len(rows) <= limit and step not in self._left_out:
+            return rows
         kept, left_out = _divided(rows, limit)
         before = self._left_out.pop(step, None)
         if before is not None:
