@@ -17,7 +17,8 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
-from otel_dltrace.report.negotiation import write_negotiations
+from otel_dltrace.model.time import Anchor
+from otel_dltrace.report.negotiation import sentences, write_negotiations
 from tests.horovod_files import truth, unpack
 from tests.runs import MS, Rank
 from tests.support import a_place
@@ -398,3 +399,16 @@ def test_the_command_reports_a_cached_run(tmp_path, capsys):
     assert "the first " in said
     assert "the others " in said
     assert "MPI_ALLREDUCE" in said
+
+
+def test_nobody_is_ready_last_by_clocks_that_are_seen_to_be_wrong():
+    """The second host's clock is 3 ms ahead, with collectives of 1 ms: they are off by what one lasts then, or less."""
+    batches = [
+        Rank(rank, 2, f"node-{rank}", anchor=Anchor(0, 3 * MS * rank, 1000))
+        .collective(0, 10, 11, 1, name="allreduce", backend="mpi", group="world")
+        .batch()
+        for rank in range(2)
+    ]
+    found = negotiations(batches)
+    assert ([rank.times for rank in found.ranks], found.uncertainty) == ([0, 0], 4 * MS)
+    assert "Who was ready last cannot be told: the clocks of the hosts do not agree well enough." in sentences(found)

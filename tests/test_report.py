@@ -62,7 +62,7 @@ def finding(**fields) -> Straggler:
             [
                 "Rank 1 makes the others wait: the time between its steps is 24.1 ms, 20.3 ms longer than the others' "
                 "(in 96 of 100 steps).",
-                "Nothing confirms it: no collective is known on all ranks.",
+                "Nothing confirms it: no collective tells who came late.",
             ],
             id="unconfirmed",
         ),

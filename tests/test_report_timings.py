@@ -305,6 +305,20 @@ def test_slow_stages_are_told_with_what_the_host_did():
     ]
 
 
+@pytest.mark.parametrize(
+    ("tensor", "steps"),
+    [pytest.param("bucket 0", (9,), id="ddp"), pytest.param("grads", (1, 9), id="something else")],
+)
+def test_a_forward_in_which_ddp_rebuilds_its_buckets_is_not_told_as_slow(tensor, steps):
+    """In that of step 1 its ranks wait for each other; in a later one, or without DDP, somebody is slow."""
+    rank = Rank()
+    for n in range(20):
+        begin, ready = 100 * n, 100 * n + (40 if n in (1, 9) else 20)
+        rank.step(n, begin, ready + 40).stage(n, "forward", begin, ready).stage(n, "backward", ready, ready + 10)
+        rank.collective(n, ready + 5, ready + 10, n + 1, tensor=tensor)
+    assert [(one.stage, one.steps) for one, _ in slow_stages(analyse([rank.batch()]))] == [("forward", steps)]
+
+
 def test_what_stays_below_its_threshold_is_not_told():
     """The same disk, less busy."""
     report = analyse([rank.batch() for rank in planted()], metrics=[disk((1000, 1120))])

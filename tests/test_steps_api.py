@@ -147,6 +147,23 @@ def test_a_stage_s_name_counts_as_the_stage_and_is_no_parent(tracer: Tracer) -> 
     ]
 
 
+def test_a_stage_between_two_marked_steps_is_the_second_ones(tracer: Tracer) -> None:
+    """As in loops that are followed: in the step before it would be longer than that, and be told as a gap as well."""
+    with step(), phase("forward"):
+        pass
+    with phase("evaluate"):
+        pass
+    with step():
+        pass
+
+    assert spans(tracer) == [
+        ("forward", 0, 2, 3, 0),
+        ("rank.step", 0, 1, 4, 0),
+        ("evaluate", 1, 5, 6, 0),
+        ("rank.step", 1, 7, 8, 0),
+    ]
+
+
 def test_stages_are_recorded_at_level_step_and_phases_are_not(tracer: Tracer) -> None:
     """The coarsest level still says where the step went."""
     tracer.recorder.level = 1

@@ -24,7 +24,7 @@ from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.semconv import STAGE, STEP, Flag, Source
 from otel_dltrace.model.spans import Column, SpanBatch
 
-_LOST = ("lapped", "dropped")
+_LOST = ("lapped", "dropped", "unrecorded", "removed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ class Evidence:
     """Arrays over R ranks, n steps and C columns, in ns.
 
     *opaque* columns hold waits that were not recorded. *summed* and *most* (R, n) are by how much a rank
-    came later than the others to a step's collectives, all together and at most; *arrived* of the steps have any.
+    came later than the others to a step's collectives, all together and at most; *arrived* of the steps have any that
+    the clocks can tell.
     """
 
     ranks: tuple[int, ...]
@@ -67,13 +68,18 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     seen = min(steps_with_operations(t)[t.rows_of(steps)].mean() for t in tables)
     # Where no operation was recorded a wait for the others looks like computing.
     opaque = frozenset(i for i, name in enumerate(names) if name in WAITED_IN and seen <= SHARE_OF_STEPS)
-    lateness = _lateness_per_step(joined, ranks, steps)
+    lateness = _lateness_per_step(joined, ranks, steps, threshold)
     return Evidence(ranks, names, times, others_median(times), threshold, opaque, *lateness)
 
 
-def _lateness_per_step(joined: Joined, ranks: tuple[int, ...], steps: Column) -> tuple[Column, Column, int]:
-    known = np.isin(joined["step"], steps)
-    late = lateness(joined)[known]
+def _lateness_per_step(
+    joined: Joined, ranks: tuple[int, ...], steps: Column, threshold: int
+) -> tuple[Column, Column, int]:
+    late = lateness(joined)
+    # One in which the clocks would hide a rank that came late says nothing.
+    tells = (joined.uncertainty <= threshold / 2) | (joined.reduce(np.maximum, np.abs(late)) > 0)
+    known = np.isin(joined["step"], steps) & joined.to_rows(tells)
+    late = late[known]
     row = np.searchsorted(steps, joined["step"][known])
     place = (np.searchsorted(ranks, joined["rank"][known]), row)
     summed, most = np.zeros((2, len(ranks), len(steps)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.analysis.collectives import Joined, join
+from otel_dltrace.analysis.waits import widen
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import Descriptor
@@ -47,7 +48,7 @@ def is_horovod(d: Descriptor) -> bool:
 
 def called(workers: Sequence[SpanBatch]) -> Called:
     """Return who was ready when for each operation that is known on all ranks of its process set."""
-    everything = join(workers)
+    everything = widen(join(workers))
     is_horovods = [is_horovod(d) for d in everything.descriptors]
     is_ours = is_horovods if any(is_horovods) else [is_mpi(d) for d in everything.descriptors]
     joined = everything.take(np.array(is_ours, bool))

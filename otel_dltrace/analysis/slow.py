@@ -14,6 +14,7 @@ from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
+from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Column
 
 OUTLIER_SHARE = 0.2
@@ -92,13 +93,23 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
                 continue  # it may wait there, and nobody recorded for how long
             against: Against = "others" if often[r, c] else "usual"
             base = others if often[r, c] else usual
-            which = (over_others if often[r, c] else outliers)[r, :, c]
+            which = over_others[r, :, c] if often[r, c] else outliers[r, :, c] & ~_waits_unseen(t, name, steps)
             if which.any():
                 mine, theirs = times[r, which, c], base[r, which, c]
                 figures = (median(mine), median(theirs), median(mine - theirs))
                 slow_in = tuple(steps[which].tolist())
                 stage = SlowStage(t.rank, name, against, *figures, slow_in, len(steps))
                 yield Slow(stage, _windows(t, c - 1, steps[which]))
+
+
+def _waits_unseen(t: StepTable, stage: str, steps: Column) -> Column:
+    """Return a mask of *steps* in whose *stage* ranks wait for each other, and nobody records for how long.
+
+    DDP agrees on how it has rebuilt its buckets in the forward that follows the first step's backward.
+    """
+    buckets = t.batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.tensor.startswith("bucket "), bool)
+    unseen: Column = (steps == 1) & (stage == s.FORWARD and bool(buckets.any()))
+    return unseen
 
 
 def _windows(t: StepTable, column: int, steps: Column) -> Column:

@@ -49,7 +49,7 @@ class Waits:
     *analysed* collectives have the end of the work on all ranks (``host_done``) and synchronise; of all
     *joined* ones the begins are compared, for a begin is exact whatever its end means. *violations*
     counts ranks that were done before the last one came, *violation* (ns) by how much at most: if they are on
-    different hosts, their clocks disagree by at least that much, and it counts as uncertainty (ns).
+    different hosts, their clocks disagree by at least that much, and by how much at most counts as uncertainty (ns).
     """
 
     joined: int
@@ -81,14 +81,22 @@ def waits(joined: Joined) -> Waits:
 
 
 def widen(joined: Joined) -> Joined:
-    """Return *joined* with the uncertainty across hosts raised to what the clocks are seen to be off by.
+    """Return *joined* with the uncertainty across hosts raised to what clocks that are seen to be off may be off by.
 
+    They are where a rank is done before the last one came. As all are done at about the same time, they are off by
+    what the ends lie apart, and by no more than it took the last one besides.
     On one host a rank that is done too early says that the operation did not synchronise, not that clocks differ.
     """
     analysed = with_known_ends(joined)
-    across = analysed.to_rows(analysed.uncertainty) > 0
-    violation = _early(analysed)[across].max(initial=0)
-    return replace(joined, uncertainty=np.where(joined.uncertainty > 0, np.maximum(joined.uncertainty, violation), 0))
+    early = analysed.reduce(np.maximum, _early(analysed))
+    wrong = analysed.take((analysed.uncertainty > 0) & (early > 0))
+    if not len(wrong):
+        return joined
+    apart = wrong.reduce(np.maximum, wrong["end"]) - wrong.reduce(np.minimum, wrong["end"])
+    is_last = wrong["start"] == wrong.to_rows(wrong.reduce(np.maximum, wrong["start"]))
+    core = wrong.reduce(np.maximum, np.where(is_last, wrong["end"] - wrong["start"], 0))
+    off = max(int(np.median(apart + core)), int(_early(wrong).max()))
+    return replace(joined, uncertainty=np.where(joined.uncertainty > 0, np.maximum(joined.uncertainty, off), 0))
 
 
 def with_known_ends(joined: Joined) -> Joined:

@@ -34,7 +34,7 @@ class Steps:
     no more to do then takes itself out, since between two kernels each call costs microseconds.
     *on_end* is called when one is about to end, *on_left* when one has ended and no other begins
     where it did. *block* is told of a stage that the program marks: by default it is one of the
-    current step. *device*, where there is one, finds out when the device was at a stage.
+    current step, or of the next one. *device*, where there is one, finds out when the device was at a stage.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -169,7 +169,8 @@ class Steps:
         return get_ident() == self._thread
 
     def _block(self, name: str, start: int, end: int, mark: Mark | None) -> None:
-        self.stage(name, start, end, mark=mark)
+        # Between two marked steps it is the second one's, as where a loop is followed.
+        self.stage(name, start, end, self.marked and not self.is_open, mark)
 
     def stage(self, name: str, start: int, end: int, upcoming: bool = False, mark: Mark | None = None) -> None:
         """Add a piece of stage *name*, from *start* to *end* (monotonic ns), to the current step.

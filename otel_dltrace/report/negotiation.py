@@ -29,6 +29,7 @@ _NO_OVERLAP = (
     "or no waits (OTEL_DLTRACE_LEVEL=phase records them)."
 )
 _UNSAID = "no negotiation says it"
+_CLOCKS = "the clocks of the hosts do not agree well enough"
 _NOT_OF_ALL = "it takes a collective of which all its ranks are here, and --rank leaves the others out"
 _OVERLAP = (
     "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
@@ -103,6 +104,8 @@ def _last(found: Negotiations) -> list[str]:
     most = max(found.ranks, key=lambda rank: (rank.times, -rank.rank), default=None)
     if most is None:
         return [f"Who was ready last cannot be told: {_UNSAID if found.coordinated else _NOT_OF_ALL}."]
+    if not most.times and found.uncertainty:
+        return [f"Who was ready last cannot be told: {_CLOCKS}."]
     silent = f" ({found.silent:,} more do not say who was ready when)" if found.silent else ""
     return [
         f"Rank {most.rank} is ready last most often: in {most.times:,} of {most.negotiations:,} negotiations, "
@@ -173,7 +176,7 @@ def _tensors(found: Negotiations) -> list[RenderableType]:
             # Each rank has its own bar of an operation, but where Horovod tells them.
             f"{max(tensor.negotiation.count, tensor.bar.count if found.coordinated else 0):,}",
             *(ms(figure) for time in (tensor.negotiation, tensor.bar) for figure in (time.p50, time.p95)),
-            last if tensor.ticked else "",
+            last if tensor.last_times else "",
         )
     notes = ["" if found.coordinated else _FIRST_TO_LAST]
     if found.backend == MPI:

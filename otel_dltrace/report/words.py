@@ -56,7 +56,7 @@ def _cause(s: Straggler, steps: int) -> str:
 
 def _confirmation(s: Straggler) -> str:
     if not s.arrivals:
-        return "Nothing confirms it: no collective is known on all ranks."
+        return "Nothing confirms it: no collective tells who came late."
     return f"The begins of the collectives confirm it: {_arrival(s)}."
 
 
