@@ -115,7 +115,7 @@ EXPECTED = [
     ("byteps.Gradient.bias", 2, 1, 8, -1, True, NO_ERROR),
     ("byteps.Gradient.weight", 2, 1, 32, -1, True, NO_ERROR),
     ("byteps.loss", 1, 1, 12, -1, False, NO_ERROR),
-    ("byteps.noname.N", 1, 1, 20, -1, True, NO_ERROR),
+    ("byteps.noname.0", 1, 1, 20, -1, True, NO_ERROR),
     ("byteps.refused", 1, 1, 4, -1, True, ("RuntimeError", "Duplicated tensor_name")),
 ]
 

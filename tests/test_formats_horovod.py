@@ -381,6 +381,7 @@ def test_unnamed_tensors_do_not_grow_the_table():
     assert operations["seq"].tolist() == list(range(500))
     assert list(events_of([batch])) == events
     assert unfold(*fold("a.noname.17_2of3")) == "a.noname.17_2of3"
+    assert unfold("a.noname.Net.weight", 1) == "a.noname.Net.weight"
 
 
 def test_what_has_no_other_half_is_kept_and_told():

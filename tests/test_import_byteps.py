@@ -282,6 +282,24 @@ def test_a_pipe_is_read(tmp_path, capsys):
     assert (tmp_path / "out" / "0" / "comm.json").read_bytes() == data
 
 
+@pytest.mark.parametrize("folder", ["20261123", "20261123143000", "99999999999999999999", "²"])
+def test_a_folder_with_the_number_of_a_day_is_no_local_rank(folder, tmp_path, capsys):
+    """Two of them are two machines; of folders that are named alike the path is told."""
+    data = (FILES / "bps_hand_comm_root.json").read_bytes()
+    for machine in ("a", "b"):
+        path = tmp_path / machine / folder / "comm.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    run = imported(tmp_path, tmp_path / "a", tmp_path / "b")
+    said = capsys.readouterr().out
+    assert main(["export", str(run), "--to", "byteps", "-o", str(tmp_path / "out")]) == 0
+    assert main(["export", str(run), "--to", "chrome", "-o", str(tmp_path / "t.json")]) == 0
+
+    assert f"{path}: its folder is not named after a local rank; it was taken for 0" in said
+    assert f"{tmp_path}/a/{folder} is node 0, {tmp_path}/b/{folder} is node 1" in said
+    assert [(tmp_path / "out" / name / "0" / "comm.json").exists() for name in ("worker0", "worker1")] == [True, True]
+
+
 def test_what_the_files_do_not_say_is_told(tmp_path, capsys):
     """Which occurrence comes first, which machine, which local rank."""
     for name in ("b10", "b9"):
@@ -382,6 +400,8 @@ def test_completions_that_are_none_are_refused(two_workers, capsys):
     """In the command's own words."""
     assert main(["export", str(two_workers), "--to", "byteps", "--completions", "0-3"]) == 2
     assert "--completions '0-3' is no range; write A-B, from 1, or all" in capsys.readouterr().err
+    assert main(["export", str(two_workers), "--to", "chrome", "--completions", "1-3"]) == 2
+    assert "--completions is for --to byteps; --steps chooses what chrome has" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["byteps", "byteps-server"])

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -207,6 +209,20 @@ def test_a_gzipped_timeline_is_read(folder, tmp_path, capsys):
     assert (place / "timeline.json.gz").read_bytes().startswith(b"\x1f\x8b")
     assert out.read_bytes() == timeline("horovod_mpi_np2")
     assert read_run(run)[0]["span_id"].tolist() == read_run(plain)[0]["span_id"].tolist()
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzipped"])
+def test_a_pipe_is_read(pack, tmp_path):
+    """As from `zcat timeline.json.gz`: it can be read but once, and has no name to go by. It is the same run."""
+    data = timeline("horovod_mpi_np2")
+    command = [sys.executable, "-m", "otel_dltrace", "import", "horovod", "/dev/stdin", "-o", str(tmp_path / "RUN")]
+    subprocess.run(command, input=pack(data), check=True, timeout=60)
+    (tmp_path / "plain").mkdir()
+    out, plain = tmp_path / "out.json", imported(tmp_path / "plain", unpack("horovod_mpi_np2", tmp_path))
+
+    assert main(["export", str(tmp_path / "RUN"), "--to", "horovod", "-o", str(out)]) == 0
+    assert out.read_bytes() == data
+    assert read_run(tmp_path / "RUN")[0]["span_id"].tolist() == read_run(plain)[0]["span_id"].tolist()
 
 
 def test_a_torn_gzip_is_refused(tmp_path, capsys):

@@ -274,8 +274,9 @@ def test_the_offset_stays_until_the_wall_clock_is_set():
 
 
 def test_unnamed_tensors_and_endless_names_do_not_fill_the_table():
-    """Horovod's running numbers are folded, texts bounded, and what is no UTF-8 replaced."""
-    assert Descriptor("phase", "x", tensor="allreduce.noname.17").normal().tensor == "allreduce.noname.N"
+    """Horovod's running numbers are folded, texts bounded, and what is no UTF-8 replaced; BytePS's name parameters."""
+    numbered = [Descriptor("phase", "x", backend=one, tensor="a.noname.17") for one in ("horovod", "byteps")]
+    assert [one.normal().tensor for one in numbered] == ["a.noname.N", "a.noname.17"]
     assert len(Descriptor("phase", "x" * 5000).normal().name) == 4096
     assert Descriptor("phase", "a\udcffb").normal().name == "a?b"
     assert Descriptor("phase", "PUSH", key=3).fields() == {"kind": "phase", "name": "PUSH", "key": 3}

@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     beside = machine_of(args) if form.shows_metrics else {}
     if args.to == "byteps":
         beside["window"] = _completions(args)
+    elif args.completions is not None:
+        raise ConfigError(f"--completions is for --to byteps; --steps chooses what {args.to} has")
     spans, parts = form.read(args.runs, steps_of(args), args.rank), list[Path]()
     if form.tells:
         beside["wrote"] = parts.append

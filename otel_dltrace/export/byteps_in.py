@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from otel_dltrace.formats.server_profile import read_profile
 from otel_dltrace.formats.van_profile import read_van
 from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import Bind
+
+_LOCAL_RANK = re.compile(r"[0-9]{1,3}")
+"""A number with more digits is a date, or a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def _worker_places(paths: Sequence[Path]) -> tuple[dict[Path, Place], list[str]]
     nodes: dict[Path, dict[int, Path]] = {}
     notes = []
     for path in paths:
-        told = path.parent.name.isdecimal()
+        told = _LOCAL_RANK.fullmatch(path.parent.name) is not None
         ranks = nodes.setdefault(path.parent.parent if told else path.parent, {})
         local = int(path.parent.name) if told and int(path.parent.name) not in ranks else _free(ranks)
         ranks[local] = path
@@ -120,7 +124,7 @@ def _worker_places(paths: Sequence[Path]) -> tuple[dict[Path, Place], list[str]]
     if len(nodes) > 1:
         notes.append(
             "no file says its machine, so each folder is one: "
-            + ", ".join(f"{folder.name} is node {number}" for number, folder in enumerate(nodes))
+            + ", ".join(f"{name} is node {number}" for number, name in enumerate(_names(list(nodes))))
         )
     size = 1 + max((local for ranks in nodes.values() for local in ranks), default=0)
     places = {
@@ -129,6 +133,12 @@ def _worker_places(paths: Sequence[Path]) -> tuple[dict[Path, Place], list[str]]
         for local, path in ranks.items()
     }
     return places, notes
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the names of *folders*, or where those do not tell them apart, their paths."""
+    names = [folder.name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 def _free(ranks: dict[int, Path]) -> int:

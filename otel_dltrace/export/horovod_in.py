@@ -7,7 +7,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO
@@ -34,25 +34,33 @@ def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callab
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
-    files = _find(paths)
-    digest, ranks = hashlib.sha256(), 1
-    for path in files:
-        with _mapped(path) as data:
-            if instead := instead_of_horovod(data[:HEAD]):
-                raise TraceFormatError(f"{path} {instead}")
-            digest.update(hashlib.sha256(data).digest())
-            ranks = max(ranks, count_ranks(data))
-    job = digest.hexdigest()
-    bind = Bind(f"horovod-{job[:16]}", f"1.{job[16:32]}", name, world_size=ranks)
-    with ImportedRun(run, bind) as imported:
-        step = 0
-        for number, path in enumerate(files):
-            with _mapped(path) as data:
+    with ExitStack() as held:
+        # Each is opened once, for a pipe can be read but once.
+        files = [(path, held.enter_context(_mapped(path))) for path in _find(paths)]
+        with ImportedRun(run, _bind(files, name)) as imported:
+            step = 0
+            for number, (path, data) in enumerate(files):
                 step = _read(path, data, imported, f"timeline {number}", step, progress)
-        if not imported.spans:
-            raise TraceFormatError("; ".join([*imported.notes, "there is nothing to import"]))
-        imported.notes.append(_ONE_SIDED)
+            if not imported.spans:
+                raise TraceFormatError("; ".join([*imported.notes, "there is nothing to import"]))
+            imported.notes.append(_ONE_SIDED)
     return Imported(imported.spans, len(files), tuple(imported.notes))
+
+
+def _bind(files: Sequence[tuple[Path, Buffer]], name: str) -> Bind:
+    """Return whose run the timelines *files* are.
+
+    Raises:
+        TraceFormatError: One is another tracer's.
+    """
+    digest, ranks = hashlib.sha256(), 1
+    for path, data in files:
+        if instead := instead_of_horovod(data[:HEAD]):
+            raise TraceFormatError(f"{path} {instead}")
+        digest.update(hashlib.sha256(data).digest())
+        ranks = max(ranks, count_ranks(data))
+    job = digest.hexdigest()
+    return Bind(f"horovod-{job[:16]}", f"1.{job[16:32]}", name, world_size=ranks)
 
 
 def _read(
@@ -87,14 +95,15 @@ def _mapped(path: Path) -> Iterator[Buffer]:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[BinaryIO]:
-    """Open the file, or one for the time being that has what is gzipped in it."""
+    """Open the file, or one for the time being that has what is gzipped in it, or comes through it."""
     with path.open("rb") as file:
-        if file.peek(len(_GZIP))[: len(_GZIP)] != _GZIP:
+        is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+        if not is_packed and file.seekable():
             yield file
             return
         with TemporaryFile() as whole:
             try:
-                shutil.copyfileobj(gzip.GzipFile(fileobj=file), whole)
+                shutil.copyfileobj(gzip.GzipFile(fileobj=file) if is_packed else file, whole)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise TraceFormatError(f"{path}: its gzip is damaged ({error}); import what zcat still gives") from None
             whole.flush()
@@ -107,7 +116,8 @@ def _find(paths: Sequence[Path]) -> list[Path]:
         inside = sorted(filter(_is_timeline, path.rglob("*.json*"))) if path.is_dir() else [path]
         if not inside:
             raise TraceFormatError(f"{path} holds no timeline of Horovod")
-        found.update(dict.fromkeys(one.resolve() for one in inside))
+        # A pipe is no link, though `/dev/stdin` looks like one.
+        found.update(dict.fromkeys(one.resolve() if one.is_file() else one.absolute() for one in inside))
     return list(found)
 
 

@@ -28,8 +28,8 @@ _WHOSE = re.compile(
     r'^ {16}"name": (".*")\n {12}"pid": (".*"),\n {12}"name": (".*"),\n {12}"tid": (".*"),\n', re.MULTILINE
 )
 _SIGNED = re.compile(rb"(?:-?\d+,)*")
-LATEST = 9_000_000_000_000_000
-"""us; what is later would not fit into 64 bits of ns."""
+LATEST = 4_000_000_000_000_000
+"""us; a start and a duration together fit into 64 bits of ns."""
 Lines = tuple[bytes, ...]
 
 

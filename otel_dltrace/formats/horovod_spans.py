@@ -20,6 +20,7 @@ _US = 1000
 _LAST_OF_US = _US - 1
 _NUMBERED = re.compile(r"\.noname\.(0|[1-9][0-9]{0,8})(?=\Z|_[0-9]+of[0-9]+\Z)")
 _FOLDED = ".noname.N"
+_UNNAMED = re.compile(r"\.noname\.N(?=\Z|_[0-9]+of[0-9]+\Z)")
 _RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 _COLUMNS = ("span_no", "step", "descriptor", "level", "flags", "start", "end", "size", "parent_no", "seq", "a")
 Row = tuple[int, ...]
@@ -276,7 +277,7 @@ def fold(tensor: str) -> tuple[str, int | None]:
 
 def unfold(tensor: str, seq: int) -> str:
     """Return the name that `fold` folded."""
-    return tensor.replace(_FOLDED, f".noname.{seq}")
+    return _UNNAMED.sub(f".noname.{seq}", tensor) if _FOLDED in tensor else tensor
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from otel_dltrace.model import semconv
+from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.text import clean
 
 MAX_DESCRIPTORS = 1 << 16
@@ -33,14 +34,16 @@ class Descriptor:
     dtype: str = ""
 
     def normal(self) -> "Descriptor":
-        """Return the descriptor as it is stored: unnamed tensors folded, text bounded, a name that is a number as text.
+        """Return the descriptor as it is stored: text bounded, a name that is a number as text.
 
-        Horovod numbers unnamed tensors without end (``allreduce.noname.17``), which would grow
-        the table for ever; a name of a megabyte would fill the names file.
+        Horovod numbers unnamed tensors without end (``allreduce.noname.17``), which would grow the table for ever: they
+        are folded. BytePS's numbers tell parameters apart. A name of a megabyte would fill the names file.
         """
         fields: dict[str, Any] = {
             k: int(v) if k in _NUMBERS else _clean(v if isinstance(v, str) else str(v)) for k, v in asdict(self).items()
         }
+        if self.backend == BACKEND:
+            fields["tensor"] = _NONAME.sub(".noname.N", fields["tensor"])
         return replace(self, **fields)
 
     @classmethod
@@ -54,8 +57,7 @@ class Descriptor:
 
 
 def _clean(text: str) -> str:
-    text = _NONAME.sub(".noname.N", text[:MAX_TEXT])
-    return clean(text)
+    return clean(text[:MAX_TEXT])
 
 
 _DEFAULTS = {name: f.default for name, f in Descriptor.__dataclass_fields__.items() if name not in ("kind", "name")}
