@@ -102,7 +102,7 @@ class _Host:
 
     def __init__(self, folder: Path, pids: list[int]) -> None:
         dropping = EntryPoint("dropping", f"{__name__}:Dropping", "opentelemetry_metrics_exporter")
-        settings = MetricSettings("", "", (dropping,), EXPORTS_S * 1e6, 1e4)
+        settings = MetricSettings(None, (dropping,), EXPORTS_S * 1e6, 1e4)
         processes = [
             Process(1 + rank, Bind("job", "1.00", "bench", rank=rank, world_size=RANKS)) for rank in range(RANKS)
         ]

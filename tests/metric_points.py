@@ -1,7 +1,7 @@
 """A real collector that writes the metrics it gets to a file, and the points in it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,22 +42,29 @@ class MetricsCollector(Server):
 
 
 @contextmanager
-def metrics_collector(folder: Path, with_metrics: bool = True) -> Iterator[MetricsCollector]:
-    """Run such a collector; without metrics it takes traces alone, as Jaeger does."""
+def metrics_collector(
+    folder: Path, with_metrics: bool = True, tls: Mapping[str, str] | None = None
+) -> Iterator[MetricsCollector]:
+    """Run such a collector, with *tls* in its receivers; without metrics it takes traces alone, as Jaeger does."""
     http, grpc = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    protocols = {
+        name: {"endpoint": at} | ({"tls": tls} if tls else {}) for name, at in (("http", http), ("grpc", grpc))
+    }
+    scheme = "https" if tls else "http"
     file = folder / "metrics.jsonl"
     pipelines = {"traces": {"receivers": ["otlp"], "exporters": ["nop"]}}
     if with_metrics:
         pipelines["metrics"] = {"receivers": ["otlp"], "exporters": ["file"]}
     config = {
-        "receivers": {"otlp": {"protocols": {"http": {"endpoint": http}, "grpc": {"endpoint": grpc}}}},
+        "receivers": {"otlp": {"protocols": protocols}},
         "exporters": {"nop": {}, "file": {"path": str(file), "rotation": {"max_megabytes": 1000}}},
         "service": {"telemetry": {"metrics": {"level": "none"}}, "pipelines": pipelines},
     }
     path = folder / "metrics-collector.yaml"
     path.write_text(json.dumps(config))
     log = folder / "metrics-collector.log"
-    server = MetricsCollector("otelcol", path, log, {}, None, http=f"http://{http}", grpc=f"http://{grpc}", file=file)
+    at = {"http": f"{scheme}://{http}", "grpc": f"{scheme}://{grpc}"}
+    server = MetricsCollector("otelcol", path, log, {}, None, **at, file=file)
     with running(server):
         yield server
 

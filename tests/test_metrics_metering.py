@@ -19,6 +19,7 @@ from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.metrics.run import RunMetrics
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.metric_batch import HOST, Point
@@ -123,7 +124,7 @@ class Hanging(MetricExporter):
         """End."""
 
 
-SENT = MetricSettings("http/protobuf", "http://h:1/v1/metrics", (), 1e9, 30_000)
+SENT = MetricSettings(OtlpSettings("http://h:1/v1/metrics"), (), 1e9, 30_000)
 
 
 def test_what_did_not_get_out_in_time_is_told_of_that_run(monkeypatch, tmp_path):

@@ -12,13 +12,17 @@ import psutil
 import pytest
 
 from otel_dltrace.export.metric_reader import read_metrics
+from otel_dltrace.export.metrics.pipeline import Pipeline
 from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.run_reader import read_summaries
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import METRICS, SEED
 from otel_dltrace.model.summary import summary_line
+from tests.certificates import make_certificates
 from tests.metric_points import MetricsCollector, Seen, metrics_collector
 from tests.servers import wait_until
 from tests.support import Place, a_place
@@ -198,6 +202,12 @@ SHORT = """
         with d.step(batch_size=size), d.phase("forward"):
             pass
 """
+UNUSUAL = {
+    "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+    "OTEL_EXPORTER_OTLP_INSECURE": "false",
+    "OTEL_EXPORTER_OTLP_TIMEOUT": "",
+}
+"""What spans go out with, and what the official exporter of metrics fails at or takes for TLS."""
 
 
 @pytest.mark.parametrize(
@@ -206,6 +216,7 @@ SHORT = """
         pytest.param({}, id="no window but the default"),
         pytest.param({"OTEL_DLTRACE_STEPS": "900-901"}, id="the window is closed"),
         pytest.param({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, id="grpc"),
+        pytest.param({**UNUSUAL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, id="grpc, said unusually"),
         pytest.param({"OTEL_DLTRACE_LEVEL": "step", "OTEL_METRIC_EXPORT_INTERVAL": ""}, id="60 s, and a run of none"),
     ],
 )
@@ -230,6 +241,29 @@ def test_the_step_summary_is_there_without_being_asked_for(env, place, collector
     }
     assert totals == {m.DL_TRAIN_SAMPLES: [101], m.DL_TRAIN_BATCHES: [4]}
     assert collector.points(m.SYSTEM_CPU_TIME) == []
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_certificates_count_for_metrics_as_for_spans(protocol, tmp_path, certificates, monkeypatch):
+    """Whatever other authority the environment names for requests."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", make_certificates(tmp_path / "other").authority)
+    c = certificates
+    tls = {"cert_file": c.server, "key_file": c.server_key, "client_ca_file": c.authority}
+    with metrics_collector(tmp_path, tls=tls) as collector:
+        env = {
+            "ENDPOINT": collector.grpc if protocol == "grpc" else collector.http,
+            "PROTOCOL": protocol,
+            "CERTIFICATE": c.authority,
+            "CLIENT_CERTIFICATE": c.client,
+            "CLIENT_KEY": c.client_key,
+        }
+        settings = MetricSettings.from_env({f"OTEL_EXPORTER_OTLP_{name}": value for name, value in env.items()})
+        made = Pipeline(settings, {"service.name": "bert"})
+        made.observe([Point(m.SYSTEM_CPU_TIME, 1.0)])
+        made.finish()
+        assert made.wait(30.0)
+        wait_until(lambda: collector.points(m.SYSTEM_CPU_TIME), what="the point")
 
 
 SLOW_RANK = """
@@ -432,7 +466,7 @@ def test_without_psutil_there_is_a_sentence(place):
         pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1", "OTEL_METRICS_EXPORTER": "none"}, None, id="none"),
         pytest.param(
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"},
-            MetricSettings("http/protobuf", "http://h:1/v1/metrics", (), 60_000, 30_000),
+            MetricSettings(OtlpSettings("http://h:1/v1/metrics"), (), 60_000, 30_000),
             id="the common endpoint",
         ),
         pytest.param(
@@ -444,7 +478,7 @@ def test_without_psutil_there_is_a_sentence(place):
                 "OTEL_METRIC_EXPORT_INTERVAL": "1500.5",
                 "OTEL_METRIC_EXPORT_TIMEOUT": "700",
             },
-            MetricSettings("http/protobuf", "http://m:2/x", (), 1500.5, 700),
+            MetricSettings(OtlpSettings("http://m:2/x"), (), 1500.5, 700),
             id="its own",
         ),
     ],

@@ -22,13 +22,14 @@ from otel_dltrace.export.metrics.histograms import BOUNDS
 from otel_dltrace.export.metrics.pipeline import Pipeline
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.metrics.summary import Observed
+from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import attributes_text
 from otel_dltrace.record import guard
 
-NEVER = MetricSettings("http/protobuf", "nowhere", (), 1e12, 1000)
+NEVER = MetricSettings(OtlpSettings("http://nowhere"), (), 1e12, 1000)
 USER = attributes_text({m.CPU_MODE: "user"})
 FORWARD = attributes_text({s.DL_PHASE: "forward"})
 
@@ -200,7 +201,7 @@ def test_an_exporter_that_cannot_be_made_leaves_the_others(kept, capsys, monkeyp
             raise ImportError("no module called lost")
 
     monkeypatch.setattr(guard, "_said", set())
-    made = Pipeline(MetricSettings("grpc", "nowhere", (Broken,), 1e12, 1000), {"service.name": "bert"})
+    made = Pipeline(MetricSettings(OtlpSettings("http://nowhere"), (Broken,), 1e12, 1000), {"service.name": "bert"})
     made.observe([Point(m.SYSTEM_CPU_TIME, 1.0, USER)])
     collected(made)
 

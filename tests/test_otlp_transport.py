@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,7 +159,7 @@ def test_every_variable_counts_and_the_one_for_traces_wins(tmp_path):
     env = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "https://h",
         "OTEL_EXPORTER_OTLP_HEADERS": "a=all",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "Authorization=Bearer%20x=%2C, ,b = c,b=d",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "Authorization=%20Bearer%20x=%2C, ,b = c,b=d",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "3.5",
         "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "",
         "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
@@ -369,6 +370,18 @@ def test_http_answers_mean_what_the_protocol_says(answer, outcome):
     """Only 429, 502, 503 and 504 are tried again, and partial success is never."""
     with http_server(Told(answer)) as endpoint, connected(settings_for(endpoint)) as way:
         assert way.send(b"x", 5.0) == outcome
+
+
+def test_an_answer_of_any_length_takes_little_memory():
+    """At a wrong address there may be a server of large files."""
+    told = Told((503, {}, b"x" * (64 << 20)))
+    with http_server(told) as endpoint, connected(settings_for(endpoint)) as way:
+        tracemalloc.start()
+        outcome = way.send(b"x", 30.0)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert outcome == Outcome(Verdict.RETRY, 0, f"HTTP 503: {'x' * 290}")
+    assert peak < 32 << 20
 
 
 def test_a_date_in_retry_after_is_a_number_of_seconds_from_now():

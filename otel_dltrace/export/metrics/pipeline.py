@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from otel_dltrace.export.metrics.histograms import WithHistograms, histograms_fo
 from otel_dltrace.export.metrics.sampler import OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.metrics.summary import Observed
+from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
+from otel_dltrace.export.otlp.transport import OtlpSession, grpc_credentials, grpc_metadata
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv
 from otel_dltrace.model.metric_batch import HOST, Point
@@ -146,8 +149,8 @@ class Pipeline:
 def _made(settings: MetricSettings) -> Iterable[MetricReader | MetricExporter]:
     """Yield what each way out is made of; what cannot be made is told, and the others go on."""
     makers: dict[str, Callable[[], Any]] = {point.name: partial(_from, point) for point in settings.exporters}
-    if settings.otlp_protocol:
-        makers["otlp"] = partial(_otlp, settings.otlp_protocol)
+    if settings.otlp:
+        makers["otlp"] = partial(_otlp, settings.otlp)
     for name, make in makers.items():
         made = tried(make)
         if isinstance(made, MetricReader | MetricExporter):
@@ -160,15 +163,40 @@ def _from(point: EntryPoint) -> Any:
     return point.load()()
 
 
-def _otlp(protocol: str) -> MetricExporter:
-    """Return the official exporter for *protocol*, which reads the environment itself."""
-    if protocol == "grpc":
+def _otlp(settings: OtlpSettings) -> MetricExporter:
+    """Return the official exporter for *settings*.
+
+    It is told all of them: of the variables it reads some otherwise than spans do, or fails at them.
+    """
+    if settings.protocol == GRPC:
+        from grpc import Compression as Packed
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as Grpc
 
-        return Grpc()
+        return Grpc(
+            settings.endpoint,
+            insecure=not settings.tls,
+            credentials=grpc_credentials(settings) if settings.tls else None,
+            headers=grpc_metadata(settings),
+            timeout=settings.timeout_s,
+            compression=Packed.Gzip if settings.gzip else Packed.NoCompression,
+        )
+    from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
 
-    return Http()
+    return Http(
+        settings.endpoint,
+        certificate_file=_named(settings.certificate),
+        client_key_file=_named(settings.client_key),
+        client_certificate_file=_named(settings.client_certificate),
+        headers=dict(settings.headers),
+        timeout=settings.timeout_s,
+        compression=Compression.Gzip if settings.gzip else Compression.NoCompression,
+        session=OtlpSession(settings),
+    )
+
+
+def _named(file: Path | None) -> str | None:
+    return str(file) if file else None
 
 
 _OURS = (

@@ -10,6 +10,8 @@ from otel_dltrace.model.numbers import milliseconds
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from otel_dltrace.export.otlp.settings import OtlpSettings
+
 INTERVAL, TIMEOUT = "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_METRIC_EXPORT_TIMEOUT"
 
 
@@ -18,18 +20,21 @@ class MetricSettings:
     """Where metrics go and how often; made by `from_env`.
 
     Attributes:
-        otlp_protocol: ``grpc`` or ``http/protobuf``; "" where nothing goes out over OTLP.
-        where: The OTLP endpoint, fit for messages.
+        otlp: Where to over OTLP; None where nothing goes out that way.
         exporters: The other ways out.
         interval_ms: The time between two exports.
         timeout_ms: How long one may take.
     """
 
-    otlp_protocol: str
-    where: str
+    otlp: "OtlpSettings | None"
     exporters: "tuple[EntryPoint, ...]"
     interval_ms: float
     timeout_ms: float
+
+    @property
+    def where(self) -> str:
+        """The OTLP endpoint, fit for messages; "" for none."""
+        return self.otlp.where if self.otlp else ""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "MetricSettings | None":
@@ -46,4 +51,4 @@ class MetricSettings:
         if otlp is None and not others:
             return None
         interval, timeout = milliseconds(env, INTERVAL, 60_000), milliseconds(env, TIMEOUT, 30_000)
-        return cls(otlp.protocol if otlp else "", otlp.where if otlp else "", others, interval, timeout)
+        return cls(otlp, others, interval, timeout)

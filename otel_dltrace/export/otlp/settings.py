@@ -188,7 +188,7 @@ def _headers(name: str, value: str) -> tuple[tuple[str, str], ...]:
         if not entry.strip():
             continue
         key, equals, text = entry.partition("=")
-        key, text = unquote(key.strip()).lower(), unquote(text.strip())
+        key, text = unquote(key.strip()).lower(), unquote(text).strip()  # HTTP has no spaces around a value
         # Values are secrets, so a message says the place of an entry and never what stands there.
         if not equals or not _HEADER_NAME.fullmatch(key):
             raise ConfigError(f"{name}: entry {place} is not name=value: write name=value,name2=value2")

@@ -26,6 +26,8 @@ _HTTP_RETRYABLE = {429, 502, 503, 504}
 _LONGEST_WISH_S = 3600.0
 """A server's clock or configuration may be wrong, and must not silence a run for good."""
 _LONGEST_MESSAGE = 300
+_LARGEST_ANSWER = 4 << 20
+"""Bytes: OTLP has a client bound what it reads of an answer, which may be a web page of any length."""
 
 
 class Verdict(Enum):
@@ -80,7 +82,7 @@ class GrpcTransport:
 
         self._rpc_error: type[Exception] = grpc.RpcError
         self._timeout_s = settings.timeout_s
-        self._metadata = [(name, v.encode() if name.endswith("-bin") else v) for name, v in settings.headers]
+        self._metadata = grpc_metadata(settings)
         options = [
             ("grpc.primary_user_agent", _USER_AGENT),
             # The sender does the waiting; with grpcio's own limit of 2 min a restarted collector is noticed late.
@@ -90,9 +92,7 @@ class GrpcTransport:
         ]
         compression = grpc.Compression.Gzip if settings.gzip else grpc.Compression.NoCompression
         if settings.tls:
-            files = (settings.certificate, settings.client_key, settings.client_certificate)
-            credentials = grpc.ssl_channel_credentials(*(path and path.read_bytes() for path in files))
-            self._channel = grpc.secure_channel(settings.endpoint, credentials, options, compression)
+            self._channel = grpc.secure_channel(settings.endpoint, grpc_credentials(settings), options, compression)
         else:
             self._channel = grpc.insecure_channel(settings.endpoint, options, compression)
         self._export = self._channel.unary_unary(
@@ -112,6 +112,34 @@ class GrpcTransport:
         self._channel.close()
 
 
+def grpc_metadata(settings: OtlpSettings) -> tuple[tuple[str, Any], ...]:
+    """Return the headers of *settings* as grpcio takes them."""
+    return tuple((name, v.encode() if name.endswith("-bin") else v) for name, v in settings.headers)
+
+
+def grpc_credentials(settings: OtlpSettings) -> Any:
+    """Return what a TLS channel needs of the certificates of *settings*."""
+    import grpc
+
+    files = (settings.certificate, settings.client_key, settings.client_certificate)
+    return grpc.ssl_channel_credentials(*(path and path.read_bytes() for path in files))
+
+
+class OtlpSession(requests.Session):
+    """Trusts the certificate and shows the token of *settings*, whatever else the environment says of the two."""
+
+    def __init__(self, settings: OtlpSettings) -> None:
+        super().__init__()
+        self._certificate = str(settings.certificate) if settings.certificate else True
+        if "authorization" in dict(settings.headers):
+            self.auth = lambda request: request  # else an entry in ~/.netrc replaces the header
+
+    def request(self, method: Any, url: Any, *args: Any, **more: Any) -> requests.Response:
+        """Make a request."""
+        # Given with each: as session.verify, REQUESTS_CA_BUNDLE would win over the certificate asked for.
+        return super().request(method, url, *args, **{"verify": self._certificate, **more})
+
+
 class HttpTransport:
     """OTLP over HTTP/protobuf; proxies and certificates of the environment count, as they do with requests.
 
@@ -123,17 +151,13 @@ class HttpTransport:
         self._url = settings.endpoint
         self._gzip = settings.gzip
         self._timeout_s = settings.timeout_s
-        self._session = requests.Session()
-        # Given with each request: as session.verify, REQUESTS_CA_BUNDLE would win over the certificate asked for.
-        self._verify = str(settings.certificate) if settings.certificate else True
+        self._session = OtlpSession(settings)
         self._session.headers.update(settings.headers)
         self._session.headers.update({"content-type": "application/x-protobuf", "user-agent": _USER_AGENT})
         if settings.gzip:
             self._session.headers["content-encoding"] = "gzip"
         if settings.client_certificate and settings.client_key:
             self._session.cert = (str(settings.client_certificate), str(settings.client_key))
-        if "authorization" in dict(settings.headers):
-            self._session.auth = lambda request: request  # else an entry in ~/.netrc replaces the header
         self._packed = (b"", b"")
         self.answered_in = ""
 
@@ -144,15 +168,16 @@ class HttpTransport:
             total=min(deadline_s, self._timeout_s)
         )  # requests hands it on; its own pair bounds each half only
         try:
-            response = self._session.post(
-                self._url, data=data, timeout=timeout, verify=self._verify, allow_redirects=False
-            )
+            with self._session.post(
+                self._url, data=data, timeout=timeout, allow_redirects=False, stream=True
+            ) as response:
+                answer = _read(response)
         except ValueError as error:  # requests' names for a URL or header that cannot be used
             return Outcome(Verdict.REFUSED, message=_brief(error))
         except OSError as error:  # every other error of requests, and a certificate that vanished
             return Outcome(Verdict.RETRY, message=_brief(_cause(error)))
         self.answered_in = response.headers.get("content-type", "")
-        return _http_outcome(response)
+        return _http_outcome(response, answer)
 
     def close(self) -> None:
         """Close the connections that are idle."""
@@ -214,28 +239,38 @@ def _cause(error: OSError) -> object:
     return getattr(error.args[0], "reason", error) if error.args else error
 
 
-def _http_outcome(response: requests.Response) -> Outcome:
+def _read(response: requests.Response) -> bytes:
+    """Return the body of *response*, of a longer one so much that it is no message any more."""
+    body = b""
+    for part in response.iter_content(1 << 16):
+        body += part
+        if len(body) > _LARGEST_ANSWER:
+            break
+    return body
+
+
+def _http_outcome(response: requests.Response, answer: bytes) -> Outcome:
     status = response.status_code
     if 200 <= status < 300:
         try:
-            return _accepted(ExportTraceServiceResponse.FromString(response.content))
+            return _accepted(ExportTraceServiceResponse.FromString(answer))
         except DecodeError:  # a proxy's own page, or JSON: taken all the same
             return Outcome(Verdict.ACCEPTED)
-    message = _brief(f"HTTP {status}: {_http_message(response)}")
+    message = _brief(f"HTTP {status}: {_http_message(response, answer)}")
     if status in _HTTP_RETRYABLE:
         return Outcome(Verdict.RETRY, message=message, retry_after_s=_retry_after(response))
     return Outcome(Verdict.REFUSED, message=message)
 
 
-def _http_message(response: requests.Response) -> str:
+def _http_message(response: requests.Response, answer: bytes) -> str:
     if 300 <= response.status_code < 400:
         return f"sent on to {response.headers.get('location', 'nowhere')}: set the endpoint to that address"
     if response.headers.get("content-type") == "application/x-protobuf":
         try:
-            return str(Status.FromString(response.content).message)
+            return str(Status.FromString(answer).message)
         except DecodeError:
             pass
-    return response.content[:_LONGEST_MESSAGE].decode("utf-8", "replace").strip() or str(response.reason)
+    return answer[:_LONGEST_MESSAGE].decode("utf-8", "replace").strip() or str(response.reason)
 
 
 def _retry_after(response: requests.Response) -> float | None:
