@@ -328,6 +328,26 @@ def test_each_start_of_the_process_group_is_a_generation(tmp_path: Path) -> None
     assert len({b.job for b in first.binds + second.binds}) == 1
 
 
+TRAINED_TWICE = TWICE.replace(
+    "    dist.barrier()\n",
+    """
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in torch.utils.data.DataLoader(torch.ones(6, 2), batch_size=2):
+        model(batch).sum().backward()
+        optimizer.step()
+    dist.barrier()
+""",
+).replace("    dist.all_reduce(torch.ones(1))\n", "")
+
+
+def test_all_ranks_know_with_which_step_a_generation_begins(tmp_path: Path) -> None:
+    """The last step before the process group is made anew belongs to the generation in which it was trained."""
+    ranks = run(tmp_path, TRAINED_TWICE, 2)
+    assert [[(b.generation_number, b.from_step) for b in rank.binds] for rank in ranks] == [[(1, 0), (2, 3)]] * 2
+    assert [rank.steps() for rank in ranks] == [[*range(6)]] * 2
+
+
 OFF_AND_ON = """
 import torch
 import torch.distributed as dist

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from threading import get_ident, main_thread
 
+from otel_dltrace.instrument._batch_sizes import take
 from otel_dltrace.model.semconv import (
     BACKWARD,
     DATALOADER_NEXT,
@@ -77,6 +78,8 @@ class Loop:
         self._last: Callable[[], object] = _nobody
         self._evaluated = False
         """Whether the last batch had a forward without gradients and no training since."""
+        self._is_aside = False
+        """Whether one has been fetched since without gradients, for which such a forward is."""
         self._ahead: list[tuple[Hashable, int, int, int]] = []
         self._optimizer = 0
         self._optimizing = 0
@@ -88,6 +91,8 @@ class Loop:
         """Which optimizer's step ends a second time, and when it began."""
         self._sizes: deque[tuple[Hashable, int]] = deque(maxlen=MAX_HELD)
         """Of the batches that were fetched and not trained on yet, with their source."""
+        self._doubted: tuple[Hashable, int] = None, 0
+        """The last one that was taken for a batch of an evaluation, as those of its source were before."""
         self._pieces: list[tuple[str, int, int, Mark | None]] = []
         """Of stages within a fetch, and since one of a batch of which it is not known what for."""
         self._mark: Mark | None = None
@@ -113,6 +118,7 @@ class Loop:
             return
         self.fetching = False
         if not training:
+            self._is_aside = True
             self._evaluate(start, end)
             return
         if self._evaluated:
@@ -120,8 +126,9 @@ class Loop:
         use = self._uses.get(source)
         if self._ahead and use is not None:
             self._settle(training=use)
-        self._last, self._source = weakref.ref(batches), source
+        self._last, self._source, self._is_aside = weakref.ref(batches), source, False
         if use is False:
+            self._doubted = source, size
             self._evaluate(start, end)
         elif use or not self._cycle_done or self.steps.marked or not self.steps.upcoming:
             self._take(source, start, end, size)
@@ -160,6 +167,8 @@ class Loop:
         if training:
             self._source = None
         self._evaluated = False
+        if wrong and self._doubted[1]:
+            self._sizes.append(self._doubted)
         if wrong and self._cycle_done:
             self._begin(self._evaluating)
             self._batches = self._last
@@ -199,15 +208,15 @@ class Loop:
         if not self._awaits:
             self._place_pieces()
 
-    def forward_begins(self, start: int, *, training: bool = True) -> None:
-        """Know that the forward of a root module begins."""
+    def forward_begins(self, start: int, given: object = (), *, training: bool = True) -> None:
+        """Know that the forward of a root module begins, *given* these arguments."""
         steps = self.steps
         if training:
             self.home = get_ident()
             self._forward_seen = True
             if self._source is not None:
                 self._settle(training=True)
-        elif self._source is not None:
+        elif self._source is not None and not self._is_aside:
             self._evaluated = True
         steps.is_fresh = False
         if self._fetched:
@@ -223,7 +232,7 @@ class Loop:
             if self._optimizer:
                 self._closure_begins(start)
             if self._sizes:
-                _, size = self._sizes.popleft()
+                size = self._sizes.popleft()[1] if len(self._sizes) == 1 else take(self._sizes, given)
                 steps.batch_size += 0 if steps.is_told else size
             self._mark = None if steps.device is None else steps.mark()
 

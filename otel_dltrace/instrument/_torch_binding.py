@@ -15,7 +15,7 @@ STORE_ERRORS = (RuntimeError, ValueError, OSError, KeyError)
 """What stores raise: their own errors are RuntimeErrors; no answer may end training."""
 
 
-def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int = 1) -> bool:
+def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int = 1, step: int | None = None) -> bool:
     """Bind this process through *store*; return whether that is settled, one way or the other.
 
     Rank 0 draws the generation and says it; the others read it without waiting, and not before a
@@ -28,6 +28,7 @@ def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int =
         rank: This process's rank.
         size: The number of ranks.
         nth: How often this process has made its process group.
+        step: The first step in it; by default the current one.
     """
     key = f"otel_dltrace/run/{nth}"
     try:
@@ -38,7 +39,7 @@ def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int =
             return False
         else:
             said = json.loads(store.get(key))
-        tracer.recorder.bind(_bind(tracer, said, rank, size))
+        tracer.recorder.bind(_bind(tracer, said, rank, size), step)
     except STORE_ERRORS as error:
         log.debug("the rendezvous store says no job and generation (%s); the environment decides", error)
     return True
@@ -79,7 +80,7 @@ class Binding:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._asking: tuple[Any, int, int, int] | None = None
+        self._asking: tuple[Any, int, int, int, int | None] | None = None
         self._starts = 0
         self._collectives = 0
         self.store: Any = None
@@ -88,7 +89,9 @@ class Binding:
         """Know that a process group of *size* has begun, with its default *store*."""
         self._starts += 1
         self.store = store
-        self._asking = (store, rank, size, self._starts)
+        # The step that is open is of the start before: rank 0 binds within it, the others when the next one begins.
+        step = self._tracer.steps.upcoming if self._starts > 1 else None
+        self._asking = (store, rank, size, self._starts, step)
         self._tracer.is_joining = True
         self._collectives = self._tracer.steps.group_seq()
         on_begin = self._tracer.steps.on_begin

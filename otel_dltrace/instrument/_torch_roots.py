@@ -44,9 +44,9 @@ class _Search(_Hook):
 
     __slots__ = ()
 
-    def __call__(self, module: Any, _args: Any) -> None:
+    def __call__(self, module: Any, args: Any) -> None:
         if not compiling():
-            self._roots.meet(module)
+            self._roots.meet(module, args)
 
 
 class _Timed(_Hook):
@@ -68,7 +68,7 @@ class _Before(_Timed):
 
     __slots__ = ()
 
-    def __call__(self, module: Any, _args: Any = ()) -> None:
+    def __call__(self, module: Any, args: Any = ()) -> None:
         if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
             return
         roots = self._roots
@@ -80,7 +80,7 @@ class _Before(_Timed):
         try:
             loop = tracer.loop or loop_of(tracer)
             roots.has_gradients, roots.since = roots.is_grad_enabled(), monotonic_ns()
-            loop.forward_begins(roots.since, training=roots.has_gradients)
+            loop.forward_begins(roots.since, args, training=roots.has_gradients)
             roots.running, roots.latest = module, weakref.ref(module)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("forward", broken)
@@ -191,7 +191,7 @@ class Roots:
         def call(*args: Any, **kwargs: Any) -> Any:
             if compiling():  # another graph takes it in
                 return compiled(*args, **kwargs)
-            self._enter_compiled(module)
+            self._enter_compiled(module, args)
             try:
                 return compiled(*args, **kwargs)
             finally:
@@ -208,11 +208,11 @@ class Roots:
         self._restores.setdefault(module, []).append(restore)
 
     @guarded
-    def _enter_compiled(self, module: Any) -> None:
+    def _enter_compiled(self, module: Any, args: Any) -> None:
         if live.tracer is not None and self.running is None:
             self._adopt(module, hooks=False)
             if module in self._known:
-                _Before(self)(module)
+                _Before(self)(module, args)
 
     def stepped(self, optimizer: Any) -> None:
         """Look again if *optimizer* steps parameters that no known root holds; give up after some tries."""
@@ -253,7 +253,7 @@ class Roots:
             self._search = None
 
     @guarded
-    def meet(self, module: Any) -> None:
+    def meet(self, module: Any, args: Any = ()) -> None:
         """Make *module*, whose forward begins, a root if it is what is looked for."""
         if self.running is None and next(module.parameters(), None) is None:
             return  # a loss, or what stands for a compiled graph
@@ -261,7 +261,7 @@ class Roots:
         if self._calls > MAX_CALLS:
             self._stop_looking()
         elif self.running is None and live.tracer is not None and self._adopt(module):
-            _Before(self)(module)  # its own hook comes too late for this call
+            _Before(self)(module, args)  # its own hook comes too late for this call
 
     def _adopt(self, module: Any, *, hooks: bool = True) -> bool:
         """Make *module* a root if it holds what is looked for; return whether it has become one."""

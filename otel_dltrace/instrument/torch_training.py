@@ -4,12 +4,12 @@ What runs in every step is flat: between two kernels Python's code is cold, and 
 """
 
 import sys
-from collections.abc import Mapping
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._batch_sizes import batch_size
 from otel_dltrace.instrument._loop import Loop, loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.instrument._stage_calls import stage_site
@@ -71,26 +71,6 @@ def _epoch_told(args: Args, kwargs: Kwargs) -> None:
 def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
     """Trace nothing in a process that loads batches: what its models compute is no step's forward."""
     live.tracer = None
-
-
-def batch_size(batch: Any, depth: int = 3) -> int:
-    """Return the first dimension of the first tensor in *batch*, 0 where there is none near its top."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    if not depth:
-        return 0
-    if isinstance(batch, (list, tuple)):
-        parts = batch[:8]
-    elif isinstance(batch, Mapping):
-        parts = list(batch.values())[:8]
-    else:
-        return 0
-    for part in parts:
-        size = batch_size(part, depth - 1)
-        if size:
-            return size
-    return 0
 
 
 # -- backward, schedulers, scalers -------------------------------------------------------------------

@@ -226,9 +226,9 @@ class Recorder(Lanes):
         """Return the number of *descriptor* in this process."""
         return self.names.descriptor(descriptor)
 
-    def bind(self, bind: Bind) -> None:
-        """Say who this process is, from the current step on (from the first, if it is the first to say so)."""
-        start = 0 if self.step == NO_STEP or not self.names.binds else self.step
+    def bind(self, bind: Bind, step: int | None = None) -> None:
+        """Say who this process is, from *step* (the current one) on; from the first, if it is the first to say so."""
+        start = 0 if self.step == NO_STEP or not self.names.binds else self.step if step is None else step
         self.names.bind(bind.from_now(start, time.monotonic_ns()))
 
     def follow(self, path: str) -> None:
