@@ -1,0 +1,45 @@
+"""How many samples a batch has, and which of the batches that wait a forward is given."""
+
+from collections import deque
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+
+def batch_size(batch: Any, depth: int = 3) -> int:
+    """Return the first dimension of the first tensor in *batch*, 0 where there is none near its top."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    if not depth:
+        return 0
+    if isinstance(batch, (list, tuple)):
+        parts = batch[:8]
+    elif isinstance(batch, Mapping):
+        parts = list(batch.values())[:8]
+    else:
+        return 0
+    for part in parts:
+        size = batch_size(part, depth - 1)
+        if size:
+            return size
+    return 0
+
+
+def take(waiting: deque[tuple[Hashable, int]], given: object) -> int:
+    """Return the size of what a forward is *given* of the batches *waiting*, each with its source; it waits no more.
+
+    It is the oldest one, or all of several loaders joined, as the size of what is given tells. Those
+    before it were left out (a peek, a batch that was skipped), and would shift all that follow.
+    """
+    try:
+        rows = batch_size(given)
+    except Exception:  # noqa: BLE001  -- an argument of a class of the program's own may say of its shape what it likes
+        rows = 0
+    sizes = [size for _, size in waiting]
+    if rows in sizes:
+        for _ in range(sizes.index(rows)):
+            waiting.popleft()
+    elif rows == sum(dict(waiting).values()):  # the latest of each source
+        waiting.clear()
+        return rows
+    return waiting.popleft()[1]
