@@ -1,6 +1,7 @@
 """A damaged run directory: what can be read is reported, and what cannot is said."""
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,12 @@ import pytest
 from otel_dltrace.cli.main import main
 from otel_dltrace.export import columns
 from otel_dltrace.export.compaction import compact, keep_within
+from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.metric_reader import read_metrics
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.run_reader import read_descriptors, read_run, read_summaries
 from otel_dltrace.export.rundir import RunWriter, host_folder_name
+from otel_dltrace.model.metrics import attributes_of
+from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.spans import SpanBatch
 from tests.runs import ddp
 
@@ -240,3 +244,54 @@ def test_a_whole_run_is_not_called_damaged(tmp_path, capsys):
 
     assert main(["report", str(whole)]) == main(["report", str(live)]) == 0
     assert "damaged" not in capsys.readouterr().out
+
+
+def spans_of(run: Path) -> list[list[tuple[Any, ...]]]:
+    """Return every value of every span, by process."""
+    return [batch.rows[list(batch.rows.dtype.names)].tolist() for batch in read_run(run)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_bit_in_a_parquet_is_told_or_changes_no_span(tmp_path, seed):
+    """Its pages have checksums: no number is taken for one that was measured, and nothing is missing unsaid."""
+    run, choose = a_run(tmp_path / "run", compacted=True), random.Random(seed)
+    path = next((run / HOSTS[1]).glob(PARQUET))
+    whole, before = path.read_bytes(), spans_of(run)
+    for _ in range(40):
+        flipped = bytearray(whole)
+        flipped[choose.randrange(len(whole))] ^= 1 << choose.randrange(8)
+        path.write_bytes(flipped)
+
+        assert damage_of(run) or spans_of(run) == before
+
+
+def test_a_name_that_ends_outside_its_file_ends_no_report(tmp_path, capsys):
+    """Where a text ends is a number in the file, too, which Arrow believes unless it is asked to look."""
+    run = a_run(tmp_path / "run", compacted=True)
+    path = run / HOSTS[1] / NAMES
+    kinds = [one.kind for one in ddp(2, steps=10)[1].descriptors]
+    ends = columns.strings(kinds).buffers()[1].to_pybytes()
+    content = path.read_bytes()
+    assert content.count(ends) == 1
+    path.write_bytes(content.replace(ends, ends[:-1] + b"\x80"))
+
+    told = f"{HOSTS[1]}/{NAMES} is damaged: some spans have no names"
+    assert said_of(run, capsys) == ("0-1 of 2", told)
+
+
+def test_a_damaged_number_of_a_name_leaves_the_other_names(tmp_path):
+    """The names after it keep their places."""
+    run = a_run(tmp_path / "run", compacted=True)
+    path = run / HOSTS[1] / NAMES
+    (names,) = read_descriptors(run / HOSTS[1]).values()
+    numbers = b"".join(n.to_bytes(4, "little") for n in range(len(names)))
+    path.write_bytes(path.read_bytes().replace(numbers, b"\x40" + numbers[1:]))
+
+    (damaged,) = read_descriptors(run / HOSTS[1]).values()
+    assert damaged == [OTHER, *names[1:]]
+
+
+@pytest.mark.parametrize("text", ['{"a": "b\x00"}', '{"a', "[1]"])
+def test_attributes_that_are_damaged_are_none(text):
+    """A metric is read without them."""
+    assert attributes_of(text) == {}

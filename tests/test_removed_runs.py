@@ -134,3 +134,22 @@ def test_a_run_directory_that_is_removed_after_its_end_stays_away(place):
     assert json.loads(ended.read_text())["ended"]
     assert other.summary() == {**QUIET, "spans": 40}
     assert [path.suffix for path in other.run.glob("hosts/*/s*")] == [".parquet"]
+
+
+TIDIED = """
+    import otel_dltrace as d, os, shutil
+    d.start()
+    with d.step():
+        pass
+    shutil.rmtree(os.environ["OTEL_DLTRACE_RING_DIR"])  # before its drain is up
+"""
+
+
+def test_rings_that_are_removed_unread_are_not_said_to_be_in_a_run(place):
+    """As a system does that clears /dev/shm at a logout; no command is named that finds nothing there."""
+    said = place.run(TIDIED, **ON).stderr
+    place.rings.mkdir(exist_ok=True)  # the next test, or drain, finds it as it was
+
+    assert said.startswith("otel_dltrace: nothing is in dltrace-"), said
+    assert said.endswith(f": it has been removed, or the rings in {place.rings} before they were read\n"), said
+    assert place.runs() == []

@@ -38,13 +38,13 @@ MANY = """
             {
                 "spans": 5,
                 "lapped_phase": 7,
-                "unrecorded": 1,
+                "unrecorded": 3,
                 "dropped_by_quota": 2,
                 "otlp": {"accepted": 1, "rejected": 3, "rejection": "too old", "dropped": {"spill folder full": 4}},
             },
             "5 spans recorded, 1 sent, none waiting, 3 kept here and not sent (rejected: too old), "
-            "4 kept here and not sent (spill folder full), 7 lost (ring full at level phase), "
-            "1 lost (no room in the ring), 2 lost (quota)",
+            "4 kept here and not sent (spill folder full), 7 records lost (ring full at level phase), "
+            "3 records lost (no room in the ring), 2 lost (quota)",
             id="everything that can be lost",
         ),
         pytest.param(
@@ -82,9 +82,8 @@ def test_the_summary_names_what_was_lost_and_why(figures, line):
 def test_before_the_end_nobody_says_that_none_is_lost():
     """What is lost already is."""
     assert summary_line({"spans": 5}, is_over=False) == "5 spans recorded"
-    assert (
-        summary_line({"spans": 5, "unrecorded": 1}, is_over=False) == "5 spans recorded, 1 lost (no room in the ring)"
-    )
+    lost = summary_line({"spans": 5, "unrecorded": 2}, is_over=False)
+    assert lost == "5 spans recorded, 2 records lost (no room in the ring)"
 
 
 @pytest.mark.parametrize(("quota", "lost"), [("20K", "8,000 lost (quota)"), ("5G", "none lost")])

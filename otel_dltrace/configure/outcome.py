@@ -21,39 +21,51 @@ def short_path(path: Path) -> str:
 
 def read_summary(run: Path, *, is_over: bool = True) -> str:
     """Return in one line what became of the spans of *run*, as far as its drains, which may be at work, have told."""
-    lines = [summary_line(figures, is_over=is_over) for figures in _figures(run, "*")]
+    lines = [summary_line(told["summary"], is_over=is_over) for told in _told(run, "*")]
     if not (lines and is_over):
         lines.append("the drain is still at work")
     return "; ".join(lines)
 
 
-def _figures(run: Path, hosts: str) -> list[dict[str, Any]]:
+def _told(run: Path, hosts: str) -> list[dict[str, Any]]:
     found = []
     for path in sorted(run.glob(f"hosts/{hosts}/drain.json")):
         try:
-            found.append(dict(json.loads(path.read_text())["summary"]))
+            told = json.loads(path.read_text())
+            found.append({"summary": dict(told["summary"]), "processes": list(told["processes"])})
         except (OSError, TypeError, ValueError, KeyError):
             continue  # not there yet, or damaged
     return found
 
 
 def host_is_drained(run: Path, ranks: int, deadline: float) -> bool:
-    """Wait until *ranks* processes of this host have been read to their end; return whether they were in time."""
-    while sum(figures.get("processes", 0) for figures in _figures(run, f"{os.uname().nodename}-*")) < ranks:
+    """Wait until this host's processes, *ranks* or more, have been read to their end; return whether they were in time.
+
+    There are more where servers or other workers of a push_pull job are here as well.
+    """
+    while not _is_drained(_told(run, f"{os.uname().nodename}-*"), ranks):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.01)
     return True
 
 
+def _is_drained(told: list[dict[str, Any]], ranks: int) -> bool:
+    known = sum(len(one["processes"]) for one in told)
+    return sum(one["summary"].get("processes", 0) for one in told) >= max(ranks, known)
+
+
 def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool) -> None:
     """Say what became of the spans of the run at *path*, or why that is not known."""
-    if drained or path.exists():
-        where = short_path(path)
+    from shlex import quote  # not at the start of every traced process
+
+    where = short_path(path)
+    if path.exists():
         so_far = "" if is_over else "so far "
-        guard.say(
-            f"{so_far}{read_summary(path, is_over=is_over)}; in {where}; read them with: otel-dltrace report {where}"
-        )
+        command = f"otel-dltrace report {quote(where)}"  # to be pasted into a shell
+        guard.say(f"{so_far}{read_summary(path, is_over=is_over)}; in {where}; read them with: {command}")
+    elif drained:  # a ring that is gone has been read, or was somebody else's to remove
+        guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} before they were read")
     elif starter.mode == "auto":
         trouble = starter.trouble() or "it has not answered yet"
         guard.say(f"the drain did not finish ({trouble}); if it is gone, `otel-dltrace recover` does its work")

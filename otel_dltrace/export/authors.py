@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.drain_json import whole
-from otel_dltrace.export.files import read_object
+from otel_dltrace.export.files import UNREADABLE, open_parquet, read_object
 from otel_dltrace.export.span_files import PARQUETS
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import Process
@@ -34,11 +33,11 @@ def authors(folder: Path) -> dict[int, Process]:
 def _first_rows(path: Path) -> list[dict[str, Any]]:
     """Return a row of each process in *path*."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             if not columns.are_spans(file.schema_arrow, _COLUMNS[:2]):
                 return []
             table = file.read(_COLUMNS)
-    except (pa.ArrowInvalid, OSError):
+    except UNREADABLE:
         return []
     _, first = np.unique(columns.numbers_of(table.column("process")), return_index=True)
     rows: list[dict[str, Any]] = table.take(columns.numbers(first.astype(np.int64), pa.int64())).to_pylist()

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.spans import SPAN_DTYPE, Column, empty_rows
 
 SCHEMA_VERSION = 1
@@ -113,9 +113,9 @@ def strings(texts: Sequence[str]) -> pa.Array:
 
 
 def descriptors_from_arrow(table: pa.Table) -> dict[int, list[Descriptor]]:
-    """Return each process's descriptor table, in order of their numbers."""
+    """Return each process's descriptor table, in order of their numbers; a damaged number leaves the others alone."""
     out: dict[int, dict[int, Descriptor]] = {}
     for row in table.to_pylist():
         process, number = row.pop("process"), row.pop("id")
         out.setdefault(process, {})[number] = Descriptor(**row)
-    return {process: [known[n] for n in sorted(known)] for process, known in out.items()}
+    return {process: [known.get(n, OTHER) for n in range(len(known))] for process, known in out.items()}

@@ -53,7 +53,7 @@ def compact(folder: Path, open_segment: int | None = None) -> int:
 
 def _write(table: pa.Table, target: Path) -> None:
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    pq.write_table(table, partial, compression="zstd")
+    pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
     partial.replace(target)
 
 

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.drain_json import entries_of
-from otel_dltrace.export.files import read_json, read_object
+from otel_dltrace.export.files import UNREADABLE, open_parquet, read_json, read_object
 from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
 from otel_dltrace.export.span_files import SEGMENTS, span_files
 
@@ -15,7 +14,7 @@ _FOREIGN = "is no file of a run"
 
 
 def damage_of(run: Path) -> list[str]:
-    """Return a sentence for each damaged file of *run*; the contents of columns are not looked at.
+    """Return a sentence for each damaged file of *run*; numbers are checked in Parquet alone, which has checksums.
 
     Raises:
         RunNotFoundError: There is no run directory at *run*.
@@ -68,16 +67,21 @@ def _trouble(path: Path, *, is_whole: bool) -> str:
     is_foreign = False
     try:
         if path.suffix == ".parquet":
-            return _FOREIGN * (not columns.are_spans(pq.read_schema(path)))
+            with open_parquet(path) as file:
+                is_foreign = not columns.are_spans(file.schema_arrow)
+                for _ in [] if is_foreign else file.iter_batches(columns=columns.SPANS.names):
+                    pass
+            return _FOREIGN * is_foreign
         if not is_whole and not path.stat().st_size:
             return ""
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             is_foreign = not reader.schema.equals(columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS)
-            for _ in reader:
+            for batch in reader:
+                batch.validate(full=True)
                 batches += 1
     except FileNotFoundError:
         return "is missing"
-    except (pa.ArrowInvalid, OSError):
+    except UNREADABLE:
         if not batches:
             return "is damaged"
         return "is cut off" if is_whole else ""

@@ -8,12 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
-from otel_dltrace.export.files import read_object, read_stream, stream_batches
+from otel_dltrace.export.files import UNREADABLE, open_parquet, read_object, read_stream, stream_batches
 from otel_dltrace.export.span_files import span_files
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
@@ -43,9 +42,9 @@ def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Tab
     """Return a file's spans as Arrow columns, at least these *names* of the span schema; None if it holds none."""
     if path.suffix == ".parquet":
         try:
-            with pq.ParquetFile(path) as file:  # `pq.read_table` would import pandas, if there is one
+            with open_parquet(path) as file:  # `pq.read_table` would import pandas, if there is one
                 return file.read(list(names)) if columns.are_spans(file.schema_arrow) else None
-        except (pa.ArrowInvalid, OSError):
+        except UNREADABLE:
             return None
     table = read_stream(path)
     return table if table is not None and columns.are_spans(table.schema) else None
@@ -70,7 +69,7 @@ def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
     if path.suffix != ".parquet":
         yield from (batch for batch in stream_batches(path) if columns.are_spans(batch.schema))
         return
-    with suppress(pa.ArrowInvalid, OSError), pq.ParquetFile(path) as file:
+    with suppress(*UNREADABLE), open_parquet(path) as file:
         if columns.are_spans(file.schema_arrow):
             yield from file.iter_batches(_PIECE, columns=columns.SPANS.names)
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from otel_dltrace.export.files import UNREADABLE
 from otel_dltrace.model.identity import NO_STEP
 
 SEGMENTS = "spans-*.arrows"
@@ -34,7 +34,7 @@ def replaced_segments(parquet: Path) -> list[str]:
     """Return the names of the segments whose spans are in *parquet*."""
     try:
         metadata = pq.read_schema(parquet).metadata or {}
-    except (pa.ArrowInvalid, OSError):
+    except UNREADABLE:
         return []
     names = metadata.get(b"segments", b"").decode()
     return names.split(",") if names else []

@@ -217,5 +217,9 @@ def pairs_text(*pairs: tuple[str, str | int]) -> str:
 
 
 def attributes_of(text: str) -> dict[str, Any]:
-    """Return the attributes that `attributes_text` made *text* of."""
-    return json.loads(text) if text else {}
+    """Return the attributes that `attributes_text` made *text* of; none of a text that is damaged."""
+    try:
+        attributes = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return attributes if isinstance(attributes, dict) else {}

@@ -43,12 +43,16 @@ def _sent(otlp: Mapping[str, Any]) -> list[str]:
 
 
 def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any], *, is_over: bool) -> list[str]:
-    reasons = {
+    # Of what the ring could not hold only records are counted: an operation is two, its begin and its end.
+    records = {
         **{f"ring full at level {k[7:]}": n for k, n in figures.items() if k.startswith("lapped_")},
         "no room in the ring": figures.get("unrecorded", 0),
+    }
+    reasons = {
         "quota": figures.get("dropped_by_quota", 0),
         "removed with the run directory": figures.get("removed", 0),
         **{f"{name} {why}": n for name, exporter in exporters.items() for why, n in exporter["dropped"].items()},
     }
-    lost = [f"{n:,} lost ({why})" for why, n in reasons.items() if n]
+    lost = [f"{n:,} records lost ({why})" for why, n in records.items() if n]
+    lost += [f"{n:,} lost ({why})" for why, n in reasons.items() if n]
     return lost or ["none lost"] * is_over
