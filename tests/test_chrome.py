@@ -288,6 +288,17 @@ def test_an_open_span_is_drawn_as_a_moment(tmp_path):
     assert trace["traceEvents"][0]["args"] == {"name": "pid 42 (localhost)"}
 
 
+def test_a_damaged_start_leaves_the_others_where_they_are(tmp_path):
+    """A flipped bit, in a file without checksums, makes a start centuries early."""
+    whole, damaged = make_batch(0, [span(ALL_REDUCE, 1, 2)]), make_batch(0, [span(PUSH, 3, 7), span(ALL_REDUCE, 1, 2)])
+    damaged.rows["start"][0] += np.int64(-(1 << 63))
+    drawn = [
+        [event["ts"] for event in written(tmp_path / "t.json", [batch])["traceEvents"] if event["name"] == "all_reduce"]
+        for batch in (whole, damaged)
+    ]
+    assert drawn[0] == drawn[1] != []
+
+
 def test_a_phase_after_its_operation_keeps_its_length(tmp_path):
     """Where only the issue of an operation is known, its device phase comes later: drawn beside it, whole."""
     batch = make_batch(0, [span(ALL_REDUCE, 1, 2), span(PUSH, 3, 7, 1)])

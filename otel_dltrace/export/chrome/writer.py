@@ -31,6 +31,8 @@ from otel_dltrace.model.spans import Process, SpanBatch
 
 MARGIN = 86_400_000_000_000
 """The first batch begins a day after the trace's zero: another rank may be earlier, and Perfetto drops what is < 0."""
+_EARLIEST = -(1 << 62)
+"""ns: a start before it is damaged, and the others are not drawn from there on."""
 _FOREVER = np.iinfo(np.int64).max
 _CHUNKS_A_FILE = 8
 """Into how many pieces at least the text of a file comes: it is not cut more finely."""
@@ -143,7 +145,8 @@ class _Trace:
         """Write the events of one batch."""
         if not len(batch):
             return
-        first = int(batch["start"].min()) + batch.wall
+        starts = batch["start"].compress(batch["start"] > _EARLIEST)
+        first = batch.wall + (int(starts.min()) if len(starts) else 0)
         if self._base is None:
             self._base = first - MARGIN
         drawn = self._process(batch.process)
