@@ -15,11 +15,12 @@ from otel_dltrace.export.otlp.requests import EncodedRequest, Part, encode_toget
 from otel_dltrace.export.outlet import hang_under_roots
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import NO_USER_STEP, Bind, root_id, trace_id
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, fill_ids
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor
 
 STEP_NS = 100_000_000

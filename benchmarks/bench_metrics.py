@@ -34,10 +34,12 @@ from otel_dltrace.export.metrics.run import RankMetrics, RunMetrics
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column, Descriptors, Process, empty_rows
+from otel_dltrace.model.spans import Process, empty_rows
 
 RANKS, SECONDS = 8, 10
 STEPS_MS = (20, 100)

@@ -20,8 +20,9 @@ from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import LIMIT, EncodedRequest, Part, encode_together
 from otel_dltrace.export.plain_spans import plain_spans
 from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import Value
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 QUIET = ("OTEL_", "DMLC_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
 LONG_S = 240.0

@@ -21,10 +21,11 @@ from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.model import metrics as m
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.metric_batch import HOST, Point
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.spans import Descriptors, Process
+from otel_dltrace.model.spans import Process
 from otel_dltrace.model.summary import summary_line
 from otel_dltrace.record import guard
 from otel_dltrace.record.ring import pid_namespace

@@ -11,10 +11,11 @@ from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.export.metrics.summary import Observed, StepSummary
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import attributes_of
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import Column, Descriptors
 from tests.runs import Rank, ddp
 
 

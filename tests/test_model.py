@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from otel_dltrace.export.records import RECORD_DTYPE
 from otel_dltrace.model import identity
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import places_in
 from otel_dltrace.model.attributes import collective_ids, constant_attributes
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import (
@@ -33,7 +34,7 @@ from otel_dltrace.model.identity import (
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
 from otel_dltrace.model.plan import STEP_SHARE, SlowSteps, Window, for_servers, parse_level, share_of
 from otel_dltrace.model.semconv import Flag, Level, Source
-from otel_dltrace.model.spans import SPAN_DTYPE, Process, SpanBatch, concatenate, empty_rows, fill_ids, places_in
+from otel_dltrace.model.spans import SPAN_DTYPE, Process, SpanBatch, concatenate, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor, HostClock, tightest_anchor
 from tests.support import attributes_of
 

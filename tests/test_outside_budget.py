@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.outside_budget import OutsideBudget
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, stack_rows
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
 
 BIND = Bind("job", "0", world="w", role="worker", rank=0, world_size=2)

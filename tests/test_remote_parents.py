@@ -13,12 +13,13 @@ from otel_dltrace.export.gate import SETTLE_S, StepGate
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.instrument._pushpull_server import Server
 from otel_dltrace.instrument._pushpull_worker import Worker
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind, span_id, trace_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import Window, share_of
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.semconv import PHASE, PUSH, Flag, Level
-from otel_dltrace.model.spans import Column, empty_rows, fill_ids
+from otel_dltrace.model.spans import empty_rows, fill_ids
 from otel_dltrace.pushpull.wire import Request
 from otel_dltrace.record.blocks import phase
 from otel_dltrace.record.carrier import (

@@ -11,9 +11,10 @@ import pytest
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
-from otel_dltrace.model.spans import Column, Process, empty_rows, fill_ids
+from otel_dltrace.model.spans import Process, empty_rows, fill_ids
 
 FILE_ROWS = 60_000
 PER_STEP = 100

@@ -12,7 +12,7 @@ from otel_dltrace.analysis.own import blocked
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.analysis.throughput import rank_throughput
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 OPERATIONS = "operations"
 """Communication outside any stage: gradients that the program itself averages, barriers."""

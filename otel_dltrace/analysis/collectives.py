@@ -7,9 +7,10 @@ import numpy as np
 
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 _COPIED = ("start", "end", "source", "flags", "step", "descriptor")
 _ROW = np.dtype([("id", "u8"), *((name, "i8") for name in (*_COPIED, "rank", "host"))])

@@ -20,9 +20,10 @@ from otel_dltrace.analysis.throughput import Throughput, throughput
 from otel_dltrace.analysis.timings import Timings, timings
 from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation
 from otel_dltrace.analysis.waits import Waits, waits, widen
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.semconv import STAGE, STEP, Flag, Source
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 _LOST = ("lapped", "dropped", "unrecorded", "removed")
 

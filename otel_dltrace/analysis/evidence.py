@@ -9,7 +9,7 @@ from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 SHARE_OF_STEPS = 0.5
 WAITED_IN = (s.BACKWARD, s.OPTIMIZER)

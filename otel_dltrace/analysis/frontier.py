@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 CLEAR_LEAD = 0.01
 """A lead of less than this share of the step is none."""

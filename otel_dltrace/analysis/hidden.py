@@ -11,8 +11,9 @@ import numpy as np
 
 from otel_dltrace.analysis.shares import TIMES, covered, in_steps
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 COMPUTATION = (s.FORWARD, s.BACKWARD, s.OPTIMIZER)
 STAGES, UNBLOCKED = "stages", "unblocked"

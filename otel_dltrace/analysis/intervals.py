@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 Intervals = tuple[Column, Column]
 """Begins and ends, shape (k,)."""

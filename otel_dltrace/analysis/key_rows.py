@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 US = 1000
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.analysis.spread import median
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 
 @dataclass(frozen=True, slots=True)

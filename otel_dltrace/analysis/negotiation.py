@@ -19,8 +19,9 @@ from otel_dltrace.analysis.spread import Spread, median, spread
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 _FIELDS = ["rank", "step", "start", "end"]
 _ROW = np.dtype([(name, "i8") for name in (*_FIELDS, "descriptor", "level")] + [("id", "u8")])

@@ -10,8 +10,9 @@ from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 _DIGITS = re.compile(r"\d+")
 Kind = tuple[str, str, str, str, str]

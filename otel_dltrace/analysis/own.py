@@ -10,7 +10,7 @@ import numpy as np
 from otel_dltrace.analysis.intervals import Intervals, merged
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 _FAR = np.iinfo(np.int64).max // 4
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER
-from otel_dltrace.model.spans import Column, Descriptors, SpanBatch, concatenate
+from otel_dltrace.model.spans import SpanBatch, concatenate
 
 
 def parts_of(batches: Sequence[SpanBatch]) -> list[SpanBatch]:

@@ -6,7 +6,8 @@ import numpy as np
 
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.spans import SpanBatch
 
 
 def pauses(batches: Sequence[SpanBatch]) -> dict[int, Column]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from otel_dltrace.analysis.shares import covered
 from otel_dltrace.analysis.spread import Spread, spread
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 _LIBRARIES = {"MPI": "MPI", "NCCL": "NCCL", "GLOO": "Gloo", "CCL": "oneCCL", "MLSL": "MLSL", "DDL": "DDL"}
 _OTHERS = {"INIT_NCCL": "NCCL", "QUEUE": "waiting", "SCHEDULE": "waiting"}

@@ -12,8 +12,9 @@ from otel_dltrace.analysis.collectives import Joined, join
 from otel_dltrace.analysis.waits import widen
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 READY = np.dtype([(name, "i8") for name in ("group", "rank", "at", "late")])
 """A rank is ready for operation *group*, counted from 0, at *at*, ns; *late* after the one before it, if it is last."""

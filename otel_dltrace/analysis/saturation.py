@@ -14,8 +14,9 @@ import numpy as np
 from otel_dltrace.analysis.intervals import covered, merged
 from otel_dltrace.analysis.slow import Slow, SlowStage, SlowStages
 from otel_dltrace.model import usage as u
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import HOST, MetricBatch
-from otel_dltrace.model.spans import Column, Process
+from otel_dltrace.model.spans import Process
 
 LEAST_SHARE = 0.25
 """A stage must take at least this share of the time of the samples that touch it."""

@@ -20,8 +20,9 @@ from otel_dltrace.analysis.table import StepTable, step_tables, worker_batches
 from otel_dltrace.analysis.throughput import rank_throughput
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 SAMPLES, RANK_STEPS = "samples/s", "rank-steps/s"
 WARM_UP = "the first steps"

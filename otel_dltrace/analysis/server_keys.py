@@ -9,8 +9,9 @@ from otel_dltrace.analysis.key_rows import US, by_descriptor, grouped
 from otel_dltrace.analysis.last_comers import Last, last_of
 from otel_dltrace.analysis.spread import Spread, spread, usual
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 _REQUEST = np.dtype([(name, "i8") for name in ("key", "is_push", "rank", "seq", "start", "end", "wait", "tensor")])
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 FIRST_STEP, FIRST_EPOCH = "the first step", "the first epoch"
 TIMES = np.dtype([(name, "i8") for name in ("rank", "step", "start", "end")])

@@ -15,7 +15,7 @@ from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 OUTLIER_SHARE = 0.2
 """A step's stage is an outlier if it exceeds the rank's median by more than this share of the median step ..."""

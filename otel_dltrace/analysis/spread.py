@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 
 @dataclass(frozen=True, slots=True)

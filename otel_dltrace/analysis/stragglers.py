@@ -20,7 +20,7 @@ from otel_dltrace.analysis.own import columns, spent
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.table import StepTable, common_steps
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 SHARE_OF_STEP = 0.05
 LEAST = 1_000_000

@@ -9,8 +9,9 @@ import numpy as np
 from otel_dltrace.analysis.intervals import covered, merged
 from otel_dltrace.analysis.parts import joined, parts_of
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 RESIDUAL = "residual"
 BETWEEN = "between steps"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 _FETCH = s.DATALOADER_NEXT
 

@@ -17,8 +17,8 @@ from otel_dltrace.analysis.breakdown import outside_stages, stands_out
 from otel_dltrace.analysis.own import blocked, steps_with_operations
 from otel_dltrace.analysis.table import RESIDUAL, StepTable
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.spans import Column
 
 TRAIN_BATCH = "train_batch"
 GRAD_SYNC = "grad_sync"

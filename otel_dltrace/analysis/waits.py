@@ -13,7 +13,7 @@ import numpy as np
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 _SYNCHRONISING = re.compile(
     r"_?(mpi_?)?i?(monitored_?)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|push_?pull)(?!.*[vw]$)",

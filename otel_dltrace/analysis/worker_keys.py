@@ -10,9 +10,10 @@ from otel_dltrace.analysis.key_rows import US, by_descriptor, grouped
 from otel_dltrace.analysis.last_comers import Last, last_of
 from otel_dltrace.analysis.spread import Spread, median, spread, usual
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.queue_types import QueueType
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 _STAGE = np.dtype([(name, "i8") for name in ("tensor", "stage", "partition", "rank", "seq", "start", "end", "wait")])
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from otel_dltrace.export.outlet import hang_under_roots
 from otel_dltrace.export.run_reader import read_batches
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, rank_step_id, root_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import STEP, TRAIN_STEP, Level
-from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, stack_rows
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, stack_rows
 
 _ROOT = (Descriptor(STEP, TRAIN_STEP),)
 _SHARD = 0  # a file needs no budget, so a step is one trace

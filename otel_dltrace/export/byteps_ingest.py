@@ -9,11 +9,12 @@ from otel_dltrace.export.run_reader import read_descriptors, read_host
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.formats.comm_json import read_comm
 from otel_dltrace.formats.comm_spans import BACKEND, Rows, rows_of
+from otel_dltrace.model.arrays import Column, places_in
 from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import h64
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, Flag, Level
-from otel_dltrace.model.spans import Column, Process, SpanBatch, concatenate, fill_ids, places_in
+from otel_dltrace.model.spans import Process, SpanBatch, concatenate, fill_ids
 
 FILE = "comm.json"
 _MOST_OFF = 5_000_000

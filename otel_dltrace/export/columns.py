@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import OTHER, Descriptor
-from otel_dltrace.model.spans import SPAN_DTYPE, Column, empty_rows
+from otel_dltrace.model.spans import SPAN_DTYPE, empty_rows
 
 SCHEMA_VERSION = 1
 _PLAIN = [name for name in SPAN_DTYPE.names or () if name != "error"]

@@ -9,7 +9,8 @@ import numpy as np
 
 from otel_dltrace.export.files import write_whole
 from otel_dltrace.export.ring_reader import TAKEN
-from otel_dltrace.model.spans import SPAN_DTYPE, Column, empty_rows
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.spans import SPAN_DTYPE, empty_rows
 
 _HEAD = struct.Struct("<8sIII")
 """Magic, and the lengths in bytes of what follows: plain values as JSON, `taken`, `unfinished`."""

@@ -3,8 +3,9 @@
 import numpy as np
 
 from otel_dltrace.export.records import DEVICE_DTYPE
+from otel_dltrace.model.arrays import Column, places_in
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import Column, empty_rows, places_in, stack_rows
+from otel_dltrace.model.spans import empty_rows, stack_rows
 
 PATIENCE_S = 5.0
 """How long a span waits before it goes on with the host's times, by the drain's clock: its process may hang."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.outlet import Tag, hang_under_roots, hung, left_out_column, tags_of
 from otel_dltrace.export.traces import trace_id_column
-from otel_dltrace.model.spans import Column, SpanBatch, stack_rows
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.spans import SpanBatch, stack_rows
 from otel_dltrace.record.guard import guarded, say, text_of, tried
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from otel_dltrace.formats.horovod_spans import Row, as_rows
 from otel_dltrace.formats.horovod_tail import TailBuilder, TailReader
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, empty_rows, stack_rows
+from otel_dltrace.model.spans import empty_rows, stack_rows
 from otel_dltrace.record.names import Followed
 
 FIRST_NUMBER = 0x8000_0000

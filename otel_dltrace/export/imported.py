@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import NamedTuple
 
 from otel_dltrace.export.rundir import RunWriter, host_folder_name, remove_tree
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, h64
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, Process, fill_ids
+from otel_dltrace.model.spans import Process, fill_ids
 from otel_dltrace.model.time import Anchor
 
 _AT_ONCE = 1 << 17

@@ -5,8 +5,9 @@ from itertools import chain
 
 import numpy as np
 
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.operation import OTHER, Descriptor
-from otel_dltrace.model.spans import Column, Descriptors
 
 
 class JointNames:

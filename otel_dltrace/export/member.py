@@ -17,9 +17,10 @@ from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.span_files import last_step, newest_segment, span_files
 from otel_dltrace.model import semconv
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.spans import Column, Process, SpanBatch, empty_rows, fill_ids, stack_rows
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.guard import guarded
 

@@ -9,8 +9,8 @@ from otel_dltrace.export.files import read_stream
 from otel_dltrace.export.metrics.segments import METRICS, SCHEMA
 from otel_dltrace.export.run_reader import host_folders, read_processes
 from otel_dltrace.export.span_files import segment_number
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import MetricBatch
-from otel_dltrace.model.spans import Column
 
 
 def read_metrics(run: Path) -> list[MetricBatch]:

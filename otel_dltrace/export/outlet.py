@@ -16,9 +16,10 @@ from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import semconv
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_ids
-from otel_dltrace.model.spans import Column, SpanBatch, stack_rows
+from otel_dltrace.model.spans import SpanBatch, stack_rows
 
 Tag = tuple[int, int]
 """Nonce and first step of a request; `NO_STEP` if it holds spans outside any."""

@@ -6,8 +6,9 @@ import numpy as np
 
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.traces import PHASES, parts_outside
+from otel_dltrace.model.arrays import Column, distinct, places_in
 from otel_dltrace.model.identity import Bind
-from otel_dltrace.model.spans import Column, SpanBatch, distinct, places_in, stack_rows
+from otel_dltrace.model.spans import SpanBatch, stack_rows
 
 _REMEMBERED = 1024
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import (
     Launcher,
     Value,
@@ -17,7 +18,7 @@ from otel_dltrace.model.attributes import (
     number_columns,
 )
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.text import clean
 
 _KNOWN_FLAGS = int(s.Flag.ASYNC | s.Flag.ERROR | s.Flag.TRUNCATED)

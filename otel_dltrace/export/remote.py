@@ -3,8 +3,9 @@
 import numpy as np
 
 from otel_dltrace.export.records import PARENT_DTYPE
+from otel_dltrace.model.arrays import Column, places_in
 from otel_dltrace.model.semconv import Flag
-from otel_dltrace.model.spans import Column, empty_rows, places_in, stack_rows
+from otel_dltrace.model.spans import empty_rows, stack_rows
 
 MOST_WAITING = 10_000
 """Parents whose spans were overwritten before they were read."""

@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 
 from otel_dltrace.export.records import RECORD_DTYPE
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.record.ring import CHUNK, HISTORY_AT, LEVELS, PAGE, RECORD, RECORDS, UNRECORDED_AT, read_header
 
 TAKEN = np.dtype([("slots", "<u8"), ("levels", "<u4", (LEVELS,)), ("lease", "<u4")], align=True)

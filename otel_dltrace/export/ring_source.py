@@ -15,10 +15,12 @@ from otel_dltrace.export.records import RECORD_DTYPE, Decoded, ErrorAmend, decod
 from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model import semconv
+from otel_dltrace.model.arrays import Column, is_among
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import NO_STEP, Bind, bind_from_home
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import Column, Descriptors, Process, empty_rows, stack_rows
+from otel_dltrace.model.spans import Process, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import writer_is_alive
@@ -321,15 +323,6 @@ def _keep_newest(table: dict[int, Any], most: int) -> int:
     for key in oldest:
         del table[key]
     return len(oldest)
-
-
-def is_among(values: Column, known: Column) -> Column:
-    """Return a mask of the *values* that are in *known*; for small arrays, where `numpy.isin` is slow."""
-    if not len(known):
-        return np.zeros(len(values), bool)
-    ordered = np.sort(known)
-    mask: Column = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    return mask
 
 
 def newest(rows: Column) -> Column:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_dltrace.export.gate import SETTLE_S
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind, root_id
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column, empty_rows
+from otel_dltrace.model.spans import empty_rows
 
 if TYPE_CHECKING:
     from otel_dltrace.export.member import Member

@@ -14,9 +14,10 @@ from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import UNREADABLE, open_parquet, read_object, read_stream, stream_batches
 from otel_dltrace.export.span_files import span_files
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
-from otel_dltrace.model.spans import Descriptors, Process, SpanBatch, concatenate
+from otel_dltrace.model.spans import Process, SpanBatch, concatenate
 
 _PIECE = 1 << 15
 

@@ -20,10 +20,11 @@ from otel_dltrace.export.run_reader import (
 )
 from otel_dltrace.export.span_files import span_files
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER
-from otel_dltrace.model.spans import Column, SpanBatch, concatenate, empty_rows
+from otel_dltrace.model.spans import SpanBatch, concatenate, empty_rows
 
 _AT_ONCE = 1 << 19
 

@@ -16,9 +16,10 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.files import read_stream, write_json
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, newest_segment
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import Bind, run_directory_name
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, Process
+from otel_dltrace.model.spans import Process
 
 SEGMENT_BYTES = 64 << 20
 

@@ -10,8 +10,9 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from otel_dltrace._version import __version__
 from otel_dltrace.export.plain_spans import PlainSpan, clean_values, plain_spans
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes
-from otel_dltrace.model.spans import Column, Process, SpanBatch
+from otel_dltrace.model.spans import Process, SpanBatch
 
 _SCOPE = InstrumentationScope("otel_dltrace", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column, distinct, places_in
 from otel_dltrace.model.identity import NO_STEP, Bind, trace_ids
-from otel_dltrace.model.spans import Column, SpanBatch, distinct, empty_rows, places_in, stack_rows
+from otel_dltrace.model.spans import SpanBatch, empty_rows, stack_rows
 
 _DOUBLINGS = 5  # each doubles the depth in which an operation is looked for: 32 phases below phases
 PHASES = 1 << 60  # from here on numbers mean phases outside any step: the descriptor, and how often its name came

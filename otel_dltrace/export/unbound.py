@@ -7,7 +7,8 @@ import numpy as np
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_batches
 from otel_dltrace.export.rundir import RunWriter, host_folder_name, remove_tree, run_root
-from otel_dltrace.model.spans import Column, empty_rows, stack_rows
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.spans import empty_rows, stack_rows
 
 KEEP_ROWS, KEEP_S = 20_000, 5.0
 """How many rows, and for how long, are held in memory before they are written to the partial directory."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_dltrace.formats import comm_layout
 from otel_dltrace.formats.json_events import Event, quote, read_events
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.text import clean
 
 TOTAL = "total"

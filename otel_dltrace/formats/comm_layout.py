@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 HEAD = b'{\n    "traceEvents": [\n'
 TAIL = b'\n\n    ],\n    "displayTimeUnit": "ms"\n}\n'

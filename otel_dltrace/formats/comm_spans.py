@@ -12,9 +12,10 @@ import numpy as np
 
 from otel_dltrace.formats.comm_json import NO_KEY, Comm, Series
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch, empty_rows, stack_rows
+from otel_dltrace.model.spans import SpanBatch, empty_rows, stack_rows
 
 BACKEND = "byteps"
 _US = 1000

@@ -10,8 +10,9 @@ from otel_dltrace.formats.horovod_spans import unfold
 from otel_dltrace.formats.in_order import NEVER, InOrder
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 _US = 1000
 _Y2000 = 946_684_800_000_000

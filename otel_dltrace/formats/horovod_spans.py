@@ -12,9 +12,10 @@ from typing import NamedTuple
 from otel_dltrace.formats.horovod_json import BEGIN, MARK, OVER, START, TICK, Event
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
-from otel_dltrace.model.spans import Column, empty_rows
+from otel_dltrace.model.spans import empty_rows
 
 _US = 1000
 _LAST_OF_US = _US - 1

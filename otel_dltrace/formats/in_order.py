@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch, concatenate
+from otel_dltrace.model.spans import SpanBatch, concatenate
 
 NEVER = int(np.iinfo(np.int64).max)
 _AT_ONCE = 1 << 14

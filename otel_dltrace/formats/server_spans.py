@@ -12,9 +12,10 @@ from otel_dltrace.formats.in_order import NEVER, InOrder
 from otel_dltrace.formats.server_profile import BEGIN, END, Mark, Profile, Request, first_key
 from otel_dltrace.formats.van_profile import VanProfile
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch, empty_rows
+from otel_dltrace.model.spans import SpanBatch, empty_rows
 
 _US = 1000
 _MOST_WAIT = (1 << 31) - 1

@@ -12,10 +12,11 @@ import numpy as np
 
 from otel_dltrace.model import identity
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column, distinct
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.resource import job_attributes, merge
-from otel_dltrace.model.spans import Column, Process, SpanBatch, distinct
+from otel_dltrace.model.spans import Process, SpanBatch
 from otel_dltrace.model.text import clean
 
 Value = str | int | bool

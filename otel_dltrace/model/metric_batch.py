@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metrics import NOTHING, attributes_of
-from otel_dltrace.model.spans import Column
 
 HOST = -1
 """In place of a rank: the value is the host's."""

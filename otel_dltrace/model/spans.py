@@ -3,17 +3,16 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from otel_dltrace.model import semconv
+from otel_dltrace.model.arrays import Column, distinct
+from otel_dltrace.model.descriptors import KIND_NUMBERS, Descriptors
 from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_ids, span_id
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
-
-Column = npt.NDArray[Any]
 
 # The ring's records (contract 2) have the same fields at the same places, so that their 64 bytes copied are the
 # beginning of a row; level and source take the place of kind and level_source, error that of the commit.
@@ -44,92 +43,10 @@ SPAN_DTYPE = np.dtype(
 _REMOTE = np.uint16(semconv.Flag.REMOTE)
 _WHOLE = np.dtype((np.void, SPAN_DTYPE.itemsize))
 
-KIND_NUMBERS = {
-    kind: number
-    for number, kind in enumerate(
-        (semconv.STEP, semconv.STAGE, semconv.COLLECTIVE, semconv.P2P, semconv.PHASE, semconv.TICK, semconv.METRIC), 1
-    )
-}
-
 
 def empty_rows(n: int = 0) -> Column:
     """Return *n* rows of zeros."""
     return np.zeros(n, SPAN_DTYPE)
-
-
-@dataclass(frozen=True, eq=False)
-class Descriptors(Sequence[Descriptor]):
-    """A descriptor table and columns of it, each made once; in these `OTHER` comes last, for numbers not known."""
-
-    table: tuple[Descriptor, ...]
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.table)
-
-    @overload
-    def __getitem__(self, number: int) -> Descriptor: ...
-    @overload
-    def __getitem__(self, number: slice) -> tuple[Descriptor, ...]: ...
-    def __getitem__(self, number: int | slice) -> Descriptor | tuple[Descriptor, ...]:
-        """Return the descriptor *number*, or several."""
-        return self.table[number]
-
-    @classmethod
-    def of(cls, table: Sequence[Descriptor]) -> "Descriptors":
-        """Return *table*, which may be one already."""
-        return table if type(table) is cls else cls(tuple(table))
-
-    def column(self, value: Callable[[Descriptor], Any], dtype: Any) -> Column:
-        """Return *value* of each, shape (len + 1,)."""
-        return np.array([value(d) for d in (*self.table, OTHER)], dtype)
-
-    @cached_property
-    def kinds(self) -> Column:
-        """The kinds as numbers, shape (len + 1,), uint8."""
-        return self.column(lambda d: KIND_NUMBERS.get(d.kind, 0), np.uint8)
-
-    @cached_property
-    def keys(self) -> Column:
-        """The declared keys, -1 for none, shape (len + 1,), int64."""
-        return self.column(lambda d: d.key, np.int64)
-
-    @cached_property
-    def requests(self) -> Column:
-        """Which are pushes and pulls that a parameter server answers, shape (len + 1,)."""
-        return self.column(
-            lambda d: d.kind == semconv.PHASE and d.name in (semconv.PUSH, semconv.PULL) and not d.queue_type, bool
-        )
-
-    @cached_property
-    def pauses(self) -> Column:
-        """Which are garbage collections, shape (len + 1,)."""
-        return self.column(lambda d: (d.kind, d.name) == (semconv.PHASE, semconv.GC), bool)
-
-    @cached_property
-    def blocks(self) -> Column:
-        """Which are phases that a program marks itself, shape (len + 1,)."""
-        return self.column(lambda d: d == Descriptor(semconv.PHASE, d.name) != OTHER, bool)
-
-    @cached_property
-    def rank_steps(self) -> Column:
-        """Which are a rank's own steps, shape (len + 1,)."""
-        return self.column(lambda d: (d.kind, d.name) == (semconv.STEP, semconv.RANK_STEP), bool)
-
-    @cached_property
-    def roots(self) -> Column:
-        """Which are the steps of a whole job, shape (len + 1,)."""
-        return self.column(lambda d: (d.kind, d.name) == (semconv.STEP, semconv.TRAIN_STEP), bool)
-
-    def is_kind(self, rows: Column, kind: str) -> Column:
-        """Return a mask, shape (n,), of the *rows* whose descriptor is of *kind*."""
-        mask: Column = self.kinds[self.numbers(rows)] == KIND_NUMBERS[kind]
-        return mask
-
-    def numbers(self, rows: Column) -> Column:
-        """Return where in such a column each of *rows* has its value, shape (n,)."""
-        places: Column = np.minimum(rows["descriptor"], len(self.table)).astype(np.intp)  # what numpy indexes with
-        return places
 
 
 @dataclass(frozen=True)
@@ -254,49 +171,6 @@ def stack_rows(parts: Iterable[Column]) -> Column:
     """Return arrays of rows as one that is nobody else's."""
     buffers: list[Any] = [np.ascontiguousarray(part) for part in parts]
     return np.frombuffer(bytearray().join(buffers), SPAN_DTYPE)
-
-
-def distinct(values: Column) -> tuple[Column, Column]:
-    """Return the distinct *values* (integers, shape (n,)), sorted, and which of them each is.
-
-    `numpy.unique` does the same, and loads `numpy.ma` for it: 75 ms, in which a training may have to wait.
-    """
-    if not len(values):
-        return values, np.zeros(0, np.intp)
-    low = values.min()
-    span = int(values.max()) - int(low) + 1
-    if span > 4 * len(values) + 64:
-        return _distinct_by_sorting(values)
-    found, which = compact((values - low).astype(np.intp), span)  # few possible values: nothing needs to be sorted
-    return found.astype(values.dtype) + low, which
-
-
-def compact(codes: Column, span: int) -> tuple[Column, Column]:
-    """Return what `distinct` does of *codes* that are all in range(*span*), of the type that numpy indexes with."""
-    table = np.zeros(span, np.intp)
-    table[codes] = 1
-    found = table.nonzero()[0]
-    table[found] = np.arange(len(found))
-    return found, table[codes]
-
-
-def _distinct_by_sorting(values: Column) -> tuple[Column, Column]:
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    is_first = np.ones(len(values), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    which = np.empty(len(values), np.intp)
-    which[order] = is_first.cumsum() - 1
-    return ordered[is_first], which
-
-
-def places_in(values: Column, known: Column) -> Column:
-    """Return for each of *values* where it first is among *known*, -1 for nowhere."""
-    if not len(known):
-        return np.full(len(values), -1)
-    order = np.argsort(known, kind="stable")
-    at = order[np.minimum(np.searchsorted(known[order], values), len(order) - 1)]
-    return np.where(known[at] == values, at, -1)
 
 
 def concatenate(batches: Iterable[SpanBatch]) -> SpanBatch | None:

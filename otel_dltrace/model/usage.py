@@ -7,8 +7,8 @@ import numpy as np
 
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import HOST, MetricBatch
-from otel_dltrace.model.spans import Column
 
 IDLE_MODES = ("idle", "iowait")
 """CPU time in which nothing computed."""

@@ -9,8 +9,8 @@ from otel_dltrace.export.chrome.events import CHUNK, Chunk
 from otel_dltrace.export.chrome.marks import HOST_ORDER, microseconds, process_metadata, quote
 from otel_dltrace.export.chrome.text import Piece, digits, join, literal, zero_padded
 from otel_dltrace.model import metrics as m
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import MetricBatch
-from otel_dltrace.model.spans import Column
 from otel_dltrace.model.usage import SHOWN, usages
 
 # Whole numbers, in units in which these say enough; viewers show the unit after the name, or as that of a series.

@@ -13,10 +13,11 @@ from otel_dltrace.export.chrome.tensors import is_stage
 from otel_dltrace.export.chrome.text import Piece, choice, digits, hexadecimal, join, literal, zero_padded
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import Value, collective_ids, constant_attributes, number_columns
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 CHUNK = 1 << 12
 WIDEST = 1 << 25

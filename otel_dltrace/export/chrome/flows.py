@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 
 from otel_dltrace.export.chrome.text import choice, digits, hexadecimal, join, literal, zero_padded
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 FLOW_DTYPE = np.dtype([("id", "<u8"), ("ns", "<i8"), ("pid", "<u4"), ("tid", "<u4")])
 CHUNK = 1 << 14

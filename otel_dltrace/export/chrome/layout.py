@@ -12,7 +12,8 @@ import numpy as np
 from otel_dltrace.export.chrome.lanes import OPERATIONS, PHASES, STAGES, STEPS, Lanes
 from otel_dltrace.export.chrome.tensors import move_tensors
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column, SpanBatch, places_in
+from otel_dltrace.model.arrays import Column, places_in
+from otel_dltrace.model.spans import SpanBatch
 
 MAX_DEPTH = 64
 """Slices nested deeper than this (a damaged file: parents in a circle) are drawn beside their parent."""

@@ -6,9 +6,9 @@ from collections.abc import Container, Iterator, Mapping
 import numpy as np
 
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.queue_types import QueueType
-from otel_dltrace.model.spans import Column
 from otel_dltrace.model.text import clean
 
 SPAN_ID = "span_id"

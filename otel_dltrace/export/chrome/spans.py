@@ -24,7 +24,7 @@ from otel_dltrace.export.chrome.marks import (
 from otel_dltrace.export.chrome.roots import Root, Roots
 from otel_dltrace.export.chrome.span_text import LATEST, Key, Row, line, moments, slice_line
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.record.guard import guarded
 
 SPANS = "spans"

@@ -9,8 +9,9 @@ import numpy as np
 from otel_dltrace.export.chrome.lanes import TOTAL, Lanes
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 
 def move_tensors(batch: SpanBatch, lanes: Lanes, family: Column) -> None:

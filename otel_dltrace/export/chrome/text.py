@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 _POWERS = 10 ** np.arange(19, dtype=np.int64)
 _FOUR = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), "<u4")

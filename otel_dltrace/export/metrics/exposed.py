@@ -8,8 +8,10 @@ counts: what a rank waits for while it fetches data is no gradients.
 import numpy as np
 
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.spans import Column, Descriptors, empty_rows, stack_rows
+from otel_dltrace.model.spans import empty_rows, stack_rows
 
 _MOST_HELD = 100_000
 """Rows of steps that have not ended; beyond, the oldest are let go of."""

@@ -28,7 +28,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_dltrace.model import metrics as m
-from otel_dltrace.model.spans import Column
+from otel_dltrace.model.arrays import Column
 
 BOUNDS = tuple(1e-5 * 2**i for i in range(25))
 """Seconds, from 10 us to some minutes: a stage's and a pause's; the SDK's own are for milliseconds."""

@@ -13,14 +13,16 @@ from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.metrics.summary import Observed, StepSummary
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP, h64
 from otel_dltrace.model.metric_batch import NO_STEP as NONE
 from otel_dltrace.model.metric_batch import Point, batch_of
 from otel_dltrace.model.metrics import attributes_of, attributes_text
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.resource import instance_id
-from otel_dltrace.model.spans import Column, Descriptors, Process
+from otel_dltrace.model.spans import Process
 from otel_dltrace.record.guard import say, text_of, tried
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from otel_dltrace.export.span_files import segment_number
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import MetricBatch
-from otel_dltrace.model.spans import Column
 
 SEGMENT_BYTES = 8 << 20
 RETRY_S = 30.0

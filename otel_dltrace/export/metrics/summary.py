@@ -10,10 +10,11 @@ import numpy as np
 from otel_dltrace.export.metrics.exposed import Exposed
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column, distinct
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.metric_batch import Point
 from otel_dltrace.model.metrics import attributes_text
-from otel_dltrace.model.spans import Column, Descriptors, distinct
 
 _SECOND = 1e9
 _NEVER = np.iinfo(np.int64).max

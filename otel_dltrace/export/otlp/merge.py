@@ -5,8 +5,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
-from otel_dltrace.model.spans import Column, Descriptors, Process, SpanBatch, stack_rows
+from otel_dltrace.model.spans import Process, SpanBatch, stack_rows
 
 
 class Merger:

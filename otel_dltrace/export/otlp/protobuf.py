@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import Value
-from otel_dltrace.model.spans import Column
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF

@@ -10,8 +10,9 @@ from otel_dltrace._version import __version__
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.protobuf import BYTES, attributes, nested, tag, text, varint
 from otel_dltrace.export.otlp.spans import encode_spans
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import Launcher, Value, collective_ids, launcher_of
-from otel_dltrace.model.spans import Column, SpanBatch
+from otel_dltrace.model.spans import SpanBatch
 
 LIMIT = 3_500_000
 """Bytes of a request: a collector's gRPC receiver takes 4 MiB by default."""

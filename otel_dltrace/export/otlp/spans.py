@@ -27,9 +27,10 @@ from otel_dltrace.export.otlp.protobuf import (
     varint_width,
 )
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column, compact, distinct
 from otel_dltrace.model.attributes import Launcher, constant_attributes, number_columns
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
-from otel_dltrace.model.spans import Column, SpanBatch, compact, distinct
+from otel_dltrace.model.spans import SpanBatch
 
 _INTERNAL, _STATUS_ERROR = 1, 2
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
