@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -261,6 +262,18 @@ def test_a_proxy_is_told_by_the_environment_that_is_examined(env, told, monkeypa
     assert found == [f"requests to http://127.0.0.1:1/v1/traces {what}" for what in told]
 
 
+def test_a_proxy_that_is_not_there_is_not_taken_for_the_collector(monkeypatch):
+    """Where the proxy refuses a connection, the collector may be up."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    env = {"http_proxy": f"http://127.0.0.1:{servers.free_port()}", **otlp("http://192.0.2.1:4318")}
+    monkeypatch.setenv("http_proxy", env["http_proxy"])
+    (found,) = problems(endpoint.check(env))
+
+    assert found.what == "http://192.0.2.1:4318/v1/traces is not reached through the proxy that the environment names"
+    assert found.cure == "correct HTTP_PROXY or HTTPS_PROXY, or name its host in NO_PROXY"
+
+
 # -- the end of a run ----------------------------------------------------------------------------
 
 
@@ -294,6 +307,17 @@ def test_the_last_line_of_a_run_says_what_the_collector_answered(serve, answer, 
 
     assert (what in line, cure in line, "none lost" in line) == (True, True, True), line
     assert spans == 3
+
+
+def test_the_command_of_the_last_line_can_be_pasted(tmp_path):
+    """Also where the run directory has a space in its name."""
+    with a_place(tmp_path) as place:
+        done = place.run(f"import otel_dltrace; otel_dltrace.start()\n{STEPS}", OTEL_DLTRACE_DIR="my runs")
+        *_, command = done.stderr.rstrip().partition("read them with: ")
+        (run,) = tmp_path.glob("my runs/*")
+
+        assert shlex.split(command) == ["otel-dltrace", "report", str(run.relative_to(tmp_path))], done.stderr
+        assert place.command(*shlex.split(command)[1:]).returncode == 0
 
 
 # -- the rest ------------------------------------------------------------------------------------
@@ -414,9 +438,16 @@ def test_python_itself_is_no_framework():
 def test_secrets_are_not_printed():
     """Neither a token nor a password."""
     env = otlp("http://user:secret@127.0.0.1:1", HEADERS=f"{TOKEN}secret,b=secret")
-    found = [*environment.check(env), *endpoint.check(env)]
+    others = [
+        otlp("user:secret@127.0.0.1:1"),
+        otlp("user:secret@127.0.0.1:1", "grpc"),
+        otlp("http://user:a@secret@127.0.0.1:1/v1?token=secret"),
+        {"OTEL_DLTRACE_JAEGER_URL": "user:secret@jaeger:16686", "OTEL_RESOURCE_ATTRIBUTES": "owner=a@b"},
+    ]
+    found = [finding for one in (env, *others) for finding in (*environment.check(one), *endpoint.check(one))]
+    told = [finding.what for finding in found]
 
-    assert "OTEL_EXPORTER_OTLP_HEADERS=authorization=...,b=..." in [finding.what for finding in found]
+    assert {"OTEL_EXPORTER_OTLP_HEADERS=authorization=...,b=...", "OTEL_RESOURCE_ATTRIBUTES=owner=a@b"} <= {*told}
     assert "secret" not in str(found)
 
 

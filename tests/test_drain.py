@@ -175,6 +175,20 @@ def test_recover_leaves_living_writers_alone(place):
     process.communicate()
 
 
+def test_a_flush_is_told_that_all_is_read_also_where_nothing_is_new(place):
+    """The second one waited for as long as it was let, and said no."""
+    done = place.run("""
+        import otel_dltrace as d
+        d.start()
+        for _ in range(3):
+            with d.step():
+                pass
+        print(d.flush(60), d.flush(10))
+    """)
+
+    assert done.stdout == "True True\n"
+
+
 def test_a_thread_drains_where_no_process_may_be_started(place):
     """OTEL_DLTRACE_DRAIN=thread: the same spans, and no drain process."""
     process, published = a_writer(place, 1.0, OTEL_DLTRACE_DRAIN="thread")

@@ -200,6 +200,7 @@ def test_without_an_endpoint_nothing_is_sent(env):
     [
         ("ENDPOINT", "localhost:4318", "ENDPOINT='localhost:4318' is not a URL: write http://host:4318 or https"),
         ("ENDPOINT", "http://u:pw@h:x", "ENDPOINT='http://h:x' is not a URL (Port could not be cast"),
+        ("ENDPOINT", "u:pw@h:4318", "ENDPOINT='h:4318' is not a URL: write http://host:4318 or https"),
         ("PROTOCOL", "http/json", "PROTOCOL='http/json' is not a protocol we speak: write grpc or http/protobuf"),
         ("TRACES_TIMEOUT", "10s", "TRACES_TIMEOUT='10s' is not a number of seconds above 0: write 10"),
         ("TIMEOUT", "nan", "TIMEOUT='nan' is not a number of seconds above 0"),

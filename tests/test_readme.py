@@ -18,6 +18,19 @@ ELSEWHERE = ("make demo", "make test", "pip install .")
 """Lines that CI itself runs: this suite is one of them."""
 
 
+def test_the_two_commands_are_there_in_a_source_distribution(tmp_path):
+    """Whoever has it from a package index, and no checkout, has what make needs."""
+    pytest.importorskip("hatchling")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=HOME, check=True, capture_output=True)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(packed, tmp_path)
+    make = ["make", "--dry-run", "-C", str(packed).removesuffix(".tar.gz"), "demo", "test"]
+
+    done = subprocess.run(make, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture
 def place(tmp_path):
     """Give a folder with a training program, and our commands on the PATH."""

@@ -52,7 +52,8 @@ def host_is_drained(run: Path, ranks: int, deadline: float) -> bool:
 
 def _is_drained(told: list[dict[str, Any]], ranks: int) -> bool:
     known = sum(len(one["processes"]) for one in told)
-    return sum(one["summary"].get("processes", 0) for one in told) >= max(ranks, known)
+    ended: int = sum(one["summary"].get("processes", 0) for one in told)
+    return ended >= max(ranks, known)
 
 
 def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool) -> None:

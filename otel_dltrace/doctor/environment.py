@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from otel_dltrace.doctor.variables import OBEYED, OF_THE_SDK, OWN, SWITCH, known_to_opentelemetry
 from otel_dltrace.export.choice import DELAY_S, delay_s, exporters
 from otel_dltrace.export.metrics.settings import MetricSettings
-from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.settings import OtlpSettings, public
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, PROBLEM, Finding
 from otel_dltrace.settings.config import VARIABLES, Config
@@ -16,7 +16,7 @@ from otel_dltrace.settings.switch import is_switched_on
 
 AREA = "environment"
 _PREFIXES = ("OTEL_", "DLTRACE")
-_PASSWORD = re.compile(r"//[^/@]*@")
+_PASSWORD = re.compile(r"//[^/\s]*@")
 _NAME = re.compile(r"\w+")
 _UNTRACED, _UNMEASURED = "with it, programs run untraced", "with it, no metrics are sent; spans are"
 
@@ -68,6 +68,8 @@ def _shown(name: str, value: str) -> str:
     """Return *value* without what is secret in it: of headers, the names."""
     if name.endswith("HEADERS"):
         return ",".join(f"{entry.partition('=')[0].strip()}=..." for entry in value.split(","))
+    if name.endswith(("ENDPOINT", "_URL")):
+        return public(value)
     return _PASSWORD.sub("//", value)
 
 

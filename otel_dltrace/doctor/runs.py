@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
@@ -29,10 +30,11 @@ def check(config: Config) -> list[Finding]:
 
 
 def _host(run: Path, ago: str, path: Path) -> Finding:
+    typed = quote(str(run))
     try:
         figures: dict[str, Any] = dict(json.loads(path.read_text())["summary"])
     except (OSError, TypeError, ValueError, KeyError):
-        return Finding(AREA, NOTE, f"{run.name}, {ago}: {path.name} cannot be read", f"otel-dltrace report {run}")
+        return Finding(AREA, NOTE, f"{run.name}, {ago}: {path.name} cannot be read", f"otel-dltrace report {typed}")
     otlp = figures.get("otlp", {})
     what = f"{run.name}, {ago}: {summary_line(figures)}"
     lost = any(figures.get(name) for name in figures if name.startswith(("lapped_", "unrecorded", "dropped_by")))
@@ -41,10 +43,10 @@ def _host(run: Path, ago: str, path: Path) -> Finding:
             AREA, PROBLEM, what, "a larger OTEL_DLTRACE_RING_SIZE or OTEL_DLTRACE_QUOTA, or a coarser _LEVEL"
         )
     if otlp.get("rejected") or otlp.get("dropped"):
-        cure = f"mend the cause; every span is kept: otel-dltrace export {run} --to otlp"
+        cure = f"mend the cause; every span is kept: otel-dltrace export {typed} --to otlp"
         return Finding(AREA, PROBLEM, what, cure)
     if otlp.get("waiting") or otlp.get("spilled"):
-        return Finding(AREA, NOTE, what, f"send what waits: otel-dltrace recover {run}")
+        return Finding(AREA, NOTE, what, f"send what waits: otel-dltrace recover {typed}")
     return Finding(AREA, FINE, what)
 
 

@@ -114,6 +114,7 @@ class Drain:
         for source, cursor in self.rings.take(self.followers):
             self._adopt(source, cursor)
         self._renew_clock()
+        asked = self.hurry
         is_due = self._is_due(now)
         # Servers last: what they did goes out with the workers' steps.
         for path in sorted(self.followers, key=lambda path: _is_server(self.followers[path])):
@@ -124,7 +125,7 @@ class Drain:
             self.outlet.flush()
         if self.metering is not None:
             guard.guarded(self.metering.tick)([member for f in self.followers.values() for member in f.members])
-        self._settle()
+        self._settle(asked)
 
     def _is_due(self, now: float) -> bool:
         """Return whether to read all rings, together: much of what that costs it costs however little there is."""
@@ -216,8 +217,8 @@ class Drain:
                 self.outlet.spill_to(owner.writer.folder)
                 self.outlet.send(SpanBatch(due[-1].row, _ROOT, process), decided)
 
-    def _settle(self) -> None:
-        """Save the cursors, and let go of the rings that are safe elsewhere."""
+    def _settle(self, asked: bool) -> None:
+        """Save the cursors, and let go of the rings that are safe elsewhere; who *asked* waits for a new cursor."""
         unsettled = self.outlet.unsettled() if self.outlet is not None else set()
         is_due = self.runs.is_compaction_due
         for path, follower in list(self.followers.items()):
@@ -226,7 +227,7 @@ class Drain:
             mine |= {self.here[m.run].roots.pending_from() for m in follower.members} - {NO_STEP}
             undecided = min((m.gate.undecided_from() for m in follower.members), default=NO_STEP)
             loose = any(m.gate.has_loose for m in follower.members) or NO_STEP in mine
-            follower.save(min([undecided, *mine]), loose, again=is_due)
+            follower.save(min([undecided, *mine]), loose, again=is_due or (asked and not follower.is_drained))
             if follower.is_drained and not mine and undecided == NO_STEP:
                 self._let_go(path)
         # Only here: the cursors just saved no longer speak of the segments that go.

@@ -11,8 +11,9 @@ from otel_dltrace.export.member import Member
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_descriptors
 from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.spans import Column, empty_rows, stack_rows
+from otel_dltrace.model.spans import empty_rows, stack_rows
 from otel_dltrace.record import guard
 from otel_dltrace.record.names import Followed
 from otel_dltrace.record.ring import RECORDS, writer_is_alive
@@ -200,7 +201,7 @@ class Follower:
         return self.source.ended and not self._count and (self._told is None or self._told.is_over)
 
     def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
-        """Write the cursor, if what it covers has changed, or where in the folder that is (*again*)."""
+        """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request."""
         if not (self._dirty or again) or self._count or self.source.waiting:
             return
         cursor = Cursor(self.source.reader.taken, self.source.unfinished(), undelivered=undelivered, loose=loose)

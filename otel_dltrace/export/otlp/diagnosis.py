@@ -34,6 +34,11 @@ class _Case(NamedTuple):
 
 
 _CASES = (
+    _Case(  # before the others: what follows is said of the proxy
+        "Unable to connect to proxy|HTTP proxy returned",
+        "{where} is not reached through the proxy that the environment names",
+        "correct HTTP_PROXY or HTTPS_PROXY, or name its host in NO_PROXY",
+    ),
     _Case("Connection refused", "nothing listens at {where}", f"start the collector, or correct {ENDPOINT}"),
     _Case(
         "failed to resolve|errors resolving|lookup failed|Name or service not known",

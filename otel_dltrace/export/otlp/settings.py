@@ -50,10 +50,7 @@ class OtlpSettings:
     @property
     def where(self) -> str:
         """The endpoint without user name, password and query, fit for messages."""
-        if self.protocol == GRPC:
-            return self.endpoint
-        url = urlsplit(self.endpoint)
-        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+        return public(self.endpoint)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], signal: str = TRACES) -> "OtlpSettings | None":
@@ -113,7 +110,7 @@ class _Variables:
 def _http_url(name: str, value: str, signal: str) -> tuple[str, bool]:
     url = _split(name, value)
     if url.scheme not in _DEFAULT_PORTS or not url.hostname:
-        raise ConfigError(f"{name}={_public(value)!r} is not a URL: write http://host:4318 or https://host:4318")
+        raise ConfigError(f"{name}={public(value)!r} is not a URL: write http://host:4318 or https://host:4318")
     if f"_{signal}_" in name:  # used as it is; a URL without a path means the root
         return url._replace(path=url.path or "/").geturl(), url.scheme == "https"
     return url._replace(path=url.path.rstrip("/") + f"/v1/{signal.lower()}").geturl(), url.scheme == "https"
@@ -126,7 +123,7 @@ def _grpc_target(name: str, value: str, insecure: bool) -> tuple[str, bool]:
     if url.scheme in _GRPC_RESOLVERS:
         return value, not insecure
     if url.scheme not in _DEFAULT_PORTS or not url.hostname:
-        msg = f"{name}={_public(value)!r} is no gRPC endpoint: write http://host:4317, https://host:4317 or host:4317"
+        msg = f"{name}={public(value)!r} is no gRPC endpoint: write http://host:4317, https://host:4317 or host:4317"
         raise ConfigError(msg)
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return f"{host}:{url.port or _DEFAULT_PORTS[url.scheme]}", url.scheme == "https"
@@ -137,13 +134,13 @@ def _split(name: str, value: str) -> SplitResult:
         url = urlsplit(value)
         _ = url.port  # checked only when it is read
     except ValueError as error:
-        raise ConfigError(f"{name}={_public(value)!r} is not a URL ({error}): write http://host:port") from None
+        raise ConfigError(f"{name}={public(value)!r} is not a URL ({error}): write http://host:port") from None
     return url
 
 
-def _public(endpoint: str) -> str:
-    """Return *endpoint* without a user name and a password."""
-    return re.sub(r"//[^/]*@", "//", endpoint)
+def public(endpoint: str) -> str:
+    """Return *endpoint*, with or without a scheme, less its user name, password and query: they may be secrets."""
+    return re.sub(r"(^|(?<=//))[^/?#]*@|[?#].*", "", endpoint)
 
 
 def _protocol(name: str, value: str) -> str:
