@@ -175,16 +175,18 @@ def test_recover_leaves_living_writers_alone(place):
     process.communicate()
 
 
-def test_a_flush_is_told_that_all_is_read_also_where_nothing_is_new(place):
-    """The second one waited for as long as it was let, and said no."""
-    done = place.run("""
+@pytest.mark.parametrize("mode", ["auto", "thread"])
+def test_a_flush_is_told_that_all_is_read_also_where_nothing_is_new(place, mode):
+    """The second one, and each where a thread drains, waited for as long as it was let, and said no."""
+    flushes = """
         import otel_dltrace as d
         d.start()
         for _ in range(3):
             with d.step():
                 pass
         print(d.flush(60), d.flush(10))
-    """)
+    """
+    done = place.run(flushes, OTEL_DLTRACE_DRAIN=mode)
 
     assert done.stdout == "True True\n"
 

@@ -13,7 +13,7 @@ from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import exporters
-from otel_dltrace.record.launch import DrainStarter
+from otel_dltrace.record.launch import NO_THREAD, DrainStarter
 from otel_dltrace.record.ring import make_ring_folder
 from otel_dltrace.settings.config import Config
 
@@ -45,7 +45,7 @@ def hold_drain(config: Config, env: Mapping[str, str]) -> Iterator[HeldDrain]:
             config.rings,
             "auto",
             config.to_env(),
-            lambda _ring: lambda _seconds: None,
+            lambda _ring: NO_THREAD,
             prints=bool(exporters(env)),
         )
     )

@@ -10,6 +10,7 @@ from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.record import guard
+from otel_dltrace.record.launch import DrainThread
 from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.settings.config import Config
 
@@ -58,10 +59,10 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     return Drain(serving, outlets_of(others, settings), metering)
 
 
-def drain_in_thread(config: Config) -> Callable[[RingWriter], Callable[[float], None]]:
-    """Return what begins to drain a ring of our own in a thread, as *config* says, and returns what ends that."""
+def drain_in_thread(config: Config) -> Callable[[RingWriter], DrainThread]:
+    """Return what begins to drain a ring of our own in a thread, as *config* says."""
 
-    def begin(ring: RingWriter) -> Callable[[float], None]:
+    def begin(ring: RingWriter) -> DrainThread:
         from otel_dltrace.export.drain_thread import start_drain_thread
 
         if config.metrics:

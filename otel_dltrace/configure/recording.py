@@ -21,7 +21,7 @@ from otel_dltrace.model.identity import bind_from_home, run_directory_name
 from otel_dltrace.model.plan import parse_level
 from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record import guard
-from otel_dltrace.record.launch import DrainStarter, ring_bell
+from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import changed_at
 from otel_dltrace.record.tracer import Tracer, live
@@ -209,7 +209,7 @@ def flush(timeout: float = EXIT_S) -> bool:
     cursor = tracer.recorder.ring.path.with_suffix(".cursor")
     before = changed_at(cursor)
     deadline = time.monotonic() + timeout
-    ring_bell(tracer.starter.bell)
+    tracer.starter.hurry()
     while time.monotonic() < deadline:
         if changed_at(cursor) != before:
             return True

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from otel_dltrace.export.drain import Drain
+from otel_dltrace.record.launch import NO_THREAD, DrainThread
 from otel_dltrace.record.ring import RingWriter
 
 PAUSE_S = 0.1
@@ -14,21 +15,24 @@ AT_EXIT_S = 60.0
 """What the thread gets at the end of the interpreter, which aborts the process if it finds a thread within Arrow."""
 
 
-def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> Callable[[float], None]:
-    """Have the drain that *make* makes read *ring*, our own, in a daemon thread; return what ends it within seconds.
+def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> DrainThread:
+    """Have the drain that *make* makes read *ring*, our own, in a daemon thread.
 
     Where a drain process reads it already, that goes on, and none is made.
     """
     if not ring.take_for_reading():
         ring.end_reading()
-        return lambda _timeout: None
+        return NO_THREAD
     drain = make()
     drain.rings.own = (ring.path, ring.buffer)
     stop = threading.Event()
     thread = threading.Thread(target=_run, args=(drain, stop), name="otel_dltrace drain", daemon=True)
     thread.start()
 
-    def finish(timeout: float) -> None:
+    def hurry() -> None:
+        drain.hurry = True
+
+    def end(timeout: float) -> None:
         drain.stop_requested = True
         stop.set()
         thread.join(timeout)
@@ -39,7 +43,7 @@ def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> Callable[
             return
         ring.end_reading()
 
-    return finish
+    return DrainThread(hurry, end)
 
 
 def _run(drain: Drain, stop: threading.Event) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.record import guard
 from otel_dltrace.record.ring import RingWriter
@@ -24,6 +24,16 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", 
 _INJECTORS = ("opentelemetry/instrumentation/auto_instrumentation", "ddtrace/bootstrap")
 
 
+class DrainThread(NamedTuple):
+    """A drain that is a thread of this process: *hurry* has it read everything soon, *end* ends it within seconds."""
+
+    hurry: Callable[[], None]
+    end: Callable[[float], None]
+
+
+NO_THREAD = DrainThread(lambda: None, lambda _timeout: None)
+
+
 class DrainStarter:
     """Starts the drain named *home*, or finds that it runs.
 
@@ -32,7 +42,7 @@ class DrainStarter:
         rings: The ring folder.
         mode: ``auto``, ``thread`` or ``off``.
         env: The variables that give it our configuration.
-        start_thread: Drains the ring it is given in a thread; returns what stops it within some seconds.
+        start_thread: Drains the ring it is given in a thread.
         prints: Whether the drain has exporters that may print: they get our standard output.
     """
 
@@ -42,7 +52,7 @@ class DrainStarter:
         rings: Path,
         mode: str,
         env: dict[str, str],
-        start_thread: Callable[[RingWriter], Callable[[float], None]],
+        start_thread: Callable[[RingWriter], DrainThread],
         prints: bool = False,
     ) -> None:
         self.home, self.rings, self.mode, self._env = home, rings, mode, env
@@ -50,12 +60,12 @@ class DrainStarter:
         self.log = rings / f"{home}.log"
         self.bell = rings / f"{home}.bell"
         self._child: subprocess.Popen[bytes] | None = None
-        self._stop_thread: Callable[[float], None] | None = None
+        self._thread: DrainThread | None = None
 
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
         """Start the drain unless it runs; called at this process's first record, and again now and then."""
-        if self._stop_thread is not None:
+        if self._thread is not None:
             return
         if self._child is not None:
             self._child.poll()  # one that was killed is no zombie for long
@@ -66,7 +76,7 @@ class DrainStarter:
                 guard.say(f"no drain process may be started ({error}); a thread drains instead")
                 self.mode = "thread"
         if self.mode == "thread" and ring is not None:
-            self._stop_thread = self._start_thread(ring)
+            self._thread = self._start_thread(ring)
 
     def start_process(self, *, piped: bool = False) -> "subprocess.Popen[bytes] | None":
         """Start the drain process unless one runs; return it, or None. *piped*: it stays while we do, and tells us."""
@@ -102,12 +112,18 @@ class DrainStarter:
             return ""
         return next((line.strip().removeprefix("otel_dltrace: ") for line in reversed(lines) if line.strip()), "")
 
+    def hurry(self) -> None:
+        """Have the drain, whichever it is, read everything soon."""
+        ring_bell(self.bell)
+        if self._thread is not None:
+            self._thread.hurry()
+
     def finish(self, ring: Path, timeout: float) -> bool:
         """Wait until *ring* has been read to its end and removed; return whether it was within *timeout* seconds."""
         if self.mode == "off":
             return False
-        if self._stop_thread is not None:
-            self._stop_thread(timeout)
+        if self._thread is not None:
+            self._thread.end(timeout)
         deadline = time.monotonic() + timeout
         next_bell = 0.0
         is_restarted = False
@@ -119,7 +135,7 @@ class DrainStarter:
                 if not is_restarted and self.mode == "auto" and not lock_is_held(self.rings / f"{self.home}.lock"):
                     is_restarted = True  # it was killed, or ended just before our ring was there
                     guard.guarded(self.start_process)()
-                ring_bell(self.bell)
+                self.hurry()
                 next_bell = now + 0.1
             time.sleep(0.005)
         return True
