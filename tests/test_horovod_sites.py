@@ -186,7 +186,10 @@ def test_horovod_is_traced_and_given_back(tmp_path: Path, horovod_site: Path) ->
 
 
 def test_each_start_of_horovod_is_a_generation(tmp_path: Path, horovod_site: Path) -> None:
-    """After `shutdown` and `init` numbers begin anew, in a generation of their own: no id is there twice."""
+    """After `shutdown` and `init` numbers begin anew, in a generation of their own: no id is there twice.
+
+    Another `init` before that begins nothing, as in Horovod.
+    """
     recorded = alone(
         tmp_path,
         horovod_site,
@@ -197,6 +200,7 @@ def test_each_start_of_horovod_is_a_generation(tmp_path: Path, horovod_site: Pat
     for _ in range(2):
         hvd.init()
         hvd.allreduce(torch.ones(1), name="a")
+        hvd.init()
         hvd.allreduce(torch.ones(1), name="a")
         hvd.shutdown()
     """,

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from ring_files import read_own
 
+from otel_dltrace.instrument import _mpi_groups
 from otel_dltrace.instrument._mpi_buffers import content_of, name_of
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
 from otel_dltrace.instrument._mpi_comm import current
@@ -392,8 +393,10 @@ def specifications() -> dict[str, tuple[object, tuple[int, str]]]:
         "array": (six, (48, "float64")),
         "array of the program's type": (six.astype("i4"), (24, "int32")),
         "array with count": ([six, 4], (32, "float64")),
-        "array with counts": ([six, [1, 2]], (24, "float64")),
-        "array with counts and displacements": ([six, ([1, 2], [0, 1])], (24, "float64")),
+        "array with count of numpy": ([six, np.int64(4)], (32, "float64")),
+        "array with count and displacement": ([six, [1, 2]], (8, "float64")),
+        "array from a displacement on": ([six, (None, 2)], (32, "float64")),
+        "array with type": ([six, "d"], (48, "d")),
         "bytes": (b"abc", (3, "")),
         "bytes with count": ([bytearray(8), 4], (4, "")),
         "nothing": (None, (0, "")),
@@ -407,6 +410,57 @@ def test_a_buffer_says_its_bytes_and_type(name: str) -> None:
     value, known = specifications()[name]
     size, kind = content_of(value, is_object=False)
     assert (size, name_of(kind) if kind != "" else "") == known
+
+
+MOVED = """
+import numpy as np
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+six, out, first = np.zeros(6), np.zeros(64), world.rank == 0
+column = MPI.DOUBLE.Create_vector(2, 1, 3).Create_resized(0, 48).Commit()
+given = [[six, np.int64(4), MPI.DOUBLE], [six, (2, 3), "d"], [six, [2, 1]], [six, column], [six, (None, 2), MPI.DOUBLE]]
+for message in given:
+    world.Send(message, 1) if first else world.Recv(out, MPI.ANY_SOURCE)
+world.send({"an": "object"}, 1) if first else world.mprobe().recv()
+for nobody in (MPI.PROC_NULL, np.int32(MPI.PROC_NULL)):
+    world.Send(six, nobody)
+    world.Recv(six, nobody, 3)
+    MPI.Request.Waitall([world.Isend(six, nobody), world.Irecv(six, nobody, 3), world.Irecv(six, nobody)])
+    world.Sendrecv_replace(six, nobody, source=nobody)
+world.Alltoall([six, 3, MPI.DOUBLE], [out, 3, MPI.DOUBLE])
+world.Alltoallv([six, 1, "d"], [out, 1, "d"])
+world.Alltoallw([six, [MPI.DOUBLE] * 2], [out, [MPI.DOUBLE] * 2])
+world.Scatter([six, np.int32(2)] if first else None, [out, 2])
+world.Scatterv([six, ([2, 1], [0, 3])] if first else None, [out, 2 - world.rank])
+world.Allgatherv(MPI.IN_PLACE, [out, np.array([3, 4]), "d"])
+world.Create_cart([2], [True]).Neighbor_alltoall([six, 2, "d"], [out, 2, "d"])
+"""
+
+
+def test_bytes_are_those_that_move(tmp_path: Path) -> None:
+    """With counts of numpy's, with displacements, of types with gaps, a count for each rank: as the receiver says.
+
+    To and from nobody, as at the edge of a grid, none.
+    """
+    batches = sorted(spans_of(MOVED, 2, tmp_path), key=lambda batch: batch.process.bind.rank)
+    sizes: list[list[tuple[str, int]]] = []
+    for batch in batches:
+        rows = [(batch.descriptor_of(row), int(batch["size"][row])) for row in batch["start"].argsort()]
+        sizes.append([(d.name, size) for d, size in rows if d.kind in ("collective", "p2p") and size])
+    sent, received = ([size for name, size in rank if name in ("send", "recv")] for rank in sizes)
+    assert sent == [32, 16, 16, 16, 32]
+    assert received == [*sent, dict(sizes[1])["mprobe"]]
+    parts = [[48, 16, 16, 32, 24, 56, 32], [48, 16, 16, 16, 8, 56, 32]]
+    names = ["alltoall", "alltoallv", "alltoallw", "scatter", "scatterv", "allgatherv", "neighbor_alltoall"]
+    assert [rank[-7:] for rank in sizes] == [list(zip(names, of_rank, strict=True)) for of_rank in parts]
+
+
+def test_a_new_tag_for_each_message_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many there are no more numbers; those that were counted go on."""
+    monkeypatch.setattr(_mpi_groups, "_MOST_NUMBERED", 3)
+    group = Group("world", 2)
+    assert [group.number_message("", 1, tag, sends=True) for tag in (0, 1, 2, 3, 4, 0, 2)] == [1, 1, 1, 0, 0, 2, 2]
 
 
 def test_the_short_way_of_usual_calls_says_what_the_way_of_all_calls_says(tmp_path: Path) -> None:

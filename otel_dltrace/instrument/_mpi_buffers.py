@@ -1,6 +1,7 @@
 """How many bytes of which type an argument of mpi4py means: a buffer, ``[data, count, datatype]``, an object."""
 
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 Content = tuple[int, Any]
@@ -8,21 +9,28 @@ Content = tuple[int, Any]
 NOTHING: Content = (0, "")
 _WITHOUT_BYTES = frozenset((int, float, complex, bool, str, list, tuple, dict, set, type(None)))
 """The usual objects, of which no error need say that they are no buffers."""
+_SEQUENCE = (list, tuple)
 
 
-def content_of(value: Any, *, is_object: bool) -> Content:
-    """Return what *value* holds; an object that is no array has no size before it is pickled."""
+def content_of(value: Any, *, is_object: bool, ranks: int = 0, is_vector: bool = False) -> Content:
+    """Return what *value* holds; an object that is no array has no size before it is pickled.
+
+    Args:
+        value: What a call is given.
+        is_object: It is to be pickled.
+        ranks: How many parts it has, where its count is that of one: a part for each rank; else 0.
+        is_vector: Each part may have a count of its own.
+    """
     if is_object and type(value) in _WITHOUT_BYTES:
         return NOTHING
     try:
-        return value.nbytes, value.dtype
-    except AttributeError:
-        pass
-    try:
-        if not is_object and isinstance(value, list | tuple):
-            return _of_specification(value)
-        return _of_buffer(value), getattr(value, "typecode", "")
-    except (TypeError, ValueError, AttributeError, IndexError):
+        if not is_object and isinstance(value, _SEQUENCE):
+            return _of_specification(value, ranks, is_vector)
+        try:
+            return value.nbytes, value.dtype
+        except AttributeError:
+            return _of_buffer(value), getattr(value, "typecode", "")
+    except (TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError):
         return NOTHING  # wrong, or not to be known: that is for the call to say
 
 
@@ -34,48 +42,58 @@ def _of_buffer(data: Any) -> int:
         return view.nbytes
 
 
-def _of_specification(value: Any) -> Content:
+def _of_specification(value: Any, ranks: int, is_vector: bool) -> Content:
     """Return the content of ``[data]``, ``[data, count, datatype]`` and their like."""
     data, *rest = value
     datatype = rest.pop() if rest and _is_datatype(rest[-1]) else None
-    if isinstance(datatype, list | tuple):  # Alltoallw: one type for each rank
-        counts = rest[0][0] if len(rest) == 1 else rest[0]
+    if isinstance(datatype, _SEQUENCE):  # Alltoallw: one type for each rank
+        counts = (rest[0][0] if len(rest) == 1 else rest[0]) if rest else [1] * len(datatype)
         return sum(n * _size_of(kind) for n, kind in zip(counts, datatype, strict=True)), datatype[0]
     named = getattr(data, "dtype", "") if datatype is None else datatype
-    if not rest or rest[0] is None:
-        return _of_buffer(data), named
     each = getattr(data, "itemsize", 1) if datatype is None else _size_of(datatype)
-    return _count(rest[0]) * each, named
+    count = rest[0] if rest else None
+    offset = rest[1] if len(rest) > 1 else None
+    if isinstance(count, tuple if is_vector else _SEQUENCE):
+        count, offset = count
+    if count is not None:
+        return _total(count, ranks) * each, named
+    apart = each if datatype is None else _extent_of(datatype)
+    start = 0 if is_vector or offset is None else index(offset) * apart
+    return (_of_buffer(data) - start) // apart * each, named
 
 
 def _is_datatype(value: Any) -> bool:
-    if isinstance(value, list | tuple):
+    if isinstance(value, _SEQUENCE):
         return bool(value) and _is_datatype(value[0])
     return isinstance(value, str) or hasattr(value, "Get_extent")
 
 
-def _count(value: Any) -> int:
-    """Return how many elements a count means: a number, one for each rank, or these with displacements."""
-    if isinstance(value, int):
-        return value
-    return int(sum(value[0] if hasattr(value[0], "__len__") else value))
+def _total(count: Any, ranks: int) -> int:
+    """Return how many elements *count* means: a number (of numpy as well), or one for each rank."""
+    try:
+        return index(count) * (ranks or 1)
+    except TypeError:
+        return int(sum(count))
 
 
 def _size_of(datatype: Any) -> int:
-    if isinstance(datatype, str):
-        return _size_of_code(datatype)
-    return int(datatype.Get_size())
+    return int((_of_code(datatype) if isinstance(datatype, str) else datatype).Get_size())
+
+
+def _extent_of(datatype: Any) -> int:
+    """Return how many bytes it is from one element of *datatype* to the next, with what lies between."""
+    return int((_of_code(datatype) if isinstance(datatype, str) else datatype).Get_extent()[1])
 
 
 @lru_cache(maxsize=256)
-def _size_of_code(code: str) -> int:
-    """Return the size of a type that is given by its name or its letter."""
+def _of_code(code: str) -> Any:
+    """Return the type that is given by its name or its letter."""
     from mpi4py import MPI
 
-    return int(MPI._typedict[code].Get_size())
+    return MPI._typedict[code]
 
 
 def name_of(kind: Any) -> str:
     """Return the name of a type, as numpy says it, or as MPI does: ``float64``, ``double``."""
     named = getattr(kind, "name", kind)
-    return str(named).removeprefix("MPI_").lower()
+    return str(named).removeprefix("MPI_").removeprefix("torch.").lower()

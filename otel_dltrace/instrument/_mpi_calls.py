@@ -42,6 +42,7 @@ class Call:
         role: What it does.
         holder: The class that defines it.
         buffers: The parameters whose bytes count: of the first one that is given.
+        parts: Those of them that have a part for each rank: a count that goes with one is that of a part.
         root: The parameter that is the root's rank.
         peer: The parameter that is the other side's rank; for both directions: the destination's.
         tag: The parameter that is the tag.
@@ -60,6 +61,7 @@ class Call:
     role: Role = Role.COLLECTIVE
     holder: str = "Comm"
     buffers: str = ""
+    parts: str = ""
     root: str = ""
     peer: str = ""
     tag: str = ""
@@ -72,7 +74,7 @@ class Call:
     is_object: bool = field(init=False, compare=False)
     positions: dict[str, int] = field(init=False, compare=False)
     span: str = field(init=False, compare=False)
-    takes: tuple[tuple[str, int], ...] = field(init=False, compare=False)
+    takes: tuple[tuple[str, int, bool], ...] = field(init=False, compare=False)
     first_buffer: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,8 +83,15 @@ class Call:
         object.__setattr__(self, "positions", {name: i + 1 for i, name in enumerate(self.parameters.split())})
         object.__setattr__(self, "span", self.name.removesuffix("_init").lower())
         taken = [name for name in self.buffers.split() if name in self.positions]
-        object.__setattr__(self, "takes", tuple((name, self.positions[name]) for name in taken))
+        object.__setattr__(
+            self, "takes", tuple((name, self.positions[name], name in self.parts.split()) for name in taken)
+        )
         object.__setattr__(self, "first_buffer", self.takes[0][1] if taken and not self.is_object else 0)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the parts of its buffers may differ in size, for a collective that has parts."""
+        return self.span[-1] in "vw"
 
     def argument(self, name: str, args: Args, kwargs: Kwargs) -> Any:
         """Return the argument for parameter *name* of a call, None if it is not given."""
@@ -127,26 +136,26 @@ _ALL, _VECTOR = "I init object", "I init"
 COLLECTIVES = (
     Call("Barrier", forms=_ALL),
     Call("Bcast", "buf root", buffers="buf", root="root", forms=_ALL),
-    Call("Gather", f"{_BOTH} root", buffers=_BOTH, root="root", forms=_ALL),
-    Call("Gatherv", f"{_BOTH} root", buffers=_BOTH, root="root", forms=_VECTOR),
-    Call("Scatter", f"{_BOTH} root", buffers=_BOTH, root="root", forms=_ALL),
-    Call("Scatterv", f"{_BOTH} root", buffers=_BOTH, root="root", forms=_VECTOR),
-    Call("Allgather", _BOTH, buffers=_BOTH, forms=_ALL),
-    Call("Allgatherv", _BOTH, buffers=_BOTH, forms=_VECTOR),
-    Call("Alltoall", _BOTH, buffers=_BOTH, forms=_ALL),
-    Call("Alltoallv", _BOTH, buffers=_BOTH, forms=_VECTOR),
-    Call("Alltoallw", _BOTH, buffers=_BOTH, forms=_VECTOR),
+    Call("Gather", f"{_BOTH} root", buffers=_BOTH, parts="recvbuf", root="root", forms=_ALL),
+    Call("Gatherv", f"{_BOTH} root", buffers=_BOTH, parts="recvbuf", root="root", forms=_VECTOR),
+    Call("Scatter", f"{_BOTH} root", buffers=_BOTH, parts="sendbuf", root="root", forms=_ALL),
+    Call("Scatterv", f"{_BOTH} root", buffers=_BOTH, parts="sendbuf", root="root", forms=_VECTOR),
+    Call("Allgather", _BOTH, buffers=_BOTH, parts="recvbuf", forms=_ALL),
+    Call("Allgatherv", _BOTH, buffers=_BOTH, parts="recvbuf", forms=_VECTOR),
+    Call("Alltoall", _BOTH, buffers=_BOTH, parts=_BOTH, forms=_ALL),
+    Call("Alltoallv", _BOTH, buffers=_BOTH, parts=_BOTH, forms=_VECTOR),
+    Call("Alltoallw", _BOTH, buffers=_BOTH, parts=_BOTH, forms=_VECTOR),
     Call("Reduce", f"{_BOTH} op root", buffers=_BOTH, root="root", forms=_ALL),
     Call("Allreduce", f"{_BOTH} op", buffers=_BOTH, forms=_ALL),
-    Call("Reduce_scatter_block", f"{_BOTH} op", buffers=_BOTH, forms=_VECTOR),
+    Call("Reduce_scatter_block", f"{_BOTH} op", buffers=_BOTH, parts=_BOTH, forms=_VECTOR),
     Call("Reduce_scatter", f"{_BOTH} recvcounts op", buffers=_BOTH, forms=_VECTOR),
     Call("Scan", f"{_BOTH} op", holder="Intracomm", buffers=_BOTH, forms=_ALL),
     Call("Exscan", f"{_BOTH} op", holder="Intracomm", buffers=_BOTH, forms=_ALL),
-    Call("Neighbor_allgather", _BOTH, holder="Topocomm", buffers=_BOTH, forms=_ALL),
-    Call("Neighbor_allgatherv", _BOTH, holder="Topocomm", buffers=_BOTH, forms=_VECTOR),
-    Call("Neighbor_alltoall", _BOTH, holder="Topocomm", buffers=_BOTH, forms=_ALL),
-    Call("Neighbor_alltoallv", _BOTH, holder="Topocomm", buffers=_BOTH, forms=_VECTOR),
-    Call("Neighbor_alltoallw", _BOTH, holder="Topocomm", buffers=_BOTH, forms=_VECTOR),
+    Call("Neighbor_allgather", _BOTH, holder="Topocomm", buffers=_BOTH, parts="recvbuf", forms=_ALL),
+    Call("Neighbor_allgatherv", _BOTH, holder="Topocomm", buffers=_BOTH, parts="recvbuf", forms=_VECTOR),
+    Call("Neighbor_alltoall", _BOTH, holder="Topocomm", buffers=_BOTH, parts=_BOTH, forms=_ALL),
+    Call("Neighbor_alltoallv", _BOTH, holder="Topocomm", buffers=_BOTH, parts=_BOTH, forms=_VECTOR),
+    Call("Neighbor_alltoallw", _BOTH, holder="Topocomm", buffers=_BOTH, parts=_BOTH, forms=_VECTOR),
     Call("Agree", "flag", forms="I"),
 )
 

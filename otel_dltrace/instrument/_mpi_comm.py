@@ -27,6 +27,7 @@ class Comm:
         self.requests = Requests(tracer, wait, module.Status)
         self.any, self.in_place = module.ANY_SOURCE, module.IN_PLACE
         self.anything = (module.ANY_SOURCE, module.ANY_TAG)
+        self.nobody = module.PROC_NULL
 
     # -- descriptors ------------------------------------------------------------------------------
 
@@ -72,10 +73,11 @@ class Comm:
 
     def content(self, call: Call, args: Args, kwargs: Kwargs) -> tuple[int, Any]:
         """Return what *call* moves: of the buffers (or objects) that it may be given, the first one that it is."""
-        for name, position in call.takes:
+        for name, position, has_parts in call.takes:
             value = args[position] if position < len(args) else kwargs.get(name)
             if value is not None and value is not self.in_place:
-                return content_of(value, is_object=call.is_object)
+                ranks = _ranks(call, args[0], name) if has_parts and isinstance(value, list | tuple) else 0
+                return content_of(value, is_object=call.is_object, ranks=ranks, is_vector=has_parts and call.is_vector)
         return NOTHING
 
     def _communicator(self, call: Call, args: Args, kwargs: Kwargs) -> Any:
@@ -91,7 +93,9 @@ class Comm:
         """Learn from *status* who has sent, with which tag, and how much."""
         operation = part.operation
         learned = self.learned(group, handle, status, operation.size)
-        if learned is not None:
+        if learned is None:
+            operation.size = 0
+        else:
             operation.size, operation.a, operation.b = learned
             part.seq = part.seq or group.number_message(series, operation.a, operation.b, sends=False)
 
@@ -169,9 +173,9 @@ class Running:
 
     def one_sided(self, series: str, flags: int) -> list[Part]:
         """Begin an access to another rank's window."""
-        call = self._call
-        peer = self._comm.peer(self._group, self._handle, self._given(call.peer), NOBODY)
-        return [Part(self._comm.operation(call.span, self._group, self._content, P2P, peer, -1, flags, series))]
+        call, given = self._call, self._given(self._call.peer)
+        peer, content = self._comm.peer(self._group, self._handle, given, NOBODY), self._moved(given, self._content)
+        return [Part(self._comm.operation(call.span, self._group, content, P2P, peer, -1, flags, series))]
 
     def send(self, series: str, flags: int) -> list[Part]:
         """Begin a send."""
@@ -181,9 +185,10 @@ class Running:
 
     def _send(self, span: str, peer: str, tag: str, series: str, flags: int) -> Part:
         group = self._group
-        to = self._comm.peer(group, self._handle, self._given(peer), NOBODY)
-        number = self._given(tag) or 0
-        operation = self._comm.operation(span, group, self._content, P2P, to, number, flags, series)
+        given, number = self._given(peer), self._given(tag) or 0
+        to = self._comm.peer(group, self._handle, given, NOBODY)
+        content = self._moved(given, self._content)
+        operation = self._comm.operation(span, group, content, P2P, to, number, flags, series)
         return Part(operation, group.number_message(series, to, number, sends=True), counted=(group, series, True))
 
     def receive(self, series: str, flags: int) -> list[Part]:
@@ -194,6 +199,7 @@ class Running:
     def _receive(self, span: str, peer: str, tag: str, content: Any, series: str, flags: int) -> Part:
         comm, group, handle = self._comm, self._group, self._handle
         given, number = self._given(peer), self._given(tag)
+        content = self._moved(given, content)
         source = comm.peer(group, handle, given, NOBODY)
         is_any = given is None or given == comm.any or number is None or number < 0
         operation = comm.operation(span, group, content, P2P, source, -1 if number is None else number, flags, series)
@@ -216,6 +222,10 @@ class Running:
     def free(self, series: str, flags: int) -> list[Part]:
         """Begin the end of a group; of one that MPI gives there is none, and a rank may say so alone."""
         return self.local(series, flags) if self._group.is_given else self.collective(series, flags)
+
+    def _moved(self, rank: Any, content: tuple[int, Any]) -> tuple[int, Any]:
+        """Return what moves of *content* to or from *rank*: nothing, where that is nobody."""
+        return (0, content[1]) if rank == self._comm.nobody else content
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -266,6 +276,13 @@ class Running:
             if not moved:
                 part.take_back()
             part.operation.close(part.seq, error=error)
+
+
+def _ranks(call: Call, handle: Any, name: str) -> int:
+    """Return how many parts the buffer *name* of a *call* on *handle* has."""
+    if call.holder == "Topocomm":
+        return int(handle.outdegree if name == "sendbuf" else handle.indegree)
+    return int(handle.Get_remote_size() if handle.Is_inter() else handle.Get_size())
 
 
 def has_moved(module: Any, call: Call, error: BaseException) -> bool:

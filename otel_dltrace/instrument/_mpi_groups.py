@@ -16,6 +16,8 @@ Side = tuple[int, int, Iterator[int] | None]
 """The other side of messages: its rank in the world, their tag, and what numbers them; None: their status will tell."""
 _UNNUMBERED = repeat(0)
 _MOST_SIDES = 4096
+_MOST_NUMBERED = 1 << 17
+"""Of so many ranks and tags, sent to or received from, a group counts the messages; each takes a fifth of a KB."""
 
 
 class Group:
@@ -83,7 +85,7 @@ class Group:
         try:
             return self._numbers[key]
         except KeyError:
-            return self._numbers.setdefault(key, count(1))
+            return self._numbers.setdefault(key, count(1)) if len(self._numbers) < _MOST_NUMBERED else _UNNUMBERED
 
     def side(self, handle: Any, rank: Any, tag: Any, *, sends: bool) -> Side:
         """Return the other side of a message for which a call on *handle* is given *rank* and *tag*; keep it."""

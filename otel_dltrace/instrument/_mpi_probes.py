@@ -22,6 +22,7 @@ class Matched:
     group: Group
     peer: int
     tag: int
+    size: int
     number: int
     message: "weakref.ref[Any]"
 
@@ -63,7 +64,7 @@ class Probe:
         number = self._group.number_message("", operation.a, operation.b, sends=False)
         key = id(message)
         gone = weakref.ref(message, lambda _ref: _matched.pop(key, None))
-        _matched[key] = Matched(self._group, operation.a, operation.b, number, gone)
+        _matched[key] = Matched(self._group, operation.a, operation.b, operation.size, number, gone)
 
     def fail(self, error: BaseException) -> None:
         """End it with *error*."""
@@ -79,7 +80,7 @@ class MatchedReceive:
     def __init__(self, comm: Comm, call: Call, matched: Matched, args: Args, kwargs: Kwargs) -> None:
         self._comm, self._call = comm, call
         buffer = call.argument("buf", args, kwargs) if call.takes else None
-        content = NOTHING if buffer is None else content_of(buffer, is_object=False)
+        content = (matched.size, "") if buffer is None else content_of(buffer, is_object=False)
         flags = FLAG_ASYNC if call.form is Form.REQUEST else 0
         operation = comm.operation(call.span, matched.group, content, P2P, matched.peer, matched.tag, flags)
         self._part = Part(operation, matched.number)

@@ -78,6 +78,8 @@ def shortened(  # noqa: C901, PLR0915
                     a, b, numbers = group.sends[rank, tag] if sends else group.receives[rank, tag]
                 except KeyError:
                     a, b, numbers = group.side(handle, rank, tag, sends=sends)
+                if a < 0 and rank == comm.nobody:
+                    size = 0
                 if numbers is None:
                     args, status = _ask(comm, call, args, kwargs)
             elif root_at:
@@ -176,6 +178,8 @@ def _learned(
             seq = next(numbers) if numbers is not None else 0
             count = status.Get_count(comm.module.BYTE)
             size = count if count >= 0 else size
+        else:
+            size = 0
     except Exception as broken:  # noqa: BLE001  -- as above
         failed("recv", broken)
     return size, a, b, seq

@@ -73,8 +73,10 @@ def _plain_failed(plain: Plain, error: BaseException) -> None:
 # -- the beginning and the end ----------------------------------------------------------------------
 
 
-def _init_begins(_args: Args, _kwargs: Kwargs) -> Operations:
+def _init_begins(_args: Args, _kwargs: Kwargs) -> Operations | None:
     here = _plugin.here()
+    if here.starts and sys.modules[OPS].is_initialized():
+        return None  # a library may call it once more, and then nothing begins
     propose(here.tracer)
     return here
 

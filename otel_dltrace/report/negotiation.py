@@ -48,6 +48,8 @@ _FIRST_TO_LAST = (
 )
 _OF = {BACKEND: "What rank 0 does in the operations", MPI: "What the ranks do"}
 _MOST_STEPS = 8
+_MORE = 2
+"""How many times as late, all in all, another rank is than the one that is last most often, to be named as well."""
 
 
 def write_negotiations(found: Negotiations, console: Console) -> None:
@@ -107,10 +109,17 @@ def _last(found: Negotiations) -> list[str]:
     if not most.times and found.uncertainty:
         return [f"Who was ready last cannot be told: {_CLOCKS}."]
     silent = f" ({found.silent:,} more do not say who was ready when)" if found.silent else ""
-    return [
+    out = [
         f"Rank {most.rank} is ready last most often: in {most.times:,} of {most.negotiations:,} negotiations, "
         f"by {ms(most.late.p50)} ms (p50){silent}."
     ]
+    latest = max(found.ranks, key=lambda rank: (rank.late.total, -rank.rank))
+    if latest.late.total >= _MORE * most.late.total and latest is not most:
+        out.append(
+            f"Rank {latest.rank} is ready last by more: in {latest.times:,} of {latest.negotiations:,} negotiations, "
+            f"by {ms(latest.late.mean)} ms in the mean, {ms(latest.late.max)} ms at most."
+        )
+    return out
 
 
 def _percent(part: int, whole: int) -> str:
