@@ -302,6 +302,45 @@ def test_a_killed_root_is_noticed_by_its_servers(tmp_path):
     assert done.each("message") == {"worker0": "worker 1: its connection closed; it died or was killed"}
 
 
+HANGS = """
+import time
+if layout.worker:
+    engine.declare("w")
+    while len([name for name in os.listdir(OUT) if name.startswith("pulling")]) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+class Watch:
+    follows_stages = True
+    def __init__(self):
+        self.told = []
+    def push_pull_started(self, *told):
+        return self
+    def request_sending(self, partition):
+        return {"traceparent": ""}
+    def stage_finished(self, partition, queue, nbytes, server, enqueued, started, end):
+        assert enqueued <= started <= end
+        self.told.append([queue.name, partition, server])
+    def completed(self, end, error):
+        say(told=sorted(self.told), error=error)
+    def waited(self, start, end):
+        pass
+trace.observe(Watch())
+push_pull("w", np.ones(2000, np.float32))
+"""
+
+
+def test_what_a_request_waited_for_in_vain_is_observed(tmp_path):
+    """The stage ends with its push_pull: a server has answered it with an error, which would be below nothing."""
+    done = run_job(tmp_path, HANGS, (2, 1, 1), SMALL, server=SERVED)
+    assert done.each("told") == {
+        "worker0": [
+            [name, part, 0 if name in ("PUSH", "PULL") else None]
+            for name in ("COPYD2H", "PULL", "PUSH", "REDUCE")
+            for part in (0, 1)
+        ]
+    }
+
+
 def test_a_killed_server_is_named_by_the_workers(tmp_path):
     """All workers end with an error that says which server is gone."""
     server = """

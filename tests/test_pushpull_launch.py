@@ -1,5 +1,6 @@
 """The launcher and its command: what a job's processes are given, and how they end."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from otel_dltrace.cli.main import main
+from otel_dltrace.configure.outcome import host_is_drained
 from otel_dltrace.pushpull.launch import Plan, launch
 from tests.servers import wait_until
 
@@ -26,6 +28,7 @@ def launched(*arguments: str, program: str) -> "subprocess.CompletedProcess[str]
 def test_each_process_is_told_its_place():
     """The variables that BytePS's programs read, and ours; nothing is left when the job has ended."""
     program = """
+import json
 import os
 names = "DMLC_ROLE DMLC_WORKER_ID DMLC_NUM_WORKER BYTEPS_LOCAL_RANK BYTEPS_LOCAL_SIZE DMLC_NUM_SERVER DMLC_PS_ROOT_URI"
 said = [os.environ[name] for name in names.split()]
@@ -122,6 +125,7 @@ print(signal.sigwait([signal.SIGTERM]).name, flush=True)
         pytest.param(["launch"], "write it after --", id="no program"),
         pytest.param(["launch", "--workers", "0", "--", "x"], "--workers 0: there must be 1 or more", id="no worker"),
         pytest.param(["launch", "--only-worker", "1", "--", "x"], "--only-worker needs --root", id="no root"),
+        pytest.param(["launch", "--root", "ps0", "--", "x"], "--root 'ps0' is not HOST:PORT", id="no port"),
         pytest.param(["launch", "--servers", "0", "--", "no-such"], "no-such cannot be started", id="no such program"),
     ],
 )
@@ -162,3 +166,21 @@ def test_the_example_trains(tmp_path):
     assert done.returncode == 0, done.stderr
     losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
     assert (len(losses), losses[0] > losses[-1]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("known", "ended", "whole"),
+    [
+        pytest.param(2, 2, True, id="its local ranks alone"),
+        pytest.param(5, 2, False, id="another worker's go on, and a server"),
+        pytest.param(5, 5, True, id="all have ended"),
+        pytest.param(1, 1, False, id="a local rank is not known yet"),
+    ],
+)
+def test_the_last_line_counts_all_of_this_host(known, ended, whole, tmp_path):
+    """A host may have several workers and servers: the spans of one worker's local ranks are not all there are."""
+    folder = tmp_path / "hosts" / f"{os.uname().nodename}-12345678"
+    folder.mkdir(parents=True)
+    told = {"processes": [{}] * known, "summary": {"processes": ended, "spans": 9}}
+    (folder / "drain.json").write_text(json.dumps(told))
+    assert host_is_drained(tmp_path, 2, deadline=0.0) == whole

@@ -167,6 +167,13 @@ def test_layout_and_options_come_from_the_environment():
     assert options == Options(credit=4, root="10.0.0.1:1234", token="secret", folder=options.folder)
 
 
+@pytest.mark.parametrize("host", ["fd00::5", "[fd00::5]"])
+def test_an_address_of_ipv6_is_told_from_its_port(host):
+    """As Kubernetes gives a pod's address, and as it stands in a URL."""
+    _, options = read_env({**ENV, "DMLC_PS_ROOT_URI": host, "DMLC_NODE_HOST": host})
+    assert (options.root, options.host) == ("[fd00::5]:1234", "[fd00::5]")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -291,6 +291,24 @@ def test_a_slow_step_goes_out_with_the_servers_part(place, tmp_path):
     assert sent["server"][4] == WORKERS * 2 * 2 * 2, "two tensors of two partitions are pushed and pulled"
 
 
+def test_a_process_group_of_torch_leaves_workers_in_the_run_of_their_servers(place):
+    """Servers know no store of torch: the run is that which the launcher has told all of them."""
+    group = """
+    import torch, torch.distributed as dist
+    store = dist.FileStore("store", layout.size)
+    dist.init_process_group("gloo", store=store, rank=layout.rank, world_size=layout.size)
+    dist.all_reduce(torch.ones(1))
+    """
+    program = PROGRAM.replace("    engine = Engine", f"{group.strip(' ')}    engine = Engine")
+    done = launch(place, program=program)
+    assert done.returncode == 0, done.stderr
+    (run,) = place.runs()
+    assert {(span.role, span.rank) for span in spans_of(run)} == {
+        *(("worker", rank) for rank in range(WORKERS * LOCAL_RANKS)),
+        *(("server", rank) for rank in range(SERVERS)),
+    }
+
+
 def test_a_slow_worker_is_named_from_both_sides(job, place):
     """Rank 3 sleeps 200 ms before it pushes: workers and servers say that it is last, and by how much it was."""
     begun = [[int(line) for line in (job.run.parent / f"begun.{rank}").read_text().split()[1:]] for rank in range(4)]

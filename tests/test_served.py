@@ -79,6 +79,26 @@ def test_in_the_window_nobody_is_waited_for():
     assert sum(left_out for _, _, left_out in due(gate)) == len(idle)
 
 
+def test_what_a_server_did_hangs_under_what_its_rank_has_room_for():
+    """Within a budget that is known once the step is over, also of a step in the window: it is waited for."""
+    slow, budget = SlowHere(), 100
+    slow.deciding = {0}
+    step = next(step for step in range(9) if share_of(0, 2, 1, budget, step).full)
+    server, worker = (a_gate(slow, "0-9", budget, bind) for bind in (SERVER, replace(SERVER, role="worker")))
+    rows = empty_rows(budget)
+    rows["step"], rows["level"], rows["span_id"], rows["parent_id"] = step, Level.PARTITION, np.arange(10, 110), 7
+    worker.add(rows, np.arange(budget) == 0, 0.0)
+    asked = empty_rows(1)
+    asked["step"], asked["level"], asked["parent_id"] = step, Level.PARTITION, 42
+    server.add(asked, np.zeros(1, bool), 0.0)
+    assert server.due(60.0) == []
+
+    (sent,) = worker.due(60.0)
+    slow.note(0, step, sent.slow, worker.left_out(step))
+    (served,) = server.due(60.0)
+    assert (sent.rows["span_id"].tolist(), served.rows["parent_id"].tolist()) == ([], [7])
+
+
 @pytest.mark.parametrize(
     ("deciding", "decided"),
     [

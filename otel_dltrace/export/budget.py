@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column
 
 _DEEPEST = 64
 """Spans below spans that are left out, as far as a parent is looked for above them."""
@@ -30,7 +30,11 @@ class StepBudget:
         self._left_out[step] = left_out
         if len(self._left_out) > _REMEMBERED:
             del self._left_out[next(iter(self._left_out))]
-        return _hung_higher(kept, left_out)
+        return hung_higher(kept, left_out)
+
+    def left_out(self, step: int) -> Column | None:
+        """Return what *step* left out, ids and their parents' (n, 2), None where that is nothing."""
+        return self._left_out.get(step)
 
 
 def within(rows: Column, limit: int) -> Column:
@@ -39,7 +43,7 @@ def within(rows: Column, limit: int) -> Column:
     What was below a span that is left out hangs under the next one above that is there.
     """
     kept, left_out = _divided(rows, limit)
-    return _hung_higher(kept, left_out) if len(left_out) else kept
+    return hung_higher(kept, left_out) if len(left_out) else kept
 
 
 def _divided(rows: Column, limit: int) -> tuple[Column, Column]:
@@ -54,7 +58,7 @@ def _divided(rows: Column, limit: int) -> tuple[Column, Column]:
     return kept, np.stack([left_out["span_id"], left_out["parent_id"]], axis=1)
 
 
-def _hung_higher(rows: Column, left_out: Column) -> Column:
+def hung_higher(rows: Column, left_out: Column) -> Column:
     """Return *rows*, each under the nearest span above that is not *left_out* (ids and their parents')."""
     parents, above = rows["parent_id"].tolist(), dict(left_out.tolist())
     for _ in range(_DEEPEST):

@@ -7,10 +7,11 @@ import numpy as np
 
 from otel_dltrace.export.budget import StepBudget
 from otel_dltrace.export.served import Served, SlowHere
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Share, SlowSteps, Window, share_of
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column, stack_rows
+from otel_dltrace.model.spans import stack_rows
 
 SETTLE_S = 2.0
 """How long at least a step is waited for after its end, unless the next one ends before."""
@@ -178,6 +179,10 @@ class StepGate:
         """Return the first step that is still held, NO_STEP if none is."""
         loose = (int(rows["step"][0]) for _, rows in self._loose)
         return min((*self._held, *self._ended, *self._served.steps, *loose), default=NO_STEP)
+
+    def left_out(self, step: int) -> Column | None:
+        """Return what *step* left out of what is within the budget, as `StepBudget.left_out` does."""
+        return self._steps.left_out(step)
 
     @property
     def has_loose(self) -> bool:

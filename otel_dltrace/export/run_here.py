@@ -29,6 +29,6 @@ class RunHere:
         for out in decided:
             if out.extent is not None:
                 self.roots.add(member, out.step, out.shard, out.extent, now)
-                self.slow.note(member.bind.rank, out.step, out.slow)
+                self.slow.note(member.bind.rank, out.step, out.slow, member.gate.left_out(out.step))
                 drifted += self._drift.is_news(out.step, out.seq)
         return drifted

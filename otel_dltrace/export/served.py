@@ -2,17 +2,21 @@
 
 from collections.abc import Collection, Iterator
 
+from otel_dltrace.export.budget import hung_higher
+from otel_dltrace.model.arrays import Column, distinct
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.plan import Window, for_servers, share_of
-from otel_dltrace.model.spans import Column, distinct, stack_rows
+from otel_dltrace.model.spans import stack_rows
 
 MAX_WAITING = 200_000
 """Rows that wait for the end of somebody's step; beyond, nobody is waited for."""
 _REMEMBERED = 1024
+_LEFT_OUT = 64
+"""Steps of ranks of which it is known what was left out."""
 
 
 class SlowHere:
-    """Which steps were slow on which worker rank of this host: known after the step, and nowhere else.
+    """Which steps were slow on which worker rank of this host, and left what out: known after the step, nowhere else.
 
     Attributes:
         deciding: The ranks that are here and go on; of others nothing more will be known.
@@ -22,9 +26,14 @@ class SlowHere:
         self.deciding: Collection[int] = ()
         self._slow: dict[tuple[int, int], None] = {}
         self._last: dict[int, int] = {}
+        self._left_out: dict[tuple[int, int], Column] = {}
 
-    def note(self, rank: int, step: int, slow: bool) -> None:
-        """Take in that *rank* has ended *step*, and whether that was *slow*."""
+    def note(self, rank: int, step: int, slow: bool, left_out: Column | None = None) -> None:
+        """Take in that *rank* has ended *step*, whether that was *slow*, and which spans it has *left_out*."""
+        if left_out is not None:
+            self._left_out[rank, step] = left_out
+            if len(self._left_out) > _LEFT_OUT:
+                del self._left_out[next(iter(self._left_out))]
         self._last[rank] = max(step, self._last.get(rank, step))
         if slow:
             self._slow[rank, step] = None
@@ -37,6 +46,11 @@ class SlowHere:
             return True
         # A rank decides in order: what it passed over had lost its end, and is slow for nobody.
         return None if rank in self.deciding and step > self._last.get(rank, -1) else False
+
+    def hung(self, rank: int, step: int, rows: Column) -> Column:
+        """Return *rows*, done for *rank* in *step*, below what of that goes out."""
+        left_out = self._left_out.get((rank, step))
+        return rows if left_out is None else hung_higher(rows, left_out)
 
 
 class Served:
@@ -74,12 +88,16 @@ class Served:
         left_out: dict[tuple[int, int], int] = {}
         for step, rank in list(self._waiting):
             share = share_of(max(rank, 0), self._bind.world_size, self._bind.servers, self._budget, step)
-            full = share.full and (step in self._window or self._slow.is_slow(rank, step))
-            if full is None and self._count <= MAX_WAITING:
+            slow = self._slow.is_slow(rank, step)
+            full = share.full and (step in self._window or slow)
+            # Within a budget what is above them may be left out, which is known once the step is over.
+            waits = share.full and slow is None and (self._budget > 0 or not full)
+            if waits and self._count <= MAX_WAITING:
                 continue
             rows = stack_rows(self._waiting.pop((step, rank)))
             self._count -= len(rows)
             chosen = self._within(step, rank, rows, for_servers(share, self._bind.servers)) if full else rows[:0]
+            chosen = self._slow.hung(rank, step, chosen)
             found.setdefault((step, share.shard), []).append(chosen)
             left_out[step, share.shard] = left_out.get((step, share.shard), 0) + len(rows) - len(chosen)
         for (step, shard), parts in found.items():

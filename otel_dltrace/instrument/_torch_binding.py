@@ -5,6 +5,7 @@ import os
 import uuid
 from typing import Any
 
+from otel_dltrace.instrument._launcher import has_servers_run
 from otel_dltrace.instrument._sites import log
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.record.tracer import Tracer
@@ -89,6 +90,8 @@ class Binding:
         """Know that a process group of *size* has begun, with its default *store*."""
         self._starts += 1
         self.store = store
+        if has_servers_run(self._tracer):
+            return  # the servers, which know no store of torch, would be of another run
         # The step that is open is of the start before: rank 0 binds within it, the others when the next one begins.
         step = self._tracer.steps.upcoming if self._starts > 1 else None
         self._asking = (store, rank, size, self._starts, step)

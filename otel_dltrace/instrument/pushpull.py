@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from otel_dltrace.instrument._launcher import launcher_bind
+from otel_dltrace.instrument._launcher import BYTEPS, launcher_bind
 from otel_dltrace.instrument._pushpull_server import Server
 from otel_dltrace.instrument._pushpull_worker import Worker
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
@@ -14,8 +14,6 @@ from otel_dltrace.record.tracer import Tracer, live
 if TYPE_CHECKING:
     from otel_dltrace.pushpull.trace import PushPull, Served
     from otel_dltrace.pushpull.wire import Request
-
-_LAUNCHER = "byteps"
 
 
 class Observer:
@@ -60,7 +58,7 @@ class Observer:
 def bind_by_launcher(tracer: Tracer) -> None:
     """Bind a process of a push_pull job, if its environment says which run it is: servers know no store of torch."""
     bind = launcher_bind(tracer)
-    if bind is not None and tracer.environment.launcher == _LAUNCHER:
+    if bind is not None and tracer.environment.launcher == BYTEPS:
         tracer.recorder.bind(bind)
 
 

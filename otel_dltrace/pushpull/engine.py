@@ -271,6 +271,8 @@ class Engine:
                 return  # the engine gave up in the meantime
             self._under_way.remove(operation)
         operation.error = error
+        if error is not None:
+            _cut_off(operation)
         tensor = operation.tensor
         if error is None and self.layout.is_root and tensor.buffers is not None:
             tensor.buffers.unlink()
@@ -321,6 +323,18 @@ def _by_signal(queues: Iterable[StageQueue]) -> dict[Signal, list[StageQueue]]:
         if queue.wait:
             table.setdefault(queue.wait.signal, []).append(queue)
     return table
+
+
+def _cut_off(operation: Operation) -> None:
+    """Tell of the requests of *operation* that are not answered any more: what a server did for them is below these."""
+    followed = operation.stages_followed
+    if followed is None:
+        return
+    for task in operation.tasks:
+        # A partition in a stage's queue has left the stage before it.
+        if not task.through and task.queue in (_PUSH, _PULL) and task.started_ns > task.enqueued_ns:
+            times = task.enqueued_ns, task.started_ns, time.monotonic_ns()
+            followed.stage_finished(task.partition, task.queue, task.nbytes, task.server, *times)
 
 
 def _slowest(operation: Operation) -> Task | None:

@@ -75,8 +75,8 @@ def read_env(env: Env) -> tuple[Layout, Options]:
         compress_threads=max(1, _number(env, "BYTEPS_THREADPOOL_SIZE", 1)),
         asynchronous=_number(env, "BYTEPS_ENABLE_ASYNC", 0) != 0,
         timeout_s=_seconds(env, "PUSHPULL_TIMEOUT", 300.0),
-        root=f"{env.get('DMLC_PS_ROOT_URI') or '127.0.0.1'}:{_number(env, 'DMLC_PS_ROOT_PORT', 9000)}",
-        host=env.get("DMLC_NODE_HOST") or "127.0.0.1",
+        root=f"{_host(env, 'DMLC_PS_ROOT_URI')}:{_number(env, 'DMLC_PS_ROOT_PORT', 9000)}",
+        host=_host(env, "DMLC_NODE_HOST"),
         server=_number(env, "DMLC_SERVER_ID", 0),
         token=env.get("PUSHPULL_TOKEN", ""),
         tls=_tls(env),
@@ -123,6 +123,12 @@ def _seconds(env: Env, name: str, default: float) -> float:
     if not 0 < value < 1e7:
         raise ConfigError(f"{name}={text!r} is not a number of seconds over 0")
     return value
+
+
+def _host(env: Env, name: str) -> str:
+    """Return a host as it stands before a port: an address of IPv6, as of a Kubernetes pod, in brackets."""
+    host = env.get(name) or "127.0.0.1"
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _hash(env: Env, layout: Layout) -> str:
