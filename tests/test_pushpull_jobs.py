@@ -302,6 +302,29 @@ def test_a_killed_root_is_noticed_by_its_servers(tmp_path):
     assert done.each("message") == {"worker0": "worker 1: its connection closed; it died or was killed"}
 
 
+GOING = """
+import asyncio, grpc
+from otel_dltrace.pushpull.server import Server
+guarded = Server._guarded
+def going(self, call):
+    if call.__name__ != "_push":
+        return guarded(self, call)
+    async def answer(body, context):
+        say = lambda: asyncio.ensure_future(self._let_go(1, "it was killed"))
+        asyncio.get_running_loop().call_later(0.2, say)
+        await context.abort(grpc.StatusCode.CANCELLED)
+    return answer
+Server._guarded = going
+"""
+
+
+def test_a_server_that_is_going_has_a_moment_to_say_why(tmp_path):
+    """A request that comes too late is cancelled; the reason comes with the session, in its own time."""
+    push = 'push_pull("w", np.ones(2, np.float32))'
+    done = run_job(tmp_path, push, (2, 1, 1), SMALL, server=GOING)
+    assert done.each("message") == dict.fromkeys(["worker0", "worker1"], "worker 1: it was killed")
+
+
 HANGS = """
 import time
 if layout.worker:

@@ -18,6 +18,9 @@ Done = Callable[[bytes, PushPullError | None], None]
 
 _AFTER_THE_SERVER_S = 5.0
 _LEAVING_S = 2.0
+_LAST_WORD_S = 1.0
+"""How long the session with a server that is going has to say why."""
+_GOING = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
 class Servers:
@@ -105,8 +108,14 @@ class Servers:
         error = ended.exception()
         if error is None:
             done(ended.result(), None)
+            return
+        said = error_of(error, self._where(server))
+        if ended.code() in _GOING:  # not waited for here: the session's words come by gRPC's threads as well
+            later = threading.Timer(_LAST_WORD_S, done, (b"", said))
+            later.daemon = True
+            later.start()
         else:
-            done(b"", error_of(error, self._where(server)))
+            done(b"", said)
 
     def _open_session(self, number: int, channel: grpc.Channel) -> threading.Event:
         welcome = threading.Event()
