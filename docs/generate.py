@@ -265,7 +265,8 @@ A step is a trace. Outside any step, in programs that have none, a trace is what
 by how often that name came on the rank, so that all ranks have the same; and below no phase, 1,000 operations of a
 group. A `push_pull` outside any step is below no phase: a server knows it by its number alone. Such a trace, too,
 stays within the budget (`OTEL_DLTRACE_SPAN_BUDGET`): each rank and server sends an equal share of it, the spans that
-began first, which all ranks have; the run directory has all of them, and its `drain.json` says how many did not go out.
+began first, which all ranks have; of what a server did the worker's stage above may then not be there. The run
+directory has all of them, and its `drain.json` says how many did not go out.
 
 ## Resource
 

@@ -506,6 +506,23 @@ def test_a_tmpfs_that_fills_up_later_costs_no_span(place, tmpfs):
     assert len(recorded(place)) == 301
 
 
+def test_run_says_that_its_folder_is_full_and_recover_has_what_waits(place, tmpfs):
+    """Neither the report nor the last line takes what is on the disk for all that there is."""
+    rings, full = place.rings, tmpfs(1)
+    place.rings = rings
+    fill(full / "full")
+    program = str(place.write(STEPS))
+    result = place.command("run", "--dir", str(full), "--", sys.executable, program, "50", "0.001")
+
+    last = result.stderr.splitlines()[-1]
+    (ring,) = rings.glob("*.ring")
+    assert result.returncode == 0, result.stderr
+    assert f"{ring} cannot be emptied into its run directory ([Errno 28] No space left on device)" in last
+    assert "none lost" not in result.stdout + result.stderr
+    (full / "full").unlink()
+    assert "151 spans recovered" in place.command("recover", OTEL_DLTRACE_DIR=str(full)).stdout
+
+
 def fill(path: Path) -> None:
     """Write to *path* until nothing fits."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):

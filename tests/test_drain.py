@@ -23,7 +23,7 @@ from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import guard
 from otel_dltrace.settings.config import Config
 from tests.servers import wait_until
-from tests.support import Place, waiting
+from tests.support import Place, abandon, waiting
 
 STEPS = """
     import otel_dltrace as d, sys, time
@@ -270,6 +270,7 @@ def ticked(place, monkeypatch):
         drain.tick()
         return sum(writer.rows for writer in drain.runs.writers.values())
 
+    at.drain = drain
     yield at
     writer.communicate()
     while drain.followers:
@@ -285,6 +286,35 @@ def test_rings_are_read_together_every_few_seconds(ticked):
 def test_a_ring_that_fills_is_read_before_its_time(ticked):
     """A quarter of it is not left there: of a drain that is killed the next one finds all that it had not passed on."""
     assert [ticked(now, steps) for now, steps in ((0.0, 10), (1.0, 200), (2.0, 400), (3.0, 10))] == [10, 10, 610, 610]
+
+
+def test_what_a_ring_has_lost_is_known_to_the_drain_after_a_killed_one(ticked, place):
+    """It counts what it loses itself, and takes over what its predecessor had counted."""
+    first = ticked.drain
+    assert ticked(0.0, 10) < ticked(10.0, 4000) < 4010
+    ((path, before),) = first.followers.items()
+    abandon(first)
+
+    second = Drain(Serving(place.rings, place.folder, linger=0.0))
+    second.tick()
+    assert second.followers[path].source.lapped == before.source.lapped != [0] * 5
+    abandon(second)
+    first.followers.clear()
+
+
+def test_a_drain_goes_on_with_the_clock_of_the_killed_one(ticked, place, monkeypatch):
+    """A span that is sent again is the same to the ns: a back end shows it once."""
+    first = ticked.drain
+    assert ticked(0.0, 10) == 10
+    before = first.clock.anchor
+    abandon(first)
+
+    monkeypatch.setattr(Drain, "_read_clocks", lambda _: Anchor(0, before.offset + 500, 0))
+    second = Drain(Serving(place.rings, place.folder, linger=0.0))
+    second.tick()
+    assert [member.process.anchor for f in second.followers.values() for member in f.members] == [before]
+    abandon(second)
+    first.followers.clear()
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,15 @@ def test_the_offset_stays_until_the_wall_clock_is_set():
     assert clock.anchor.offset == 5000 - 1_000_021
 
 
+def test_an_earlier_offset_holds_unless_the_wall_clock_was_set():
+    """What went out with it and goes out again has the same times."""
+    clock = HostClock(Anchor(0, 5000, 10))
+    clock.go_on(Anchor(0, 5007, 20))
+    assert clock.anchor == Anchor(0, 5007, 20)
+    clock.go_on(Anchor(0, 5007 + 1_000_041, 20))
+    assert clock.anchor == Anchor(0, 5007, 20)
+
+
 # -- descriptors and columns ---------------------------------------------------------------------
 
 

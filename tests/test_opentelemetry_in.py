@@ -289,6 +289,33 @@ def test_nothing_is_joined_before_the_process_knows_who_it_is(place: Place) -> N
     assert run_user(place, program, RANK="0", WORLD_SIZE="2") == ({"early": ("", [])}, "")
 
 
+def test_a_process_that_loads_batches_is_in_no_step(place: Place) -> None:
+    """It lives on when the step in which it was forked has ended; the user's own span around it stays its parent."""
+    pytest.importorskip("torch")
+    program = """
+    import torch.utils.data
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            with tracer.start_as_current_span("load") as load:
+                return load.parent and load.parent.span_id
+
+    def parents():
+        return list(torch.utils.data.DataLoader(Data(), num_workers=1, collate_fn=list))
+
+    with step():
+        assert trace.get_current_span().get_span_context().is_valid
+        assert parents() == [[None]], parents()
+        with span("around") as around:
+            assert parents() == [[around.get_span_context().span_id]], parents()
+    """
+
+    assert run_user(place, program) == ({"around": ("step 1", [])}, "")
+
+
 def test_a_provider_that_raises_does_so_as_without_us(place: Place) -> None:
     """The user's error reaches the user, on every thread, and the step is current as before."""
     program = """

@@ -17,20 +17,21 @@ from otel_dltrace.model.time import Anchor
 BIND = Bind("job", "0", world="w", role="worker", rank=0, world_size=2)
 DESCRIPTORS = [Descriptor("phase", "solve"), Descriptor("collective", "all_reduce")]
 PHASE, OPERATION = range(len(DESCRIPTORS))
-TOP = 1
+TOP = (1 << 63) - 1
+"""Ids of spans are on both sides of what fits into 63 bits."""
 
 
 def deliveries(parents: list[int], cuts: list[int]) -> Iterator[SpanBatch]:
     """Yield a phase's spans as the drain passes them on: what is below a span ends, and comes, before it.
 
-    Span 1 is the phase; number *i + 2* hangs under one before it, the *parents[i]*-th from the end.
+    The first one is the phase; number *i + 1* hangs under one before it, the *parents[i]*-th from the end.
     """
     rows = empty_rows(len(parents) + 1)
     rows["step"], rows["seq"], rows["level"] = NO_STEP, 1, 2
-    rows["span_id"] = np.arange(len(rows)) + TOP
-    rows["parent_id"][1:] = [max(TOP, number + 1 - back) for number, back in enumerate(parents, 1)]
-    rows["start"] = rows["span_id"]
-    rows["end"] = 2 * len(rows) - rows["start"]  # one within the other, as far as they are above each other
+    rows["start"] = np.arange(1, len(rows) + 1)
+    rows["span_id"] = [TOP + number for number in range(len(rows))]
+    rows["parent_id"][1:] = [TOP + max(0, number - back) for number, back in enumerate(parents, 1)]
+    rows["end"] = 2 * len(rows) + 1 - rows["start"]  # one within the other, as far as they are above each other
     is_leaf = ~np.isin(rows["span_id"], rows["parent_id"])
     rows["descriptor"] = np.where(is_leaf, OPERATION, PHASE)
     rows["end"][is_leaf] = rows["start"][is_leaf] + 1
@@ -65,6 +66,6 @@ def test_nothing_goes_out_without_what_it_hangs_under(parents: list[int], cuts: 
     share = budget // BIND.world_size
     assert set(sent["parent_id"].tolist()) - {0} <= set(sent["span_id"].tolist())
     assert TOP in sent["span_id"]
-    assert len(sent) <= max(TOP, share)
+    assert len(sent) <= max(1, share)
     assert len(sent) + left_out == number
     assert left_out == 0 or number > share

@@ -246,6 +246,7 @@ def test_page_0_is_the_contract_to_the_byte(recorder: Recorder) -> None:
         pytest.param(lambda ring: b"PARQUET1" + ring[8:], "magic b'PARQUET1' is not that of a ring", id="foreign"),
         pytest.param(lambda ring: ring[:8] + b"\2" + ring[9:], "version 2, 64-byte", id="newer version"),
         pytest.param(lambda ring: ring[:16] + b"\xff" * 4 + ring[20:], "4294967295 chunks", id="too many chunks"),
+        pytest.param(lambda ring: ring[:16] + bytes(4) + ring[20:], " 0 chunks", id="no chunk"),
     ],
 )
 def test_what_is_no_ring_is_told(recorder: Recorder, damage: Callable[[bytes], bytes], message: str) -> None:

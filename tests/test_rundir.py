@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from otel_dltrace.export import columns, compaction, follower, run_reader
+from otel_dltrace.export import columns, follower, run_reader
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.run_reader import read_batches, read_run, read_summaries
+from otel_dltrace.export.run_stream import pieces_of
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.export.span_files import last_step, span_files
@@ -219,6 +220,19 @@ def test_a_drain_killed_while_it_compacts_shows_nothing_twice(tmp_path, when):
     assert not list(writer.folder.glob(".steps-*"))
 
 
+@pytest.mark.parametrize("read", [read_batches, lambda run: (b for one in pieces_of([run], None) for b in one)])
+def test_who_reads_while_a_drain_compacts_sees_each_span_once(tmp_path, read):
+    """The segments that were there when it began are, until it is done."""
+    process = a_process()
+    writer = a_writer(tmp_path / "run", process)
+    rows = write_segments(writer, process, 3)
+
+    reading = read(tmp_path / "run")
+    first = next(reading)
+    assert compact(writer.folder, writer.number) == 3
+    assert sorted(np.concatenate([b["span_no"] for b in (first, *reading)])) == rows["span_no"].tolist()
+
+
 def test_late_spans_of_compacted_steps_get_a_file_of_their_own(tmp_path):
     """Also those outside any step, which no file name speaks of."""
     process = a_process()
@@ -258,7 +272,7 @@ def test_the_quota_takes_the_oldest_phases_first_then_operations(tmp_path, monke
     assert left() == [6000, 6000, 8000]
     assert keep_within(writer.folder, 0) == 8000 + 6000
     assert left() == [6000, 0, 0]
-    monkeypatch.setattr(compaction.pq, "read_table", None)
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
     assert keep_within(writer.folder, 0) == 0
 
 

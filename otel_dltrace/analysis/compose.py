@@ -36,7 +36,7 @@ class Guards:
     open; *uncertainty* (ns) is that of times of different hosts. *steps* is (first, last) of any rank.
     *unused* processes have steps too, but another one speaks for their rank: restarts, forked children.
     *device* spans have times of their device, tied to the host's clock to within *device_residual* ns.
-    *damage* tells of files that could not be read, a sentence each.
+    *damage* tells of files that could not be read, a sentence each. *is_over*: all drains have ended, no more comes.
     """
 
     ranks: tuple[int, ...]
@@ -54,6 +54,7 @@ class Guards:
     device: int = 0
     device_residual: int = 0
     damage: tuple[str, ...] = ()
+    is_over: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ def _guards(
         line.uncertainty,
         sum(bool(batch.is_kind(STEP).any()) for batch in worker_batches(batches)) - sum(t.processes for t in tables),
         *_device(batches),
+        is_over=all(drain.get("ended", True) for drain in drains),
     )
 
 

@@ -107,9 +107,13 @@ def _waits_unseen(t: StepTable, stage: str, steps: Column) -> Column:
 
     DDP agrees on how it has rebuilt its buckets in the forward that follows the first step's backward.
     """
-    buckets = t.batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.tensor.startswith("bucket "), bool)
-    unseen: Column = (steps == 1) & (stage == s.FORWARD and bool(buckets.any()))
+    unseen: Column = (steps == 1) & (stage == s.FORWARD and _has_buckets(t))
     return unseen
+
+
+def _has_buckets(t: StepTable) -> bool:
+    """Return whether the rank's gradients are reduced in buckets, as DDP does."""
+    return bool(t.batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.tensor.startswith("bucket "), bool).any())
 
 
 def _windows(t: StepTable, column: int, steps: Column) -> Column:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +14,7 @@ from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import exporters
 from otel_dltrace.record.launch import NO_THREAD, DrainStarter
+from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import make_ring_folder
 from otel_dltrace.settings.config import Config
 
@@ -22,11 +23,15 @@ DRAIN_ENDS_S = 60.0
 
 
 class HeldDrain:
-    """A drain that was started, unless one ran; *roots* are, once it has ended, the run directories that it wrote."""
+    """A drain that was started, unless one ran.
+
+    Once it has ended, *roots* are the run directories that it wrote, and *left* is why it has left rings behind.
+    """
 
     def __init__(self, starter: DrainStarter) -> None:
         self.starter = starter
         self.roots: list[Path] = []
+        self.left = ""
 
 
 @contextmanager
@@ -58,6 +63,7 @@ def hold_drain(config: Config, env: Mapping[str, str]) -> Iterator[HeldDrain]:
             _end_drain(drain)
             raise
         held.roots = _end_drain(drain)
+        held.left = "; ".join(filter(None, (held.starter.trouble(ring.stem) for ring in _rings_of(config))))
     except KeyboardInterrupt:  # also one of the block: nobody waits for the drain then
         _say_where_it_goes_on(Path(config.directory), began)
         raise
@@ -68,6 +74,16 @@ def _say_where_it_goes_on(directory: Path, since: float) -> None:
     runs = [path.parent for path in directory.glob("dltrace-*/run.json") if path.stat().st_mtime >= since]
     where = ", ".join(map(short_path, runs)) or f"a run directory in {directory}"
     print(f"otel-dltrace: the drain goes on by itself: what is left of the spans goes to {where}", file=sys.stderr)
+
+
+def _rings_of(config: Config) -> Iterator[Path]:
+    """Yield the rings that are still there, though the drain of *config* was to read them."""
+    for path in config.rings.glob("*.names"):
+        names = Names()
+        with suppress(OSError):  # it is gone by now
+            names.read(path.read_bytes())
+        if names.home.get("drain") == config.home:
+            yield path
 
 
 def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"otel-dltrace: {error}", file=sys.stderr)
     finally:  # also behind a report that was interrupted
         for root in drain.roots:
-            what = f"{read_summary(root)}; in" if root.is_dir() else "somebody has removed"
+            what = f"{read_summary(root, left=drain.left)}; in" if root.is_dir() else "somebody has removed"
             print(f"otel-dltrace: {what} {short_path(root)}", file=sys.stderr)
     return code
 

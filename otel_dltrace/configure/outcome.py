@@ -19,11 +19,15 @@ def short_path(path: Path) -> str:
         return str(path)
 
 
-def read_summary(run: Path, *, is_over: bool = True) -> str:
-    """Return in one line what became of the spans of *run*, as far as its drains, which may be at work, have told."""
+def read_summary(run: Path, *, is_over: bool = True, left: str = "") -> str:
+    """Return in one line what became of the spans of *run*, as far as its drains, which may be at work, have told.
+
+    *left* is why they have left some in the rings.
+    """
+    is_over = is_over and not left
     lines = [summary_line(told["summary"], is_over=is_over) for told in _told(run, "*")]
     if not (lines and is_over):
-        lines.append("the drain is still at work")
+        lines.append(left or "the drain is still at work")
     return "; ".join(lines)
 
 
@@ -64,7 +68,8 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
     if path.exists():
         so_far = "" if is_over else "so far "
         command = f"otel-dltrace report {quote(where)}"  # to be pasted into a shell
-        guard.say(f"{so_far}{read_summary(path, is_over=is_over)}; in {where}; read them with: {command}")
+        left = "" if drained else starter.trouble()
+        guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; read them with: {command}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
         guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} before they were read")
     elif starter.mode == "auto":

@@ -1,6 +1,7 @@
 """Segments become Parquet by step range, which DuckDB, Spark and pandas read; a quota bounds the host's share."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.files import read_stream
+from otel_dltrace.export.files import UNREADABLE, open_parquet
 from otel_dltrace.export.run_reader import read_descriptors, read_processes
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Column
 
 _READABLE = ("name", "kind", "group", "backend", "tensor", "queue_type", "activity", "dtype")
 _BELOW = b"kept_below"
@@ -23,20 +24,20 @@ _BELOW = b"kept_below"
 
 
 def compact(folder: Path, open_segment: int | None = None) -> int:
-    """Turn the closed segments in *folder* into one Parquet file; return how many there were.
+    """Turn the closed segments in *folder* into one Parquet file; return how many it replaces.
 
-    The file names the segments it replaces, so a kill between writing it and removing them shows
-    no span twice. *open_segment* is still being written.
+    The file names them, so a kill between writing it and removing them shows no span twice.
+    *open_segment* is still being written; one that is damaged stays, and the report names it.
     """
     for path in folder.glob(f".{PARQUETS}.*"):
         path.unlink()  # half written by a drain that was killed
     for path in folder.glob(PARQUETS):
         for name in replaced_segments(path):
             (folder / name).unlink(missing_ok=True)
-    paths = [p for p in sorted(folder.glob(SEGMENTS)) if segment_number(p) != open_segment]
-    tables = [table for path in paths if (table := read_stream(path)) is not None]
-    if tables:
-        table = pa.concat_tables(tables).sort_by(
+    closed = [p for p in sorted(folder.glob(SEGMENTS)) if segment_number(p) != open_segment]
+    paths = {path: batches for path in closed if (batches := _batches_in(path)) is not None}
+    if any(paths.values()):
+        table = pa.Table.from_batches([batch for batches in paths.values() for batch in batches]).sort_by(
             [("step", "ascending"), ("process", "ascending"), ("start", "ascending")]
         )
         readable = _with_names(table, folder)
@@ -49,6 +50,25 @@ def compact(folder: Path, open_segment: int | None = None) -> int:
     for path in paths:
         path.unlink()
     return len(paths)
+
+
+def _batches_in(segment: Path) -> list[pa.RecordBatch] | None:
+    """Return what is in *segment*, whose end a kill may have torn; None if it is damaged, or somebody else's."""
+    batches: list[pa.RecordBatch] = []
+    try:
+        with pa.memory_map(str(segment)) as source:
+            if not source.size():
+                return []
+            stream = pa.ipc.open_stream(source)
+            with suppress(*UNREADABLE):
+                for batch in stream:
+                    batch.validate(full=True)
+                    batches.append(batch)
+            is_ours = stream.schema.equals(columns.SPANS)
+            is_read = source.tell() == source.size()  # all but, perhaps, half a batch at its end
+    except UNREADABLE:
+        return None
+    return batches if is_ours and is_read else None
 
 
 def _write(table: pa.Table, target: Path) -> None:
@@ -126,11 +146,14 @@ def keep_within(folder: Path, quota: int) -> int:
 
 def _drop_from(parquet: Path, level: int) -> int:
     """Drop the spans of *level* and finer; return how many went. The file says so, and is not read again for it."""
-    schema = pq.read_schema(parquet)
-    metadata = schema.metadata or {}
-    if not columns.are_spans(schema) or int(metadata.get(_BELOW, b"255")) <= level:
-        return 0
-    table = pq.read_table(parquet)
+    try:
+        with open_parquet(parquet) as file:
+            metadata = file.schema_arrow.metadata or {}
+            if not columns.are_spans(file.schema_arrow) or int(metadata.get(_BELOW, b"255")) <= level:
+                return 0
+            table = file.read()
+    except (*UNREADABLE, ValueError):
+        return 0  # written anew it would no longer be known to be damaged
     kept = table.filter(pc.less(table.column("level"), int(level)))
     _write(kept.replace_schema_metadata({**metadata, _BELOW: str(int(level)).encode()}), parquet)
     return int(table.num_rows - kept.num_rows)

@@ -11,6 +11,7 @@ from otel_dltrace.export.files import write_whole
 from otel_dltrace.export.ring_reader import TAKEN
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.spans import SPAN_DTYPE, empty_rows
+from otel_dltrace.record.ring import LEVELS
 
 _HEAD = struct.Struct("<8sIII")
 """Magic, and the lengths in bytes of what follows: plain values as JSON, `taken`, `unfinished`."""
@@ -30,6 +31,7 @@ class Cursor:
         undelivered: The first step whose spans were not all acknowledged or spilled.
         loose: Whether spans outside any step were not.
         written: How many spans of the process are in `folder`.
+        lapped: How many records of each level (1..4) were overwritten before they were read.
     """
 
     taken: Column | None = None
@@ -40,6 +42,7 @@ class Cursor:
     undelivered: int = 0
     loose: bool = True
     written: int = 0
+    lapped: list[int] = field(default_factory=lambda: [0] * (LEVELS + 1))
 
     def write(self, path: Path) -> None:
         """Write the cursor, whole or not at all."""

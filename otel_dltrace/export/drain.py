@@ -16,13 +16,14 @@ from otel_dltrace.export.ring_folder import RingFolder
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_here import RunHere
+from otel_dltrace.export.run_reader import read_named
 from otel_dltrace.export.rundir import run_root
 from otel_dltrace.export.serving import LONGEST_PAUSE_S, Serving
 from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import STEP, TRAIN_STEP
-from otel_dltrace.model.spans import SpanBatch, empty_rows
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from otel_dltrace.model.time import HostClock, tightest_anchor
 from otel_dltrace.record import guard
 from otel_dltrace.record.ring import boot_id
@@ -115,7 +116,7 @@ class Drain:
             self._adopt(source, cursor)
         self._renew_clock()
         asked = self.hurry
-        is_due = self._is_due(now)
+        is_due = self._is_due(now, asked)
         # Servers last: what they did goes out with the workers' steps.
         for path in sorted(self.followers, key=lambda path: _is_server(self.followers[path])):
             if not self._served(path, now, is_due):
@@ -127,11 +128,13 @@ class Drain:
             guard.guarded(self.metering.tick)([member for f in self.followers.values() for member in f.members])
         self._settle(asked)
 
-    def _is_due(self, now: float) -> bool:
+    def _is_due(self, now: float, asked: bool) -> bool:
         """Return whether to read all rings, together: much of what that costs it costs however little there is."""
-        is_due = self.hurry or now >= self._due
+        if asked:  # who asks from now on, in another thread, waits for the next turn
+            self.hurry = False
+        is_due = asked or now >= self._due
         if is_due:
-            self._due, self.hurry = now + self.serving.delay, False
+            self._due = now + self.serving.delay
         return is_due
 
     def _leave(self, path: Path, why: str) -> None:
@@ -163,8 +166,18 @@ class Drain:
     # -- rings ----------------------------------------------------------------------------------
 
     def _adopt(self, source: RingSource, cursor: Cursor) -> None:
+        if cursor.folder and not any(follower.members for follower in self.followers.values()):
+            self._go_on(read_named(Path(cursor.folder)).get(source.nonce))
         unbound = Unbound(self.serving.parent(source.names.home), source)
         self.followers[source.path] = Follower(source, cursor, unbound, self._make_member)
+
+    def _go_on(self, known: Process | None) -> None:
+        """Have the host's offset of the drain before this one, which knew a process as *known*.
+
+        What had been sent and is sent again is then the same to the ns: back ends show it once.
+        """
+        if known is not None and known.boot_id == self._boot:
+            self.clock.go_on(known.anchor)
 
     def _make_member(self, source: RingSource, bind: Bind) -> Member:
         same_boot = source.reader.header.boot_id.hex() == self._boot

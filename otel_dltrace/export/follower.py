@@ -205,6 +205,7 @@ class Follower:
         if not (self._dirty or again) or self._count or self.source.waiting:
             return
         cursor = Cursor(self.source.reader.taken, self.source.unfinished(), undelivered=undelivered, loose=loose)
+        cursor.lapped = self.source.lapped
         if self.members:
             writer = self.members[-1].writer
             cursor.folder, cursor.segment, cursor.rows = str(writer.folder), writer.number, writer.rows

@@ -1,12 +1,13 @@
 """How many spans a trace outside any step may hold (contract 5)."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.traces import PHASES, parts_outside
-from otel_dltrace.model.arrays import Column, distinct, places_in
+from otel_dltrace.model.arrays import Column, distinct, is_among, places_in
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import SpanBatch, stack_rows
 
@@ -51,7 +52,7 @@ class OutsideBudget:
 
     def _chosen(self, part: int, rows: Column, to_come: Column) -> Column:
         sent = self._sent.get(part, _Sent())
-        is_due = np.isin(rows["span_id"], list(sent.owed)) | (rows["parent_id"] == 0) & (part >= PHASES)
+        is_due = is_among(rows["span_id"], _ids(sent.owed)) | (rows["parent_id"] == 0) & (part >= PHASES)
         due, others = rows.compress(is_due), rows.compress(~is_due)
         owed = sent.owed.difference(due["span_id"].tolist())
         others = _first(others, self._most - sent.number - len(due) - len(owed))
@@ -83,6 +84,11 @@ def _above(rows: Column, to_come: Column) -> frozenset[int]:
         at = places_in(below["parent_id"], to_come["span_id"])
         is_later = (at >= 0) & ((to_come["end"][at] == 0) | (to_come["end"][at] >= below["end"]))
         below = to_come.take(distinct(at.compress(is_later))[0])
-        below = below.compress(~np.isin(below["span_id"], list(found)))  # damaged rows may hang under each other
+        below = below.compress(~is_among(below["span_id"], _ids(found)))  # damaged rows may hang under each other
         found.update(below["span_id"].tolist())
     return frozenset(found)
+
+
+def _ids(spans: Collection[int]) -> Column:
+    # Of a list in which some do not fit into 63 bits numpy makes floats, which take neighbours for one.
+    return np.fromiter(spans, np.uint64, len(spans))

@@ -53,6 +53,7 @@ class RingFolder:
             if path.exists():  # else another drain has just removed it
                 self.refuse(path, f"{path} is no ring that can be read, and stays where it is: {error}")
             return
+        source.lapped_before = cursor.lapped
         if not self._is_ours(source):
             if source.names.home or self._serving.orphans_only:
                 self.refused[path] = ""  # another drain's; the names of a new ring may still be on their way

@@ -75,6 +75,7 @@ class RingSource:
         self._table_at = -1
         self.joint: JointNames | None = None
         self.read_names()
+        self.lapped_before = [0] * len(self.reader.lapped)
         self.waiting = self._early = 0
         self._records: list[Any] = []  # arrays, which are buffers
         self._is_over = False
@@ -296,9 +297,10 @@ class RingSource:
         boot = header.boot_id.hex()
         return Process(self.nonce, bind, host, boot, header.pid, anchor or own, tuple(resource))
 
-    def lapped(self) -> dict[str, int]:
-        """Return how many records of each level were overwritten before they were read."""
-        return {level.name.lower(): self.reader.lapped[level] for level in Level if self.reader.lapped[level]}
+    @property
+    def lapped(self) -> list[int]:
+        """How many records of each level (1..4) were overwritten before they were read, with those before us."""
+        return [before + now for before, now in zip(self.lapped_before, self.reader.lapped, strict=True)]
 
     def close(self, unlink: bool = False) -> None:
         """Let go of the ring; *unlink* it with its companions once all of it is safe elsewhere."""

@@ -9,6 +9,7 @@ from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.metrics.segments import metrics_bytes
 from otel_dltrace.export.rundir import RunWriter, host_folder_name
 from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Process
 from otel_dltrace.record import guard
 
@@ -52,6 +53,7 @@ class RunFolders:
 
     def count(self, follower: Follower, goes_out: bool) -> None:
         """Add a ring's figures to those of the run directories that it went to."""
+        lapped = follower.source.lapped
         for member in follower.members:
             if member.writer.is_gone:
                 guard.guarded(member.writer.open)()  # the figures of a run that has just ended tell that it is
@@ -63,7 +65,7 @@ class RunFolders:
                 late=member.gate.late + follower.source.late,
                 not_in_otlp=member.left_out if goes_out else 0,
                 unrecorded=follower.source.reader.unrecorded,
-                **{f"lapped_{level}": count for level, count in follower.source.lapped().items()},
+                **{f"lapped_{level.name.lower()}": lapped[level] for level in Level if lapped[level]},
             )
 
     def add(self, root: Path, **figures: int) -> None:

@@ -13,7 +13,7 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import UNREADABLE, open_parquet, read_object, read_stream, stream_batches
-from otel_dltrace.export.span_files import span_files
+from otel_dltrace.export.span_files import SpanFile, held_files
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
@@ -89,9 +89,10 @@ def read_batches(run: Path) -> Iterator[SpanBatch]:
 
 def read_host(folder: Path) -> Iterator[SpanBatch]:
     """Yield the spans in a host's *folder* file by file, one batch per process and file."""
-    host = Host(folder)
-    for path in span_files(folder):
-        yield from host.read(path)
+    files = held_files(folder)
+    host = Host(folder)  # last: the names of all that is in them are there by now
+    for file in files:
+        yield from host.read(file)
 
 
 class Host:
@@ -105,16 +106,16 @@ class Host:
         """Return the process *nonce*."""
         return self._processes.get(nonce) or Process(nonce, None)
 
-    def read(self, path: Path) -> Iterator[SpanBatch]:
+    def read(self, file: SpanFile) -> Iterator[SpanBatch]:
         """Yield the spans in a file, one batch per process."""
-        table = read_table(path)
+        table = read_table(file.source)
         if table is not None:
             for nonce in table.column("process").unique().to_pylist():
                 yield self._batch(table, nonce)
 
-    def read_pieces(self, path: Path, nonce: int) -> Iterator[SpanBatch]:
+    def read_pieces(self, file: SpanFile, nonce: int) -> Iterator[SpanBatch]:
         """Yield the spans of the process *nonce* in a file, piece by piece."""
-        for piece in read_pieces(path):
+        for piece in read_pieces(file.source):
             yield self._batch(piece, nonce)
 
     def _batch(self, table: pa.Table, nonce: int) -> SpanBatch:

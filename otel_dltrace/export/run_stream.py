@@ -18,7 +18,7 @@ from otel_dltrace.export.run_reader import (
     read_processes,
     read_table,
 )
-from otel_dltrace.export.span_files import span_files
+from otel_dltrace.export.span_files import SpanFile, held_files
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
@@ -118,12 +118,12 @@ class Pieces:
     steps: SpanBatch
     chosen: Container[int] | None
     _host: Host
-    _paths: Sequence[Path]
+    _files: Sequence[SpanFile]
 
     def __iter__(self) -> Iterator[SpanBatch]:
         """Yield a batch for each piece."""
-        for path in self._paths:
-            for batch in self._host.read_pieces(path, self.steps.process.nonce):
+        for file in self._files:
+            for batch in self._host.read_pieces(file, self.steps.process.nonce):
                 yield batch if self.chosen is None else _in_steps(batch, self.chosen)
 
 
@@ -143,21 +143,21 @@ def pieces_of(runs: Sequence[Path], steps: Container[int] | None) -> list[Pieces
 
 
 def _of_host(folder: Path, steps: Container[int] | None) -> Iterator[Pieces]:
-    paths: dict[int, list[Path]] = {}
+    files: dict[int, list[SpanFile]] = {}
     known: dict[int, Column] = {}
-    for path in span_files(folder):
-        table = read_table(path, ["process", "step"])
+    for file in held_files(folder):
+        table = read_table(file.source, ["process", "step"])
         if table is None:
             continue
         for nonce in table.column("process").unique().to_pylist():
             of_one = numbers_of(table.column("step").filter(of_process(table, nonce)))
             known[nonce] = np.unique(np.append(known.get(nonce, of_one[:0]), of_one))
-            paths.setdefault(nonce, []).append(path)
+            files.setdefault(nonce, []).append(file)
     host = Host(folder)
     for nonce, ordinals in known.items():
         rows = empty_rows(len(ordinals))
         rows["step"] = ordinals
-        yield Pieces(SpanBatch(rows, [OTHER], host.process(nonce)), steps, host, paths[nonce])
+        yield Pieces(SpanBatch(rows, [OTHER], host.process(nonce)), steps, host, files[nonce])
 
 
 class _File(NamedTuple):
@@ -173,12 +173,13 @@ def _files(runs: Sequence[Path]) -> list[_File]:
     files = []
     for run in runs:
         for folder in host_folders(run):
+            held = held_files(folder)
             host, begin = Host(folder), 0
             wall = next((process.anchor.offset for process in read_processes(folder).values()), 0)
-            for path in span_files(folder):
-                start, spans = extent_of(path)
+            for file in held:
+                start, spans = extent_of(file.source)
                 begin = max(begin, start + wall)
-                files.append(_File(begin, spans, partial(host.read, path)))
+                files.append(_File(begin, spans, partial(host.read, file)))
     return sorted(files, key=lambda file: file.begin)
 
 

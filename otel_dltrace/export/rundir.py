@@ -218,7 +218,7 @@ class RunWriter:
             self.closed_segments += 1
 
     def _give_up(self) -> None:
-        """Leave files that may end in half a batch: what comes later would be hidden behind it."""
+        """Close files that may end in half a batch: what comes later would be hidden behind it."""
         for file in (self._segment, self._sink, self._descriptors, self._descriptor_file):
             if file is not None:
                 with suppress(OSError):
@@ -246,12 +246,9 @@ class RunWriter:
             write_json(self.folder / "drain.json", value)
 
     def close(self) -> None:
-        """Close all files."""
-        self.close_segment()
-        if self._descriptors is not None:
-            self._descriptors.close()
-            self._descriptor_file.close()
-            self._descriptors = None
+        """Close all files; without room the ends of their streams are missing, which nobody needs."""
+        if self.is_open:
+            self._give_up()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

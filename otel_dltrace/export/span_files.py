@@ -1,7 +1,9 @@
 """The files of a host's folder that hold spans: segments, and the Parquets that replace them (contract 7)."""
 
 from pathlib import Path
+from typing import NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from otel_dltrace.export.files import UNREADABLE
@@ -11,11 +13,38 @@ SEGMENTS = "spans-*.arrows"
 PARQUETS = "steps-*.parquet"
 
 
+class SpanFile(NamedTuple):
+    """A file of spans as it was listed; *held* keeps a segment that a drain may replace before it is read."""
+
+    path: Path
+    held: pa.NativeFile | None
+
+    @property
+    def source(self) -> Path:
+        """Where to read it, any number of times, as long as this object is there."""
+        opened = Path(f"/proc/self/fd/{self.held.fileno()}") if self.held is not None else self.path
+        return opened if opened.exists() else self.path
+
+
 def span_files(folder: Path) -> list[Path]:
     """Return the files that hold a host's spans, each span in one: a Parquet replaces its segments."""
+    segments = sorted(folder.glob(SEGMENTS), key=segment_number)  # first: one that goes now is in a Parquet by then
     parquets = sorted(folder.glob(PARQUETS))
     covered = {name for path in parquets for name in replaced_segments(path)}
-    return parquets + [path for path in sorted(folder.glob(SEGMENTS), key=segment_number) if path.name not in covered]
+    return parquets + [path for path in segments if path.name not in covered]
+
+
+def held_files(folder: Path) -> list[SpanFile]:
+    """Return the same for who reads beside a drain, which compacts: together they are what there was at one moment."""
+    held = {path: _held(path) for path in folder.glob(SEGMENTS)}
+    return [SpanFile(path, held.get(path)) for path in span_files(folder) if path in held or path.suffix == ".parquet"]
+
+
+def _held(path: Path) -> pa.NativeFile | None:
+    try:
+        return pa.OSFile(str(path))
+    except OSError:
+        return None
 
 
 def last_step(path: Path) -> int:
@@ -34,9 +63,9 @@ def replaced_segments(parquet: Path) -> list[str]:
     """Return the names of the segments whose spans are in *parquet*."""
     try:
         metadata = pq.read_schema(parquet).metadata or {}
+        names = metadata.get(b"segments", b"").decode()
     except UNREADABLE:
         return []
-    names = metadata.get(b"segments", b"").decode()
     return names.split(",") if names else []
 
 

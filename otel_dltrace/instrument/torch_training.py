@@ -69,7 +69,12 @@ def _epoch_told(args: Args, kwargs: Kwargs) -> None:
 
 
 def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
-    """Trace nothing in a process that loads batches: what its models compute is no step's forward."""
+    """Trace nothing in a process that loads batches: what its models compute is no step's forward.
+
+    Nor are the user's spans there below the step that was current when it was forked: it serves many.
+    """
+    assert live.tracer is not None
+    live.tracer.steps.on_left()
     live.tracer = None
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from otel_dltrace.model import semconv
-from otel_dltrace.model.activities import BACKEND
+from otel_dltrace.model.activities import BACKEND as HOROVOD
 from otel_dltrace.model.text import clean
 
 MAX_DESCRIPTORS = 1 << 16
@@ -42,7 +42,7 @@ class Descriptor:
         fields: dict[str, Any] = {
             k: int(v) if k in _NUMBERS else _clean(v if isinstance(v, str) else str(v)) for k, v in asdict(self).items()
         }
-        if self.backend == BACKEND:
+        if self.backend == HOROVOD:
             fields["tensor"] = _NONAME.sub(".noname.N", fields["tensor"])
         return replace(self, **fields)
 

@@ -41,7 +41,16 @@ class HostClock:
 
     def renew(self, anchor: Anchor) -> bool:
         """Take *anchor* if the wall clock was set since the last one; return whether it was."""
-        if abs(anchor.offset - self.anchor.offset) <= STEP_NS + anchor.uncertainty + self.anchor.uncertainty:
+        if self._agrees(anchor):
             return False
         self.anchor = anchor
         return True
+
+    def go_on(self, before: Anchor) -> None:
+        """Take *before*, an earlier one that others know, unless the wall clock was set since."""
+        if self._agrees(before):
+            self.anchor = before
+
+    def _agrees(self, anchor: Anchor) -> bool:
+        moved = abs(anchor.offset - self.anchor.offset)
+        return moved <= STEP_NS + anchor.uncertainty + self.anchor.uncertainty

@@ -104,13 +104,14 @@ class DrainStarter:
                 os.close(kept)
         return self._child
 
-    def trouble(self) -> str:
-        """Return the last line of what the drain complained about, "" if it did not."""
+    def trouble(self, about: str = "") -> str:
+        """Return the last line of what the drain complained about that has *about* in it, "" if it did not."""
         try:
             lines = self.log.read_text(errors="replace").split("\n")
         except OSError:
             return ""
-        return next((line.strip().removeprefix("otel_dltrace: ") for line in reversed(lines) if line.strip()), "")
+        said = (line.strip() for line in reversed(lines) if about in line)
+        return next((line.removeprefix("otel_dltrace: ") for line in said if line), "")
 
     def hurry(self) -> None:
         """Have the drain, whichever it is, read everything soon."""

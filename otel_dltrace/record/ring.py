@@ -196,7 +196,7 @@ def read_header(view: memoryview) -> RingHeader:
     magic, version, record, chunk, chunks, nonce, boot, pid, namespace, monotonic, wall = fields
     if magic != MAGIC:
         raise RingError(f"magic {magic!r} is not that of a ring")
-    if (version, record, chunk) != (VERSION, RECORD, CHUNK) or len(view) < PAGE + chunks * CHUNK:
+    if (version, record, chunk) != (VERSION, RECORD, CHUNK) or not 0 < chunks * CHUNK <= len(view) - PAGE:
         raise RingError(f"version {version}, {record}-byte records, {chunks} chunks: not a ring this version reads")
     return RingHeader(nonce, boot, pid, namespace, monotonic, wall, chunks)
 

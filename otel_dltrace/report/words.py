@@ -91,7 +91,7 @@ def drift(d: Drift) -> list[str]:
 
 def rests_on(g: Guards) -> str:
     """Return what the figures rest on, without which none should be read."""
-    none = "none known to be lost" if g.damage else "none lost"
+    none = "none lost" if g.is_over and not g.damage else "none known to be lost"
     parts = [
         f"ranks {spell(g.ranks) or 'none'} of {g.expected}" + (f", missing {spell(g.missing)}" if g.missing else ""),
         f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} closed by all ranks" if g.steps else "no steps",
@@ -101,6 +101,8 @@ def rests_on(g: Guards) -> str:
     ]
     if g.unused:
         parts.append(f"{g.unused} more processes with steps of the same ranks not shown")
+    if not g.is_over:
+        parts.append("more may come: a drain has not ended (`otel-dltrace recover` does the work of one that is gone)")
     if g.damage:
         more = f" and {len(g.damage) - _MOST_DAMAGE} more" * (len(g.damage) > _MOST_DAMAGE)
         parts.append(f"without what is damaged: {', '.join(map(plain, g.damage[:_MOST_DAMAGE]))}{more}")

@@ -168,22 +168,28 @@ def _otlp(settings: OtlpSettings) -> MetricExporter:
 
     It is told all of them: of the variables it reads some otherwise than spans do, or fails at them.
     """
-    if settings.protocol == GRPC:
-        from grpc import Compression as Packed
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as Grpc
+    return (_grpc if settings.protocol == GRPC else _http)(settings)
 
-        return Grpc(
-            settings.endpoint,
-            insecure=not settings.tls,
-            credentials=grpc_credentials(settings) if settings.tls else None,
-            headers=grpc_metadata(settings),
-            timeout=settings.timeout_s,
-            compression=Packed.Gzip if settings.gzip else Packed.NoCompression,
-        )
+
+def _grpc(settings: OtlpSettings) -> MetricExporter:
+    from grpc import Compression
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
+    return OTLPMetricExporter(
+        settings.endpoint,
+        insecure=not settings.tls,
+        credentials=grpc_credentials(settings) if settings.tls else None,
+        headers=grpc_metadata(settings),
+        timeout=settings.timeout_s,
+        compression=Compression.Gzip if settings.gzip else Compression.NoCompression,
+    )
+
+
+def _http(settings: OtlpSettings) -> MetricExporter:
     from opentelemetry.exporter.otlp.proto.http import Compression
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as Http
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-    return Http(
+    return OTLPMetricExporter(
         settings.endpoint,
         certificate_file=_named(settings.certificate),
         client_key_file=_named(settings.client_key),
