@@ -1,5 +1,6 @@
 """What cannot be read in a run directory, and is left out of all that is said of the run."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,28 +64,35 @@ def _unnamed(folder: Path, summary: Path, has_spans: bool) -> str:
 
 def _trouble(path: Path, *, is_whole: bool) -> str:
     """Return what is wrong with the Arrow or Parquet file *path*, "" for nothing; one being written may be torn."""
-    batches = 0
-    is_foreign = False
     try:
-        if path.suffix == ".parquet":
-            with open_parquet(path) as file:
-                is_foreign = not columns.are_spans(file.schema_arrow)
-                for _ in [] if is_foreign else file.iter_batches(columns=columns.SPANS.names):
-                    pass
-            return _FOREIGN * is_foreign
-        if not is_whole and not path.stat().st_size:
-            return ""
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            is_foreign = not reader.schema.equals(columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS)
-            for batch in reader:
-                batch.validate(full=True)
-                batches += 1
-            if source.tell() < source.size():  # zeros, which are the end of a stream
-                raise pa.ArrowInvalid(path)
+        return _in_parquet(path) if path.suffix == ".parquet" else _in_stream(path, is_whole=is_whole)
     except FileNotFoundError:
         return "is missing"
     except UNREADABLE:
-        if not batches:
-            return "is damaged"
-        return "is cut off" if is_whole else ""
-    return _FOREIGN * is_foreign
+        return "is damaged"
+
+
+def _in_parquet(path: Path) -> str:
+    with open_parquet(path) as file:
+        if not columns.are_spans(file.schema_arrow):
+            return _FOREIGN
+        for _ in file.iter_batches(columns=columns.SPANS.names):
+            pass  # reading them is what checks them
+    return ""
+
+
+def _in_stream(path: Path, *, is_whole: bool) -> str:
+    if not is_whole and not path.stat().st_size:
+        return ""
+    batches = 0
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        is_ours = reader.schema.equals(columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS)
+        with suppress(*UNREADABLE):
+            for batch in reader:
+                batch.validate(full=True)
+                batches += 1
+            if source.tell() == source.size():  # else there are zeros, which are the end of a stream
+                return "" if is_ours else _FOREIGN
+    if not batches:
+        return "is damaged"
+    return "is cut off" if is_whole else ""

@@ -73,9 +73,9 @@ def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
 
     Nor are the user's spans there below the step that was current when it was forked: it serves many.
     """
-    assert live.tracer is not None
-    live.tracer.steps.on_left()
-    live.tracer = None
+    tracer, live.tracer = live.tracer, None
+    assert tracer is not None
+    tracer.steps.on_left()
 
 
 # -- backward, schedulers, scalers -------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Servers:
         self._channels: list[grpc.Channel] = []
         self._pushes: list[grpc.UnaryUnaryMultiCallable] = []
         self._pulls: list[grpc.UnaryUnaryMultiCallable] = []
-        self._closing = False
+        self._closing = self._ending = False
 
     def open(self) -> None:
         """Connect to all servers; return when all workers have done so.
@@ -110,12 +110,19 @@ class Servers:
             done(ended.result(), None)
             return
         said = error_of(error, self._where(server))
-        if ended.code() in _GOING:  # not waited for here: the session's words come by gRPC's threads as well
-            later = threading.Timer(_LAST_WORD_S, done, (b"", said))
-            later.daemon = True
-            later.start()
+        if ended.code() in _GOING:
+            self._end_soon(said)
         else:
             done(b"", said)
+
+    def _end_soon(self, said: PushPullError) -> None:
+        """Fail with *said*, unless a session has said why before; not waited for here, on a thread of gRPC's."""
+        if self._ending:
+            return
+        self._ending = True
+        later = threading.Timer(_LAST_WORD_S, self._failed, (said,))
+        later.daemon = True
+        later.start()
 
     def _open_session(self, number: int, channel: grpc.Channel) -> threading.Event:
         welcome = threading.Event()
