@@ -1,5 +1,6 @@
 """`otel-dltrace import byteps` and the way back: real files become a run on which everything works."""
 
+import gzip
 import json
 import os
 import shutil
@@ -412,3 +413,12 @@ def test_a_run_without_push_pulls_is_no_timeline(form, tmp_path, capsys):
     assert main(["export", str(run), "--to", form, "-o", str(tmp_path / "out")]) == 2
     assert "is in there" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gzipped_file_is_refused_with_what_to_do(tmp_path, capsys):
+    """It was read as JSON, and its bytes stood in the message."""
+    packed = tmp_path / "comm.json.gz"
+    packed.write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    assert main(["import", "byteps", str(packed), "-o", str(tmp_path / "RUN")]) == 2
+    assert f"{packed} is gzipped; give what `zcat` makes of it" in capsys.readouterr().err
+    assert not (tmp_path / "RUN").exists()

@@ -207,9 +207,15 @@ def flush(timeout: float = EXIT_S) -> bool:
     if tracer is None or tracer.recorder.ring is None or tracer.starter is None:
         return True
     cursor = tracer.recorder.ring.path.with_suffix(".cursor")
-    before = changed_at(cursor)
     deadline = time.monotonic() + timeout
-    tracer.starter.hurry()
+    # The first one may be of a turn that had begun to read when we came.
+    return all(_new_cursor(tracer.starter, cursor, deadline) for _ in range(2))
+
+
+def _new_cursor(starter: DrainStarter, cursor: Path, deadline: float) -> bool:
+    """Ask the drain for a turn; return whether it has said by *deadline* how far it has read."""
+    before = changed_at(cursor)
+    starter.hurry()
     while time.monotonic() < deadline:
         if changed_at(cursor) != before:
             return True

@@ -10,11 +10,15 @@ _IS_CHROME = (
     "is a Chrome trace as `otel-dltrace export --to chrome` writes it, which is for viewers; "
     "give the run directory that it was made from to `otel-dltrace report` or `export`"
 )
+_GZIP = b"\x1f\x8b"
+_IS_PACKED = "is gzipped; give what `zcat` makes of it, in a file or through a pipe (/dev/stdin)"
 _IS_BYTEPS = "is BytePS's, not a timeline of Horovod; read it with `otel-dltrace import byteps`"
 
 
 def instead_of_byteps(head: bytes) -> str:
     """Return what a file that begins with *head* is instead of one of BytePS, and what to do; "" if it may be one."""
+    if head.startswith(_GZIP):
+        return _IS_PACKED
     return _IS_CHROME if _CHROME.match(head) else ""
 
 
