@@ -1,7 +1,6 @@
 """Segments become Parquet by step range, which DuckDB, Spark and pandas read; a quota bounds the host's share."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.files import UNREADABLE, open_parquet
+from otel_dltrace.export.files import UNREADABLE, open_parquet, read_through
 from otel_dltrace.export.run_reader import read_descriptors, read_processes
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
 from otel_dltrace.model.arrays import Column
@@ -54,21 +53,13 @@ def compact(folder: Path, open_segment: int | None = None) -> int:
 
 def _batches_in(segment: Path) -> list[pa.RecordBatch] | None:
     """Return what is in *segment*, whose end a kill may have torn; None if it is damaged, or somebody else's."""
-    batches: list[pa.RecordBatch] = []
     try:
-        with pa.memory_map(str(segment)) as source:
-            if not source.size():
-                return []
-            stream = pa.ipc.open_stream(source)
-            with suppress(*UNREADABLE):
-                for batch in stream:
-                    batch.validate(full=True)
-                    batches.append(batch)
-            is_ours = stream.schema.equals(columns.SPANS)
-            is_read = source.tell() == source.size()  # all but, perhaps, half a batch at its end
+        if not segment.stat().st_size:
+            return []
+        stream = read_through(segment)
     except UNREADABLE:
         return None
-    return batches if is_ours and is_read else None
+    return stream.batches if stream.is_read and stream.schema.equals(columns.SPANS) else None
 
 
 def _write(table: pa.Table, target: Path) -> None:

@@ -1,13 +1,10 @@
 """What cannot be read in a run directory, and is left out of all that is said of the run."""
 
-from contextlib import suppress
 from pathlib import Path
-
-import pyarrow as pa
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.drain_json import entries_of
-from otel_dltrace.export.files import UNREADABLE, open_parquet, read_json, read_object
+from otel_dltrace.export.files import UNREADABLE, open_parquet, read_json, read_object, read_through
 from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
 from otel_dltrace.export.span_files import SEGMENTS, span_files
 
@@ -84,15 +81,10 @@ def _in_parquet(path: Path) -> str:
 def _in_stream(path: Path, *, is_whole: bool) -> str:
     if not is_whole and not path.stat().st_size:
         return ""
-    batches = 0
-    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-        is_ours = reader.schema.equals(columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS)
-        with suppress(*UNREADABLE):
-            for batch in reader:
-                batch.validate(full=True)
-                batches += 1
-            if source.tell() == source.size():  # else there are zeros, which are the end of a stream
-                return "" if is_ours else _FOREIGN
-    if not batches:
+    stream = read_through(path)
+    if stream.is_whole:
+        is_ours = stream.schema.equals(columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS)
+        return "" if is_ours else _FOREIGN
+    if not stream.batches:
         return "is damaged"
     return "is cut off" if is_whole else ""

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedIOBase, BufferedWriter
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -143,6 +143,39 @@ def stream_batches(path: Path, opened: Callable[[str], pa.NativeFile] = pa.OSFil
         for batch in reader:
             batch.validate(full=True)  # else a flipped bit has a text end anywhere in memory
             yield batch
+
+
+class Stream(NamedTuple):
+    """An Arrow stream as far as it can be read.
+
+    Attributes:
+        schema: Of its batches.
+        batches: Those that are whole.
+        is_read: Whether they go on to the file's end, where half of one may be.
+        is_whole: Whether there is nothing else in the file.
+    """
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    is_read: bool
+    is_whole: bool
+
+
+def read_through(path: Path) -> Stream:
+    """Read a file in Arrow's stream format, and tell how far that went.
+
+    Raises:
+        UNREADABLE: No stream begins there.
+    """
+    batches, is_whole = list[pa.RecordBatch](), False
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        with suppress(*UNREADABLE):
+            for batch in reader:
+                batch.validate(full=True)
+                batches.append(batch)
+            is_whole = True
+        is_read = source.tell() == source.size()  # zeros are the end of a stream, and nothing behind them is read
+        return Stream(reader.schema, batches, is_read, is_whole and is_read)
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
