@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from otel_dltrace.export import gate as gate_module
-from otel_dltrace.export.budget import within
+from otel_dltrace.export.budget import StepBudget
 from otel_dltrace.export.drift import REMEMBERED, Drift
 from otel_dltrace.export.gate import LOST_STEPS, SETTLE_S, Outgoing, StepGate
 from otel_dltrace.export.roots import Roots
@@ -85,7 +85,7 @@ def test_the_budget_leaves_out_the_finest_levels_first():
     rows = step_rows(0, phases=4)
     rows["level"][-2:] = Level.PARTITION
 
-    assert [len(within(rows, limit)) for limit in (7, 6, 5, 4, 3, 2, 1)] == [7, 5, 5, 3, 3, 2, 2]
+    assert [len(StepBudget().within(0, rows, limit)) for limit in (7, 6, 5, 4, 3, 2, 1)] == [7, 5, 5, 3, 3, 2, 2]
 
 
 def test_what_was_below_a_span_that_is_left_out_hangs_higher():
@@ -94,7 +94,7 @@ def test_what_was_below_a_span_that_is_left_out_hangs_higher():
     step, _, operation, outer, inner = ids = [10, 11, 12, 13, 14]
     rows["span_id"], rows["parent_id"] = ids, [1, step, inner, step, outer]
 
-    kept = within(rows, 3)
+    kept = StepBudget().within(0, rows, 3)
 
     assert kept["span_id"].tolist() == [10, 11, operation]
     assert kept["parent_id"].tolist() == [1, step, step]

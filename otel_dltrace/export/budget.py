@@ -18,7 +18,10 @@ class StepBudget:
         self._left_out: dict[int, Column] = {}
 
     def within(self, step: int, rows: Column, limit: int) -> Column:
-        """Return *rows*, of *step*, as `within` does; what the step left out before counts as left out here."""
+        """Return *rows*, of *step*, without their finest levels, as many as it takes to be at most *limit* spans.
+
+        What was below a span that is left out, now or before, hangs under the next one above that is there.
+        """
         if len(rows) <= limit and step not in self._left_out:
             return rows
         kept, left_out = _divided(rows, limit)
@@ -35,15 +38,6 @@ class StepBudget:
     def left_out(self, step: int) -> Column | None:
         """Return what *step* left out, ids and their parents' (n, 2), None where that is nothing."""
         return self._left_out.get(step)
-
-
-def within(rows: Column, limit: int) -> Column:
-    """Return *rows* without their finest levels, as many as it takes to be at most *limit* spans.
-
-    What was below a span that is left out hangs under the next one above that is there.
-    """
-    kept, left_out = _divided(rows, limit)
-    return hung_higher(kept, left_out) if len(left_out) else kept
 
 
 def _divided(rows: Column, limit: int) -> tuple[Column, Column]:
