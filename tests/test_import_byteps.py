@@ -172,6 +172,26 @@ def test_several_servers_are_written_apart(tmp_path):
     assert keys == {"0": {27000832}, "1": {9223372036855234562}}
 
 
+def test_van_profiles_come_back_as_they_were(tmp_path, capsys):
+    """One as the file that was asked for, those of several nodes in a folder each."""
+    lines = (FILES / "pslite_hand_van_server.txt").read_bytes()
+    run, out = imported(tmp_path, FILES / "pslite_hand_van_server.txt"), tmp_path / "back"
+
+    assert main(["export", str(run), "--to", "van", "-o", str(out)]) == 0
+    assert out.read_bytes() == lines
+    files = {"server-0/pslite_van_profile": lines, "server-1/pslite_van_profile": lines * 2}
+    files["worker-0/pslite_van_profile"] = lines.replace(b"server", b"worker")
+    folder = tmp_path / "files"
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(data)
+    run = imported(tmp_path / "several", folder)
+    assert main(["export", str(run), "--to", "van", "-o", str(out)]) == 2
+    assert "back takes one profile, and there are 3; give -o a new name" in capsys.readouterr().err
+    assert main(["export", str(run), "--to", "van", "-o", str(tmp_path / "all")]) == 0
+    assert {str(path.relative_to(tmp_path / "all")): path.read_bytes() for path in tmp_path.glob("all/*/*")} == files
+
+
 @pytest.mark.parametrize("name", [*SMALL, "pslite_hand_van_server.txt"])
 def test_every_sample_is_imported_or_refused_in_words(name, tmp_path, capsys):
     """What holds no event makes no run, and says why; all else makes one."""

@@ -17,6 +17,7 @@ from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.horovod_out import timelines_in, write_horovod
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
 from otel_dltrace.export.run_stream import Pieces, pieces_of, stream_spans
+from otel_dltrace.export.van_out import vans_in, write_van_profiles
 from otel_dltrace.model.spans import Process
 
 
@@ -93,6 +94,16 @@ FORMATS = {
         write_byteps_server,
         "pushes and pulls",
         places=profile_paths,
+    ),
+    "van": Format(
+        "ps-lite's van profile of a run that was imported from some: what a node received, a line for\n"
+        "each message; of several nodes <role>-<rank>/pslite_van_profile below the directory FILE",
+        "pslite_van_profile",
+        _by_process,
+        write_van_profiles,
+        "messages",
+        tells=True,
+        older=lambda output, _: vans_in(output),
     ),
     "horovod": Format(
         "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\n"

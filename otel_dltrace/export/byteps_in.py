@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from otel_dltrace.export.byteps_find import find, natural
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
-from otel_dltrace.formats import comm_spans, server_spans
+from otel_dltrace.formats import comm_spans, server_spans, van_spans
 from otel_dltrace.formats.byteps_kind import Kind, kind_of
 from otel_dltrace.formats.comm_json import read_comm
 from otel_dltrace.formats.others import HEAD, instead_of_byteps
@@ -190,7 +190,7 @@ class _Reading:
         profile = read_van(data)
         role = profile.messages[0].role if profile.messages else "server"
         rank = self._taken(f"{role} van", 0)
-        return Place(role, rank, f"{role}-{rank}", part="van"), server_spans.van_rows_of(profile), profile.notes
+        return Place(role, rank, f"{role}-{rank}", part="van"), van_spans.van_rows_of(profile), profile.notes
 
     def _taken(self, role: str, rank: int) -> int:
         """Return *rank*, or the next that no other file of *role* has."""

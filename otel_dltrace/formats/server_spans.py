@@ -1,4 +1,4 @@
-"""What servers wrote as spans and back: a span for each push and pull, a tick for each message of ps-lite's van.
+"""What servers wrote as spans and back: a span for each push and pull.
 
 A server counts the pushes of a key by each worker from 1; the n-th goes into step n - 1, as the worker's n-th does.
 """
@@ -10,10 +10,8 @@ import numpy as np
 from otel_dltrace.formats.comm_spans import BACKEND, Rows
 from otel_dltrace.formats.in_order import NEVER, InOrder
 from otel_dltrace.formats.server_profile import BEGIN, END, Mark, Profile, Request, first_key
-from otel_dltrace.formats.van_profile import VanProfile
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch, empty_rows
 
@@ -129,21 +127,3 @@ def _us(spans: SpanBatch) -> list[Column]:
 def _sender(d: Descriptor, rank: int) -> int:
     told = d.activity.rpartition("-")[2]
     return int(told) if told.isdecimal() else max(rank, 0) * 2 + _FIRST_WORKER
-
-
-def van_rows_of(profile: VanProfile) -> Rows:
-    """Return the messages as ticks in the file's order; times are Unix ns, and outside any step."""
-    messages = profile.messages
-    known: dict[Descriptor, int] = {}
-    rows = empty_rows(len(messages))
-    rows["span_no"] = np.arange(1, len(rows) + 1)
-    rows["step"], rows["level"], rows["a"], rows["b"] = NO_STEP, s.Level.PARTITION, -1, -1
-    numbers = [known.setdefault(_van_descriptor(m.role, m.operation), len(known)) for m in messages]
-    if messages:
-        rows["descriptor"], rows["partition"] = numbers, [m.partition for m in messages]
-        rows["start"] = rows["end"] = np.array([m.at for m in messages], np.int64) * _US
-    return Rows(rows, list(known))
-
-
-def _van_descriptor(role: str, operation: str) -> Descriptor:
-    return Descriptor(s.TICK, f"recv_{operation}", backend="ps-lite", activity=f"{role}_van_recv_{operation}")

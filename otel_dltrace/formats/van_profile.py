@@ -1,6 +1,7 @@
 """ps-lite's van profile: a line for each message that a node received, with the low 16 bits of its key."""
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from otel_dltrace.formats.json_events import EMPTY
@@ -37,6 +38,6 @@ def read_van(data: bytes) -> VanProfile:
     return VanProfile(messages, tuple(notes))
 
 
-def write_van(profile: VanProfile) -> bytes:
-    """Return the text of a van profile."""
-    return "".join(f"{m.partition}\t{m.role}_van_recv_{m.operation}\t{m.at}\n" for m in profile.messages).encode()
+def van_lines(messages: Iterable[Message]) -> Iterator[bytes]:
+    """Yield the lines of a van profile."""
+    return (f"{m.partition}\t{m.role}_van_recv_{m.operation}\t{m.at}\n".encode() for m in messages)
