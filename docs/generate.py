@@ -187,8 +187,9 @@ A span has the method's name in small letters; that of a persistent request has 
 for each `Start`. A message each way (`Sendrecv`) is two spans, `send` and `recv`, or `isend` and `irecv`. A call that
 returns a request lasts until the `Wait` or `Test` that completes it, which writes a child span `wait`; `bound` says
 that it may have been done earlier. A request that nobody waits for ends where it was launched, and says `host_issue`.
-`Iprobe` and its like are spans when they find something. MPI begins while `mpi4py.MPI` is imported: the span `init`
-is that import. It ends by itself after the interpreter has: `finalize` is a span where the program calls `Finalize`.
+`Iprobe` and its like, and `Win.Test`, are spans when they find something. MPI begins while `mpi4py.MPI` is imported:
+the span `init` is that import. It ends by itself after the interpreter has: `finalize` is a span where the program
+calls `Finalize`.
 
 Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in; to
 and from `PROC_NULL` none. A Python object has no size before it is pickled; its receive says how many bytes came.
@@ -199,8 +200,9 @@ collectives are counted by their place among those made, `<group>.<n>`, calls of
 that group. What a call failed to send, a collective with buffers whose arguments were refused, and a receive that was
 cancelled, has no number. A receive from any rank or with any tag learns its message when it is done; programs that
 let such receives compete with others for the same messages may get numbers that the sender does not. A program that
-has a new tag for each message runs out of numbers after 131,072 of them in a communicator. One that begins MPI by a
-`Session` alone, not `Init`, is not traced.
+has a new tag for each message runs out of numbers after 131,072 of them in a communicator; one that makes and frees
+communicators, windows, files or persistent collectives without end runs out of ids for new ones after some thousands.
+One that begins MPI by a `Session` alone, not `Init`, is not traced.
 
 The first collective of Python objects on a communicator duplicates it within mpi4py (4.1), which keeps the interpreter
 to itself meanwhile. Where several threads do this at once, each on a communicator of its own, ranks can wait for each

@@ -168,6 +168,13 @@ def test_the_slowest_of_a_column_is_named_only_if_it_stands_out():
     assert found.slowest == (("forward", 2), ("backward", 1))
 
 
+def test_no_rank_is_the_slowest_beside_one_without_steps():
+    """A helper that trains nothing, and answers alone, is no measure for the one that does."""
+    report = analyse([*ddp(2)[:1], Rank(1, 2).batch()])
+    assert report.breakdown.slowest == ()
+    assert {(stage.slowest, stage.stands_out) for stage in report.timings.stages} == {(None, False)}
+
+
 # -- operations ----------------------------------------------------------------------------------
 
 
@@ -280,6 +287,17 @@ def test_early_ranks_wait_for_the_last_one():
             RankWaits(1, 1, 4 * MS, 0, 4 * MS, 0, 0, 1, 1, Spread(1, 6 * MS, 6 * MS, 6 * MS, 6 * MS, 6 * MS)),
         ),
     )
+
+
+def test_a_rank_is_blocked_in_the_wait_for_a_handle():
+    """Rank 0 launches it 8 ms before rank 1, computes for 5 ms and then waits: for 3 ms of them it is held up."""
+    rank = Rank(0, 2).collective(0, 10, 21, 1, flags=Flag.ASYNC)
+    for begin, end in ((15, 19), (19, 21)):
+        rank.wait(0, begin, end)
+        rank.rows[-1]["parent_no"] = 1
+    batches = [rank.batch(), Rank(1, 2).collective(0, 18, 20, 1, flags=Flag.ASYNC).batch()]
+
+    assert [(one.wait, one.blocked) for one in waits(join(batches)).ranks] == [(8 * MS, 3 * MS), (0, 0)]
 
 
 @pytest.mark.parametrize("source", [Source.HOST_ISSUE, Source.BOUND, Source.DEVICE, Source.RECORDER])
@@ -500,6 +518,23 @@ def test_blocked_time_is_not_a_ranks_own():
     assert analyse(batches).stragglers.found == (Straggler(1, "forward", 30 * MS, 10 * MS, 20 * MS, 9, 9, 9, 20 * MS),)
 
 
+def test_what_a_program_launches_itself_in_the_backward_is_not_waited_for_at_its_end():
+    """A layer's exchange is over early in the backward, and rank 1 computes for long behind it: that is its own."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            at, done = 100 * n, 100 * n + 12 + 20 * r
+            rank.step(n, at, at + 40).stage(n, "forward", at, at + 2).stage(n, "backward", at + 2, done)
+            rank.collective(n, at + 4, at + 6, 2 * n + 1, source=Source.BOUND, flags=Flag.ASYNC)
+            rank.collective(n, done, at + 36, 2 * n + 2)
+    report = analyse([rank.batch() for rank in ranks])
+
+    (found,) = report.stragglers.found
+    assert (found.rank, found.stage, found.excess) == (1, "backward", 20 * MS)
+    (grad_sync,) = (stage for stage in report.timings.stages if stage.name == "grad_sync")
+    assert [timing.mean for timing in grad_sync.ranks] == [24 * MS, 4 * MS]
+
+
 def test_a_stage_inside_another_counts_once():
     """The copy to the device is not prepare_batch's own time."""
     rank = Rank().step(0, 0, 20).stage(0, "prepare_batch", 0, 10).stage(0, "to_device", 2, 9)
@@ -512,7 +547,7 @@ def test_an_accumulated_backward_is_told_by_its_last_piece():
     """Two forwards and backwards in a step; the buckets are launched in the second backward."""
     rank = Rank(0, 2).step(0, 0, 30)
     rank.stage(0, "forward", 0, 14, 8, 2).stage(0, "backward", 4, 28, 20, 2)
-    rank.collective(0, 18, 28, 1, source=Source.BOUND, flags=Flag.ASYNC)
+    rank.collective(0, 18, 28, 1, tensor="bucket 0", source=Source.BOUND, flags=Flag.ASYNC)
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 8 * MS, 10 * MS, 2 * MS]]
 
 
@@ -539,6 +574,45 @@ def test_arrivals_that_disagree_acquit():
         "rank 1's forward takes 20.0 ms longer than the others', "
         "but it came late to the collectives in only 3 of 9 steps",
     )
+
+
+@pytest.mark.parametrize(
+    ("late", "verdict"),
+    [
+        pytest.param({2, 3}, "cannot tell", id="all of one host"),
+        pytest.param({3}, "straggler", id="one of them"),
+    ],
+)
+def test_clocks_that_differ_accuse_nobody(late, verdict):
+    """Ranks of the second host come 5 ms late by wall clocks: certain is only who comes later than one of its host."""
+    anchors = {r: (f"node-{r // 2}", Anchor(0, 0, 30)) for r in range(4)}
+    ranks = [Rank(r, 4, host, anchor=anchor) for r, (host, anchor) in anchors.items()]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            at = 100 * n + 5 * (r in late)
+            rank.step(n, at, at + 60).stage(n, "forward", at, at + 20)
+            rank.collective(n, at + 30, 100 * n + 50, n + 1, source=Source.BOUND, flags=Flag.ASYNC)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+
+    assert (found.verdict, [one.rank for one in found.found]) == (verdict, [3] if verdict == "straggler" else [])
+    assert ("the clocks of the hosts may be as far apart" in found.reason) == (verdict == "cannot tell")
+
+
+def test_a_backward_of_its_own_is_named_where_ranks_meet_only_every_few_steps():
+    """Local SGD: rank 1 is slow in every backward, and late where weights are averaged, in each fifth step."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    now = [0, 0]
+    for n in range(41):
+        averages = n % 5 == 4
+        done = [now[r] + 10 + 20 * r for r in range(2)]
+        ends = [max(done) + 2] * 2 if averages else done
+        for r, rank in enumerate(ranks):
+            rank.step(n, now[r], ends[r]).stage(n, "backward", now[r], done[r])
+            if averages:
+                rank.collective(n, done[r], ends[r], n + 1)
+        now = ends
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert found == Straggler(1, "backward", 30 * MS, 10 * MS, 20 * MS, 40, 8, 8, 100 * MS)
 
 
 def test_a_hidden_wait_is_not_taken_for_its_cause():

@@ -7,6 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,22 @@ def test_a_damaged_start_leaves_the_others_where_they_are(tmp_path):
         for batch in (whole, damaged)
     ]
     assert drawn[0] == drawn[1] != []
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first the old one", "last the old one"])
+def test_runs_of_other_years_have_a_zero_of_their_own(tmp_path, order):
+    """Where a run is 50 years behind zero, a double tells no ns; ranks of one run keep theirs in common."""
+    new = [make_batch(rank, rank_spans(1000 + rank)) for rank in (0, 1)]
+    undated = {rank: Process(7 + rank, new[rank].process.bind, "node-b") for rank in (0, 1)}
+    runs = [[replace(make_batch(rank, rank_spans(rank)), process=undated[rank]) for rank in (0, 1)], new]
+
+    trace = written(tmp_path / "trace.json", [batch for run in runs[order] for batch in run])
+
+    about = trace["otherData"]
+    zeros = {p["pid"]: int(p.get("base_unix_ns", about["base_unix_ns"])) for p in about["processes"]}
+    begins = {e["pid"]: zeros[e["pid"]] + ns(e["ts"]) for e in trace["traceEvents"] if e["name"] == "rank.step"}
+    assert sorted(begins.values()) == [0, MS, WALL + 1000 * MS, WALL + 1001 * MS]
+    assert len(set(zeros.values())) == 2
 
 
 def test_a_phase_after_its_operation_keeps_its_length(tmp_path):

@@ -7,10 +7,12 @@ import pytest
 from rich.console import Console
 
 from otel_dltrace.analysis.scaling import RANK_STEPS, SAMPLES, WARM_UP, Part, RunScaling, Scaling, scaling
+from otel_dltrace.analysis.select import select
 from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.scaling import sentences, write_scaling
@@ -75,6 +77,21 @@ def test_the_first_epoch_is_apart_where_it_is_known():
     assert sentences(found)[1] == (
         "On 2 ranks a step of the first epoch takes 20.0 times a later one: do not measure scaling by it."
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "apart", "first"),
+    [
+        pytest.param("2-9", FIRST_EPOCH, 2, id="what is there of the first epoch"),
+        pytest.param("4-11", WARM_UP, None, id="later epochs alone"),
+    ],
+)
+def test_the_first_epoch_of_a_part_is_that_of_the_run(steps, apart, first):
+    """`--steps` that begin later have no first epoch, so none is left out."""
+    batches = select(in_epochs(ddp(2, 12), 4), Window.parse(steps))
+    (_, run) = scaling({"one": ddp(1, 12), "two": batches}).runs
+
+    assert (run.apart, run.first and run.first.steps, run.steady.steps) == (apart, first, 8 - (first or 0))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """A damaged run directory: what can be read is reported, and what cannot is said."""
 
 import json
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -94,6 +97,51 @@ def test_a_report_rests_on_what_can_be_read(tmp_path, capsys, name, harm, told):
     said = " ".join(capsys.readouterr().out.split())
     assert f"; without what is damaged: {told}. All times" in said
     assert "; none known to be lost; " in said
+
+
+@pytest.mark.parametrize("form", ["chrome", "otlp"])
+def test_an_export_says_what_is_not_in_it(tmp_path, capsys, form):
+    """Else the half of a run would look like the whole; a whole run has nothing said of it."""
+    run, out = a_run(tmp_path / "run", compacted=True), str(tmp_path / "out.json")
+    assert main(["export", str(run), "--to", form, "-o", out]) == 0
+    assert capsys.readouterr().err == ""
+    (parquet,) = (run / HOSTS[1]).glob(PARQUET)
+    garble(parquet)
+
+    assert main(["export", str(run), "--to", form, "-o", out]) == 0
+    told = f"otel-dltrace: without what is damaged in {run}: {parquet.relative_to(run)} is damaged\n"
+    assert capsys.readouterr().err == told
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Be a user whom permissions bind, as root is not."""
+    was = os.geteuid()
+    os.seteuid(65534 if was == 0 else was)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
+@pytest.mark.parametrize("closed", [".", "hosts", HOSTS[0]])
+def test_a_run_that_may_not_be_read_is_said(capsys, closed):
+    """A colleague's run on a shared disk: not a traceback, and not that the output cannot be written."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        run = a_run(Path(folder, "run"), compacted=False)
+        commands = [["report", str(run)], ["export", str(run), "--to", "otlp", "-o", "/dev/null"]]
+        assert [main(command) for command in commands] == [0, 0]  # as nobody we may not read our own modules
+        capsys.readouterr()
+        (run / closed).chmod(0)
+        with nobody():
+            codes = [main(command) for command in commands]
+        (run / closed).chmod(0o755)
+
+    said = f"otel-dltrace: {run / closed}"
+    lines = capsys.readouterr().err.splitlines()
+    assert codes == [2, 2]
+    assert all(line.startswith(said) and "permission denied; who wrote" in line for line in lines), lines
 
 
 def said_of(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:

@@ -220,12 +220,13 @@ def send_spans(endpoint: str) -> set[str]:
 
 
 class Metrics:
-    """Every metric there is, sent by OpenTelemetry's own SDK."""
+    """Every metric there is, sent by OpenTelemetry's own SDK, as of one run on one host."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, run: str = "one") -> None:
         exporter = OTLPMetricExporter(endpoint, insecure=True)
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=3_600_000)
-        resource = Resource({s.SERVICE_NAME: "demo", s.HOST_NAME: "node-0", s.DL_ROLE: "worker"})
+        who = {s.SERVICE_NAME: "demo", s.HOST_NAME: "node-0", s.DL_ROLE: "worker", s.SERVICE_INSTANCE_ID: run}
+        resource = Resource(who)
         self.provider = MeterProvider([reader], resource)
         meter = self.provider.get_meter("otel_dltrace")
         make = {
@@ -323,6 +324,33 @@ def test_every_panel_finds_data(tmp_path):
         exemplars = [e for series in found.get("query_exemplars", **latest) for e in series["exemplars"]]
         assert {exemplar["labels"]["trace_id"] for exemplar in exemplars} <= traces
         assert exemplars
+
+
+ONCE = {
+    "CPU": {"{'host_name': 'node-0'}": 0.5},
+    "Memory in use": {"{'host_name': 'node-0'}": 0.5},
+    "Memory of ranks": {"{'dl_rank': '0'}": 0.5, "{'dl_rank': '1'}": 0.5},
+    "Samples a second": {"{'service_name': 'demo'}": 1.0},
+    "Steps a second": {"{'service_name': 'demo'}": 0.5},
+}
+"""What panels show of `Metrics`, in which each rank and each mode has 0.5."""
+
+
+def test_a_job_that_is_started_again_is_not_counted_twice(tmp_path):
+    """The collector shows the values of the run before for some minutes more: of the same host, and the same ranks."""
+    with observed(tmp_path) as (sidecar, _, found):
+        for run in ("one", "two"):
+            metrics = Metrics(sidecar.grpc, run)
+            metrics.send()
+            metrics.provider.shutdown()
+        servers.wait_until(
+            lambda: (
+                found.values("count by (service_name) (dl_throughput_batches_per_second)")
+                == {"{'service_name': 'demo'}": 4.0}
+            )
+        )
+
+        assert {title: found.values(query_of(title)) for title in ONCE} == ONCE
 
 
 SLOW = ["--epochs", "1000", "--width", "64", "--slow-rank", "1", "--slow-ms", "150"]

@@ -16,7 +16,9 @@ import pytest
 from otel_dltrace.doctor import endpoint, environment, frameworks, host, installation, runs
 from otel_dltrace.doctor.checks import examine
 from otel_dltrace.doctor.child import Child
+from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding, worst
 from otel_dltrace.settings.config import Config
 from tests import servers
@@ -195,15 +197,47 @@ def test_a_server_that_says_yes_to_all_is_no_collector():
     assert "says yes in text/html; charset=utf-8, which is no answer of OTLP" in found.what
 
 
+@pytest.mark.parametrize("compression", ["none", "gzip"])
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_collector_that_answers_is_fine(protocol, secured, certificates):
-    """The certificate is told with its end, and the answer with its protocol."""
+def test_a_collector_that_answers_is_fine(protocol, compression, secured, certificates):
+    """The certificate is told with its end, and the answer with its protocol; an empty request is packed as any."""
     where = secured.grpc if protocol == "grpc" else secured.http
-    chain, answered = endpoint.check(otlp(where, protocol, CERTIFICATE=certificates.authority))
+    env = otlp(where, protocol, CERTIFICATE=certificates.authority, COMPRESSION=compression)
+    chain, answered = endpoint.check(env)
 
     assert (chain.area, chain.verdict, answered.verdict) == ("TLS", NOTE, FINE)  # it is good for a day
     assert "server, signed by authority, is good until " in chain.what
     assert f" answers OTLP over {protocol} (" in answered.what
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_who_wants_our_certificate_is_told_whatever_the_network_says(protocol, certificates, tmp_path):
+    """A request of some length is often cut off before the reason can be read."""
+    tls = {"cert_file": certificates.server, "key_file": certificates.server_key}
+    with servers.collector(tmp_path, {**tls, "client_ca_file": certificates.authority}) as collector:
+        where = collector.grpc if protocol == "grpc" else collector.http
+        settings = OtlpSettings.from_env(otlp(where, protocol, CERTIFICATE=certificates.authority))
+        told = set()
+        for _ in range(8):
+            transport = connect(settings)
+            told.add(diagnose(settings, transport.send(bytes(200_000), 5).message))
+            transport.close()
+
+    assert [one for one in told if "not accept our certificate" not in one.what or "_CLIENT_KEY" not in one.cure] == []
+
+
+@pytest.mark.parametrize(
+    ("protocol", "trusted"),
+    [("http/protobuf", {"REQUESTS_CA_BUNDLE": "authority"}), ("grpc", {"OTEL_EXPORTER_OTLP_CERTIFICATE": "server"})],
+)
+def test_whom_the_request_trusts_is_no_problem(protocol, trusted, secured, certificates, monkeypatch):
+    """Requests knows more authorities than Python's ssl, and gRPC takes the server's own certificate for one."""
+    for name, file in trusted.items():
+        monkeypatch.setenv(name, getattr(certificates, file))
+    where = secured.grpc if protocol == "grpc" else secured.http
+    env = {**otlp(where, protocol), **{name: os.environ[name] for name in trusted}}
+
+    assert [finding.verdict for finding in endpoint.check(env)] == [FINE]
 
 
 def test_another_way_of_speaking_is_tried(secured, certificates):
@@ -262,16 +296,53 @@ def test_a_proxy_is_told_by_the_environment_that_is_examined(env, told, monkeypa
     assert found == [f"requests to http://127.0.0.1:1/v1/traces {what}" for what in told]
 
 
-def test_a_proxy_that_is_not_there_is_not_taken_for_the_collector(monkeypatch):
-    """Where the proxy refuses a connection, the collector may be up."""
-    for name in ("no_proxy", "NO_PROXY"):
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        pytest.param({"http_proxy": "http://proxy:8"}, ["go through the proxy http://proxy:8"], id="a proxy"),
+        pytest.param({"grpc_proxy": "http://a:1", "https_proxy": "b:2"}, ["go through the proxy http://a:1"], id="two"),
+        pytest.param({"http_proxy": "http://proxy:8", "NO_PROXY": "127.0.0.1"}, ["go through the proxy http://proxy:8"],
+                     id="capitals are not read"),
+        pytest.param({"http_proxy": "http://proxy:8", "no_proxy": "127.0.0.1"}, [], id="not for this host"),
+        pytest.param({"HTTP_PROXY": "http://proxy:8", "all_proxy": "http://proxy:8"}, [], id="of requests"),
+    ],
+)  # fmt: skip
+def test_a_proxy_of_grpc_is_told_by_the_variables_that_it_reads(env, told):
+    """In small letters, and with plain HTTP and TLS alike."""
+    settings = OtlpSettings.from_env(otlp("http://127.0.0.1:1", "grpc"))
+    found = [(finding.what, finding.cure) for finding in endpoint._proxy(settings, env)]
+
+    assert found == [
+        (f"requests to 127.0.0.1:1 {what}", "name its host in no_proxy if they should not") for what in told
+    ]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "variable", "where", "cure"),
+    [
+        ("http/protobuf", "http_proxy", "http://192.0.2.1:4318/v1/traces", "correct HTTP_PROXY, HTTPS_PROXY or ALL"),
+        ("grpc", "grpc_proxy", "192.0.2.1:4318", "correct grpc_proxy, https_proxy or http_proxy"),
+    ],
+)
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1", "http://no-such-host.invalid"])
+def test_a_proxy_that_is_not_there_is_not_taken_for_the_collector(protocol, variable, where, cure, proxy, monkeypatch):
+    """Where the proxy refuses a connection, or its name is not known, the collector may be up."""
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
-    env = {"http_proxy": f"http://127.0.0.1:{servers.free_port()}", **otlp("http://192.0.2.1:4318")}
-    monkeypatch.setenv("http_proxy", env["http_proxy"])
+    env = {variable: f"{proxy}:{servers.free_port()}", **otlp("http://192.0.2.1:4318", protocol)}
+    monkeypatch.setenv(variable, env[variable])
     (found,) = problems(endpoint.check(env))
 
-    assert found.what == "http://192.0.2.1:4318/v1/traces is not reached through the proxy that the environment names"
-    assert found.cure == "correct HTTP_PROXY or HTTPS_PROXY, or name its host in NO_PROXY"
+    assert found.what == f"{where} is not reached through the proxy that the environment names"
+    assert found.cure.startswith(cure)
+
+
+def test_a_socket_file_that_is_not_there_is_a_collector_that_is_not(tmp_path):
+    """As a port at which nobody listens."""
+    where = f"unix://{tmp_path}/otlp.sock"
+    (found,) = problems(endpoint.check(otlp(where, "grpc", INSECURE="true")))
+
+    assert found.what == f"nothing listens at {where}"
 
 
 # -- the end of a run ----------------------------------------------------------------------------
@@ -405,6 +476,11 @@ def test_a_framework_that_ends_its_process_is_a_finding():
         pytest.param(
             {"OTEL_DLTRACE": "1", "OTEL_SDK_DISABLED": "true"}, ["OTEL_DLTRACE=1 asks for tracing"], id="both"
         ),
+        pytest.param(
+            {"OTEL_EXPORTER_CHROME_TRACE_MAX_BYTES": "foo", "OTEL_EXPORTER_CHROME_TRACE_MAX_FILES": "2"},
+            ["OTEL_EXPORTER_CHROME_TRACE_MAX_BYTES='foo' is not a whole number"],
+            id="Chrome",
+        ),
         pytest.param({"OTEL_LOGS_EXPORTER": "none", "OTEL_BSP_SCHEDULE_DELAY": "9"}, [], id="of the SDK"),
         pytest.param({"OTEL_EXPORTER_JAEGER_ENDPOINT": "h", "OTEL_DLTRACE_LEVEL": "step"}, [], id="of somebody else"),
     ],
@@ -414,6 +490,30 @@ def test_what_the_environment_gets_wrong_is_named(env, problem):
     found = [finding.what for finding in problems(environment.check(env))]
 
     assert [what for what, said in zip(found, problem, strict=True) if not what.startswith(said)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OTEL_CONFIG_FILE",
+        "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
+        "OTEL_EXPORTER_PROMETHEUS_HOST",
+        "OTEL_EXPORTER_PROMETHEUS_PORT",
+    ],
+)
+def test_what_acts_on_us_by_way_of_the_sdk_is_not_said_to_do_nothing(name):
+    """Each is documented to act, here or in a test: what we record, and how metrics are sent."""
+    (finding,) = environment.check({name: "8080"})[1:]
+
+    assert (finding.verdict, finding.what.partition(",")[0]) == (FINE, f"{name}=8080")
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [("10", FINE), ("2.5", FINE), ("10000", NOTE)])
+def test_a_timeout_that_is_meant_in_milliseconds_is_told(seconds, verdict):
+    """With it a request to a collector that hangs holds up the others for hours."""
+    (finding,) = environment.check({"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": seconds})[1:]
+
+    assert finding.verdict == verdict, finding
 
 
 def test_a_bad_name_hides_no_other_that_it_begins_with():

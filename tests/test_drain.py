@@ -226,6 +226,60 @@ def test_forked_children_have_rings_of_their_own(place):
     assert phases == [["before", "both"], ["both"]]
 
 
+def test_a_stage_on_two_threads_counts_what_both_did(place):
+    """Each writes in a chunk of its own, so what came last of the stage is not last in the ring."""
+    done = place.run(
+        """
+        import threading
+        import otel_dltrace as d
+
+        def copy():
+            with d.phase("to_device"):
+                pass
+
+        for _ in range(2):
+            with d.step():
+                copy()
+                other = threading.Thread(target=copy)
+                other.start()
+                other.join()
+                copy()
+        """,
+        **ALONE,
+        OTEL_DLTRACE_DRAIN="off",
+    )
+    assert done.returncode == 0, done.stderr
+    place.command("recover")
+
+    (batch,) = place.spans()
+    assert batch["a"][batch.lookup(lambda d: d.name == "to_device", bool)].tolist() == [3, 3]
+
+
+def test_a_drain_reads_more_rings_at_once_than_a_program_may_have_files(place):
+    """It has as many as the system allows, not as few as a shell gives a program."""
+    done = place.run(
+        """
+        import os, resource
+        import otel_dltrace as d
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (48, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        for i in range(24):
+            if os.fork() == 0:
+                with d.phase("child", size=i):
+                    pass
+                os._exit(0)
+        for _ in range(24):
+            os.wait()
+        """,
+        **ALONE,
+        OTEL_DLTRACE_RING_SIZE="128K",
+    )
+    place.wait_for_rings()
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(int(batch["size"][0]) for batch in place.spans()) == [*range(24)]
+
+
 NAMES_A_TIMELINE = """
     import otel_dltrace as d
     from otel_dltrace.record.tracer import live

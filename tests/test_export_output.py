@@ -34,6 +34,16 @@ def export(run: Path, out: Path, *more: str) -> int:
     return main(["export", str(run), "--to", "otlp", "-o", str(out), *more])
 
 
+def test_a_run_that_is_named_twice_is_written_once(run, tmp_path):
+    """A pattern finds it under its own name and that of a link: `export dltrace-*`."""
+    (tmp_path / "latest").symlink_to(run)
+    export(run, tmp_path / "once.jsonl")
+
+    runs = [str(run), str(tmp_path / "latest"), f"{run}/"]
+    assert main(["export", *runs, "--to", "otlp", "-o", str(tmp_path / "twice.jsonl")]) == 0
+    assert (tmp_path / "twice.jsonl").read_text() == (tmp_path / "once.jsonl").read_text()
+
+
 @pytest.mark.parametrize("before", ["old", None], ids=["to a file", "to nothing"])
 def test_a_link_is_followed(run, tmp_path, before):
     """Who links a name to another disk finds the file there, and the link where it was."""
@@ -115,6 +125,15 @@ def test_a_name_that_cannot_be_is_said(run, tmp_path, capsys):
     """It is too long for the file system."""
     assert export(run, tmp_path / ("x" * 300)) == 2
     assert "File name too long" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "/"])
+def test_a_folder_is_refused_before_anything_is_written(run, tmp_path, capsys, name):
+    """A long run is not written first, to be thrown away."""
+    assert export(run, tmp_path / name) == 2
+    assert capsys.readouterr().err == f"otel-dltrace: {tmp_path / name} cannot be written: Is a directory\n"
+    with pytest.raises(IsADirectoryError), open_whole(tmp_path / name):
+        pytest.fail("it is opened")
 
 
 def test_a_hyphen_is_standard_output():

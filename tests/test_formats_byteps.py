@@ -272,6 +272,16 @@ def test_an_event_damaged_in_the_middle_costs_no_other():
     assert comm.notes == ("1 events could not be read and are missing, the first at character 31",)
 
 
+def test_several_timelines_in_one_file_are_told():
+    """As of `cat worker*/0/comm.json`: what stands behind the first is not lost without a word."""
+    data = (FILES / "bps_hand_comm_root.json").read_bytes()
+    comm = read_comm(data + data)
+
+    assert comm.events() == read_comm(data).events()
+    told = "the file goes on behind its end at character {:,}: of several in one the first was read"
+    assert comm.notes == (told.format(data.index(b"],") + 1),)
+
+
 TENSORS = st.text(max_size=12) | st.sampled_from(["byteps.Gradient.0.weight", 'q"', "b\\", "\ud800"])
 SERIES = st.builds(
     Series, TENSORS, st.integers(0, (1 << 40) - 1), st.sampled_from(["PUSH", "PULL", "ALLGATHER_PULL_RESP"])

@@ -54,6 +54,9 @@ def test_the_frontier_of_a_run_names_stage_and_rank_without_any_clock():
         "Where the slowest rank's step goes, waiting included, ms and who leads: forward 18.0 (rank 1), "
         "backward 9.00 (no rank alone), dataloader_next 8.00 (rank 0), optimizer 1.00 (no rank alone)."
     )
+    assert where_the_step_goes((FrontierStage("residual", 2 * MS, 0, 5),)).endswith(
+        ": outside any stage 2.00 (rank 0)."
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from otel_dltrace.instrument import horovod
 from otel_dltrace.instrument._horovod_calls import CALLS, OPS, SETS
 from otel_dltrace.instrument._sites import Site
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.identity import NO_STEP
 from tests import torch_harness
 from tests.support import top_level
 
@@ -210,3 +211,35 @@ def test_each_start_of_horovod_is_a_generation(tmp_path: Path, horovod_site: Pat
         ("job", "2.0123456789abcdef", 0),
     ]
     assert [span.seq for span in recorded.spans(s.COLLECTIVE)] == [1, 2, 1, 2]
+
+
+def test_a_step_is_of_the_start_of_horovod_in_which_it_was_trained(tmp_path: Path, horovod_site: Path) -> None:
+    """Also one that an error has ended; what comes between another `init` and the next step is in none."""
+    recorded = alone(
+        tmp_path,
+        horovod_site,
+        """
+    import torch, horovod.torch as hvd
+    from otel_dltrace.model.identity import Bind
+    recorder.home = {"bind": Bind("job", "1.0123456789abcdef").fields()}
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for start in range(2):
+        hvd.init()
+        hvd.broadcast(torch.ones(1), 0, name="state")
+        for step in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            hvd.allreduce(torch.ones(1), name="a")
+            if (start, step) == (0, 1):
+                break
+            optimizer.step()
+        hvd.shutdown()
+    """,
+    )
+    operations = [(span.descriptor.tensor, span.step, span.seq) for span in recorded.spans(s.COLLECTIVE)]
+
+    assert [bind.from_step for bind in recorded.binds] == [0, 2]
+    assert operations == [
+        *[("broadcast.state", NO_STEP, 1), ("allreduce.a", 0, 1), ("allreduce.a", 1, 2)],
+        *[("broadcast.state", NO_STEP, 1), ("allreduce.a", 2, 1), ("allreduce.a", 3, 2)],
+    ]

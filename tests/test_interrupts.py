@@ -142,3 +142,40 @@ def test_a_working_directory_that_is_gone_is_one_sentence(place, arguments):
         "otel-dltrace: the working directory has been removed: cd to one that is there",
         "otel-dltrace: dltrace-x is no run directory: it has no folder hosts/; give one that a traced run printed",
     )
+
+
+ONE_STEP = """
+    import otel_dltrace as d
+    with d.step():
+        pass
+    print("printed")
+"""
+
+
+def test_nothing_of_ours_is_on_the_output_of_a_program_without_standard_error(place):
+    """As a batch system may start it; what is printed may be read by another program."""
+    program = str(place.write(ONE_STEP))
+    done = place.finish(place.popen(["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, program], OTEL_DLTRACE="1"))
+
+    assert (done.returncode, done.stdout) == (0, "printed\n")
+
+
+def test_a_folder_that_the_locale_cannot_say_is_found_again(place):
+    """The drain tells `run` its bytes."""
+    env = {"PYTHONIOENCODING": "ascii"}
+    program = str(place.write(ONE_STEP))
+    done = place.command("run", "--no-report", "--dir", "größe", "--", sys.executable, program, **env)
+
+    assert done.returncode == 0
+    assert "1 spans recorded, none lost" in done.stderr
+
+
+def test_modules_of_the_working_directory_are_not_the_drain_s(place):
+    """A program elsewhere has none of them either."""
+    (place.folder / "queue.py").write_text("raise RuntimeError('not the one of Python')")
+    (place.folder / "programs").mkdir()
+    program = str(place.write(ONE_STEP, "programs/one_step.py"))
+    done = place.command("run", "--no-report", "--", sys.executable, program)
+
+    assert done.returncode == 0
+    assert "1 spans recorded, none lost" in done.stderr

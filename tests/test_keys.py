@@ -24,12 +24,12 @@ TENSORS = ("conv.weight", "fc.weight")
 STEPS, PARTITIONS = 10, 2
 
 
-def pushed(late: float = 30.0, slow_partition: float = 4.0) -> list[SpanBatch]:
+def pushed(late: float = 30.0, slow_partition: float = 4.0, prefix: str = "") -> list[SpanBatch]:
     """Return two workers and a server; worker 1 begins *late* ms later, a tensor's last partition takes longer."""
     workers = [Rank(rank, 2) for rank in range(2)]
     server = Rank(0, 2, role="server", nonce=9)
     for step in range(STEPS):
-        for declared, tensor in enumerate(TENSORS):
+        for declared, tensor in enumerate(prefix + name for name in TENSORS):
             begins = [step * 200.0 + declared * 50 + rank * late for rank in range(2)]
             for rank, (worker, begin) in enumerate(zip(workers, begins, strict=True)):
                 end = max(begins) + 10 + slow_partition
@@ -73,6 +73,15 @@ def test_a_planted_delay_is_named_by_workers_and_by_servers():
     )
     assert {key.last for key in found.workers} == {Last(1, STEPS, STEPS, 30 * MS)}
     assert {key.last for key in found.servers} == {Last(1, STEPS, STEPS, 30 * MS)}
+
+
+def test_nobody_comes_last_where_servers_answer_at_once():
+    """Workers of an asynchronous job may be steps apart: that is neither lateness nor gathering."""
+    found = keys(pushed(prefix=s.ASYNC_PARAM))
+
+    assert found.ranks == ()
+    assert {key.last for key in (*found.workers, *found.servers)} == {None}
+    assert [key.gather for key in found.servers] == [Spread()] * (len(TENSORS) * PARTITIONS)
 
 
 def test_a_key_is_told_by_stage_and_partition():
@@ -162,6 +171,18 @@ def test_the_report_by_key_names_the_rank_the_key_and_the_partition():
     assert "The key that takes longest is 0 conv.weight: 29.0 ms (p50), longest in PULL" in text
     assert "rank 1: 10 of 10, 30.0 ms" in text
     assert "fc.weight [1]" in text
+
+
+def test_of_local_ranks_the_one_that_pushes_is_not_blamed_alone():
+    """A server sees the root of a worker, whichever of its ranks is late."""
+    binds = [replace(batch.process.bind, local_world_size=2) for batch in pushed()]
+    batches = [replace(b, process=replace(b.process, bind=bind)) for b, bind in zip(pushed(), binds, strict=True)]
+
+    assert sentences(keys(batches))[:2] == [
+        "Seen from the workers, rank 1 comes last most often: 20 of 20 times, by 30.0 ms (p50).",
+        "Seen from the servers, rank 1, which pushes for its worker's 2 ranks, comes last most often: "
+        "40 of 40 times, by 30.0 ms (p50).",
+    ]
 
 
 def test_what_was_not_recorded_is_said_with_its_cure():

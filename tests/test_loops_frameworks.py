@@ -149,6 +149,12 @@ def test_steps_and_stages_are_those_of_the_framework_s_loop(name: str, recorded:
 
 
 @pytest.mark.parametrize("name", ["Accelerate", "Lightning"])
+def test_a_step_knows_the_framework_s_epoch(name: str, recorded: Ran) -> None:
+    """Also of a framework that fetches no more than a loader has, and so never meets its end."""
+    assert [step.b for step in recorded[name][0].spans("step")] == [0] * 6 + [1] * 6
+
+
+@pytest.mark.parametrize("name", ["Accelerate", "Lightning"])
 def test_the_stages_of_a_step_follow_one_another(name: str, recorded: Ran) -> None:
     """Lightning runs forward and backward inside the optimizer's step; its time is what is left of that."""
     spans, _ = recorded[name]

@@ -179,6 +179,26 @@ def test_every_point_says_which_job_and_host_it_is_of_and_little_else(place, col
     assert of_ranks >= {m.PROCESS_CPU_TIME, m.DL_STEP_DURATION, m.DL_TRAIN_SAMPLES, m.DL_THROUGHPUT_BATCHES}
 
 
+def test_two_drains_of_one_machine_are_two_instances(place, collector):
+    """Two pods of a job on one node: the machine is the same, and a back end must not take their series for one."""
+    job = to(collector, place, OTEL_DLTRACE_JOB="one", OTEL_DLTRACE_RUN="one", WORLD_SIZE="2")
+    pods = [
+        place.start(UNTIL_TOLD, **job, RANK=rank, OTEL_DLTRACE_RING_DIR=str(place.rings / rank)) for rank in ("0", "1")
+    ]
+    ids = wait_until(lambda: len(found := _instances(collector)) == 2 and found, what="points of both")
+    for process in pods:
+        enough(place, process)
+
+    assert ids[0] != ids[1]
+    assert len(place.runs()) == 1
+
+
+def _instances(collector: MetricsCollector) -> dict[int, str]:
+    """Return, by rank, the instance that a rank's points are of."""
+    points = collector.points(m.PROCESS_MEMORY_USAGE)
+    return {point.attributes[s.DL_RANK]: point.resource[s.SERVICE_INSTANCE_ID] for point in points}
+
+
 def test_the_run_directory_has_what_was_sampled_beside_the_spans(place, collector):
     """The same metrics, with their time on the spans' clock."""
     process = place.start(UNTIL_TOLD, **to(collector, place))
@@ -503,3 +523,14 @@ def test_the_console_exporter_prints_what_the_collector_would_get(place):
 
     assert result.returncode == 0, result.stderr
     assert m.DL_TRAIN_SAMPLES in result.stdout
+
+
+def test_under_run_the_console_is_the_terminal_as_well(place):
+    """What metrics print is not taken for the run directories, for which `run` asks the drain."""
+    program = ["--", sys.executable, str(place.write(SHORT))]
+    result = place.command("run", "--no-report", *program, OTEL_METRICS_EXPORTER="console")
+
+    assert m.DL_TRAIN_SAMPLES in result.stdout
+    assert result.stderr.splitlines() == [
+        f"otel-dltrace: 8 spans recorded, none lost; in {place.runs()[0].name}",
+    ]

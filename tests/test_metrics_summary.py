@@ -144,6 +144,13 @@ SYNC = {"level": Level.COLLECTIVE, "source": s.Source.HOST_DONE}
             [2.0],
             id="an asynchronous one: its wait",
         ),
+        pytest.param(
+            lambda r: r.stage(0, "backward", 105, 109).collective(
+                0, 106, 107, 1, source=s.Source.BOUND, flags=Flag.ASYNC
+            ),
+            [0.0],
+            id="one that the program launches in its backward, and that is over",
+        ),
         pytest.param(lambda r: r.collective(0, 101, 101.5, 1, **SYNC), [0.0], id="while data is fetched"),
         pytest.param(lambda r: r.wait(5, 200, 210), [], id="in a step that has not ended"),
         pytest.param(lambda r: r, [], id="no operations: nobody knows"),

@@ -463,6 +463,67 @@ def test_a_new_tag_for_each_message_takes_bounded_memory(monkeypatch: pytest.Mon
     assert [group.number_message("", 1, tag, sends=True) for tag in (0, 1, 2, 3, 4, 0, 2)] == [1, 1, 1, 0, 0, 2, 2]
 
 
+def test_communicators_and_persistent_collectives_without_end_take_bounded_descriptors(tmp_path: Path) -> None:
+    """Past so many, what a program makes has no id; its operations stay what they are, and the world's go on."""
+    batches = spans_of(
+        """
+        import numpy as np
+        from mpi4py import MPI
+        from otel_dltrace.instrument import _mpi_groups
+
+        _mpi_groups.MOST_DESCRIBED = 20
+        world, some, room = MPI.COMM_WORLD, np.zeros(2), np.zeros(2)
+        for _ in range(20):
+            own = world.Dup()
+            own.Allreduce(some, room)
+            own.Free()
+            request = world.Allreduce_init(some, room)
+            request.Start()
+            request.Wait()
+            request.Free()
+        world.Barrier()
+        """,
+        2,
+        tmp_path,
+    )
+    expected = {("init", False): 1, ("dup", True): 20, ("allreduce", True): 12, ("allreduce", False): 28}
+    expected |= {("free", True): 6, ("free", False): 14, ("barrier", True): 1}
+
+    assert [Counter((name, bool(number)) for _, name, number, *_ in operations(batch)) for batch in batches] == (
+        [expected] * 2
+    )
+    assert Counter(map(len, joined(batches))) == {2: 20 + 12 + 6 + 1}
+
+
+def test_a_look_at_a_window_that_is_not_done_is_not_written(tmp_path: Path) -> None:
+    """A program may look as often as it can."""
+    batches = spans_of(
+        """
+        import numpy as np
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        window = MPI.Win.Allocate(8, comm=world)
+        other = world.Get_group().Incl([1 - world.rank])
+        if world.rank:
+            window.Post(other)
+            assert not any(window.Test() for _ in range(100))
+            world.send(None, 0)
+            while not window.Test():
+                pass
+        else:
+            window.Start(other)
+            world.recv()
+            window.Complete()
+        """,
+        2,
+        tmp_path,
+    )
+
+    names = [name for batch in batches for _, name, *_ in operations(batch)]
+    assert [name for name in names if name in ("post", "test")] == ["post", "test"]
+
+
 def test_the_short_way_of_usual_calls_says_what_the_way_of_all_calls_says(tmp_path: Path) -> None:
     """Arrays and objects, by position and by name, of any rank and tag, and what goes wrong: the same records."""
     said = [

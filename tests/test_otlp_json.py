@@ -294,10 +294,10 @@ def test_help_says_what_each_format_is_for(place):
 # -- runs made by hand -----------------------------------------------------------------------------
 
 
-def a_run(folder: Path, rank: Rank, files: int = 1) -> Path:
+def a_run(folder: Path, rank: Rank, files: int = 1, host: str = "node-0") -> Path:
     """Write the spans of *rank* as a run of as many files."""
     batch = rank.batch()
-    writer = RunWriter(folder / "dltrace-demo", "node-0")
+    writer = RunWriter(folder / "dltrace-demo", host)
     writer.open()
     writer.know(batch.process)
     for rows in np.array_split(batch.rows, files):
@@ -319,6 +319,47 @@ def test_what_has_no_step_span_hangs_under_nothing(tmp_path):
     parents = {key: parent for key, parent in spans.items() if key[1] in ids}
     (root,) = (key[1] for key in spans if key[1] not in ids)
     assert parents == {(0, ids[0]): root, (0, ids[1]): ids[0], (1, ids[2]): 0}
+
+
+def orphans(parts: list[SpanBatch]) -> list[str]:
+    """Return the names of spans whose parent is not in their trace."""
+    spans = {
+        (bytes(trace), row["span_id"]): (row["parent_id"], part.descriptors[row["descriptor"]].name)
+        for part in parts
+        for row, trace in zip(part.rows, trace_id_column(part, part.process.bind), strict=True)
+    }
+    return [name for (trace, _), (parent, name) in spans.items() if parent and (trace, parent) not in spans]
+
+
+def test_generations_of_one_process_have_roots_of_their_own(tmp_path):
+    """Who leaves a process group and joins another goes on with its steps and its nonce, in another run."""
+    runs = []
+    for number in (1, 2):
+        rank = Rank(0, 1).step(number, number * 10, number * 10 + 5).wait(number, number * 10 + 1, number * 10 + 2)
+        assert rank.process.bind is not None
+        rank.process = replace(rank.process, bind=replace(rank.process.bind, generation=f"{number}.00"))
+        runs.append(a_run(tmp_path / str(number), rank))
+
+    parts = list(as_sent(runs))
+
+    roots = [(part.process.bind.generation, row["step"]) for part in parts for row in part.rows[part["parent_id"] == 0]]
+    assert (roots, orphans(parts)) == ([("1.00", 1), ("2.00", 2)], [])
+
+
+def test_a_job_may_go_on_meanwhile(tmp_path):
+    """A step, or a rank, that comes after the first reading is whole as well."""
+    run = a_run(tmp_path, Rank(1, 2, "node-0").step(0, 0, 10), host="node-0")
+    a_run(tmp_path, Rank(0, 2, "node-1").step(0, 0, 10), host="node-1")
+    sent = as_sent([run])
+
+    parts = [next(sent)]
+    for number in (0, 2):
+        late = Rank(number, 2, "node-1", nonce=9 + number).step(1, 11, 20).wait(1, 12, 13)
+        a_run(tmp_path, late, host="node-1")
+    parts += sent
+
+    assert orphans(parts) == []
+    assert sorted(step for part in parts for step in part["step"].tolist()) == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
 def test_who_belongs_to_no_job_is_left_out(tmp_path):

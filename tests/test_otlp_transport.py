@@ -128,6 +128,7 @@ def ids(spans):
         pytest.param({"ENDPOINT": "https://h", "PROTOCOL": "grpc"}, "h:443", True, id="grpc https"),
         pytest.param({"ENDPOINT": "http://[::1]:7", "PROTOCOL": "grpc"}, "[::1]:7", False, id="grpc IPv6"),
         pytest.param({"ENDPOINT": "h:4317", "PROTOCOL": "grpc"}, "h:4317", True, id="grpc without scheme"),
+        pytest.param({"ENDPOINT": "me:pass@h:4317", "PROTOCOL": "grpc"}, "h:4317", True, id="grpc with a password"),
         pytest.param(
             {"ENDPOINT": "h:4317", "PROTOCOL": "grpc", "INSECURE": "true"}, "h:4317", False, id="grpc insecure"
         ),

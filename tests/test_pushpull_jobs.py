@@ -218,8 +218,11 @@ def test_what_is_compressed_is_the_sum_of_all_local_ranks(counts, env, tmp_path)
     assert list(done.each("wrong").values()) == [[]] * (counts[0] * counts[1])
 
 
-def test_an_asynchronous_value_collects_what_all_add(tmp_path):
-    """Nobody waits for the others; in the end every push has been added once."""
+@pytest.mark.parametrize(
+    "counts", [pytest.param((2, 2, 2), id="two servers"), pytest.param((1, 2, 0), id="one worker, no server")]
+)
+def test_an_asynchronous_value_collects_what_all_add(counts, tmp_path):
+    """Nobody waits for the other workers; in the end every push has been added once."""
     program = """
     weights = np.full(2000, 10, np.float32)
     for round in range(5):
@@ -232,9 +235,10 @@ def test_an_asynchronous_value_collects_what_all_add(tmp_path):
     engine.wait(engine.push_pull(engine.declare("w"), delta, average=False, initial=weights))
     say(weights=sorted(set(delta.tolist())))
     """
-    done = run_job(tmp_path, program, (2, 2, 2), SMALL)
+    done = run_job(tmp_path, program, counts, SMALL)
+    ranks = counts[0] * counts[1]
     assert (done.code, done.stderr) == (0, "")
-    assert list(done.each("weights").values()) == [[10.0 + 2 * 2 * 5]] * 4
+    assert list(done.each("weights").values()) == [[10.0 + 5 * ranks]] * ranks
 
 
 def test_a_job_may_be_idle_for_longer_than_its_servers_are_asked_whether_they_live(tmp_path):

@@ -8,6 +8,7 @@ pytest.importorskip("torch", reason="these are torch's own means and gradients")
 
 START = """
 import sys
+import numpy as np
 import torch
 from torch import nn
 import otel_dltrace.pushpull.torch as bps
@@ -131,7 +132,8 @@ except bps.PushPullError as error:
     say(twice=str(error))
 
 model = model_of(layout.rank)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * (layout.rank + 1))
+rate = 0.01 * np.sqrt((layout.rank + 1) ** 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(np.float64(0.9), 0.999))
 if layout.rank == 0:
     train(model, optimizer)
 bps.broadcast_parameters(model.named_parameters())
@@ -183,6 +185,81 @@ def test_what_the_plugin_of_byteps_offers(tmp_path):
     assert "more than backward_passes_per_step=2 times" in done.each("too_often")["worker0"]
     for field in ("moments", "norm", "weights"):
         assert len(set(done.each(field).values())) == 1, field
+
+
+CLOSURES = """
+def optimizer_of(kind, name, model, **how):
+    named = [(f"{name}.{parameter}", one) for parameter, one in model.named_parameters()]
+    return bps.DistributedOptimizer(kind(model.parameters(), **how), named)
+
+def train_closed(model, optimizer):
+    for points, labels in batches(4):
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(points), labels)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+
+plain, closed, searched = model_of(0), model_of(0), model_of(0)
+train(plain, optimizer_of(torch.optim.SGD, "plain", plain, lr=0.1))
+train_closed(closed, optimizer_of(torch.optim.SGD, "closed", closed, lr=0.1))
+say(distance=distance(plain, closed))
+train_closed(searched, optimizer_of(torch.optim.LBFGS, "searched", searched, max_iter=3))
+say(searched=[float(one.detach().double().sum()) for one in searched.parameters()])
+"""
+
+
+@pytest.mark.parametrize(
+    "env", [pytest.param({}, id="together"), pytest.param({"BYTEPS_ENABLE_ASYNC": "1"}, id="asynchronously")]
+)
+def test_what_a_closure_computes_is_averaged(env, tmp_path):
+    """As what is computed before the step; also where the step asks for it several times."""
+    done = run_job(tmp_path, START + CLOSURES, (2, 1, 1), {**SMALL, **env}, torch=True)
+    assert done.code == 0, done.stderr
+    if not env:
+        assert list(done.each("distance").values()) == [0.0] * 2
+        assert done.each("searched")["worker0"] == done.each("searched")["worker1"]
+
+
+LEFT_OUT = """
+model = model_of(0)
+optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+points, labels = next(batches(1))
+def backward():
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(points), labels).backward()
+backward()
+optimizer.synchronize()  # and no step, as for a norm that is not finite
+backward()
+optimizer.step()
+say(weights=[float(one.detach().double().sum()) for one in model.parameters()])
+"""
+
+
+def test_a_step_waits_for_its_own_gradients(tmp_path):
+    """Also where the step before it was left out, after its gradients were averaged."""
+    done = run_job(tmp_path, START + LEFT_OUT, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    assert done.each("weights")["worker0"] == done.each("weights")["worker1"]
+
+
+PRIORITIES = """
+from otel_dltrace.pushpull.torch_ops import engine
+bps.declare("weight", priority=1)
+found = []
+for said in ({}, {"priority": 5}, {}, {"priority": 0}):
+    bps.push_pull(torch.ones(3), name="weight", **said)
+    found.append(engine().declare("byteps.weight").priority)
+say(found=found)
+"""
+
+
+def test_a_call_may_say_another_priority_than_the_declaration(tmp_path):
+    """As in BytePS, where it is the call's; one that says none leaves it as it is."""
+    done = run_job(tmp_path, START + PRIORITIES, (1, 1, 0), torch=True)
+    assert done.code == 0, done.stderr
+    assert done.each("found") == {"worker0": [1, 5, 5, 0]}
 
 
 ASYNCHRONOUS = """

@@ -1,10 +1,12 @@
 """`otel-dltrace recover`: what nobody drained, and what waits on disk for a collector, each where its own run says."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from otel_dltrace.model.summary import summary_line
 from tests import servers
 
 KILLED = """
@@ -97,3 +99,37 @@ def test_what_waits_for_the_collector_is_in_its_own_run(place, tmp_path):
     assert waiting == [6, 6]
     assert "6 spans sent, 0 still waiting" in done.stdout
     assert {int(i).to_bytes(8, "big") for batch in place.spans() for i in batch["span_id"]} < received
+
+
+def test_what_was_sent_later_is_no_longer_said_to_wait(place, tmp_path):
+    """By `doctor` and `open`; once everything is there nothing is to be done."""
+    env = {**ON, "OTEL_METRICS_EXPORTER": "none"}
+    place.run(STEPS, **env, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{servers.free_port()}")
+    place.wait_for_drains()
+    (run,) = place.runs()
+    (told,) = run.glob("hosts/*/drain.json")
+    written = told.stat().st_mtime_ns
+    waited = place.command("open", str(run), "--step", "0").stderr
+    with servers.collector(tmp_path) as collector:
+        place.command("recover", str(run), OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
+
+    assert "nothing of" in waited
+    assert summary_line(json.loads(told.read_text())["summary"]) == "3 spans recorded, 6 sent, none waiting, none lost"
+    assert place.command("open", str(run), "--step", "0").stderr == ""
+    assert told.stat().st_mtime_ns == written
+
+
+def test_what_waits_of_a_run_that_goes_on_is_left_to_its_drain(place):
+    """It would miss what another process sends, and say that it was lost."""
+    away = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{servers.free_port()}"}
+    job = place.start(STAYING, **away, OTEL_BSP_SCHEDULE_DELAY="50")
+    servers.wait_until(lambda: any(map(spilled, place.runs())), what="requests on disk")
+    (run,) = place.runs()
+    done = place.command("recover", str(run), **away)
+    (place.folder / "over").touch()
+    place.finish(job)
+
+    assert done.stdout.splitlines()[1:] == [
+        f"{folder.relative_to(place.folder)}: the drain that writes there is at work, and sends what waits itself"
+        for folder in run.glob("hosts/*/spill")
+    ]

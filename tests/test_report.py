@@ -4,13 +4,17 @@ import io
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 from runs import MS, Rank, ddp, rendered
 
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank
+from otel_dltrace.analysis.select import select
 from otel_dltrace.analysis.stragglers import Straggler, Stragglers
+from otel_dltrace.model.plan import Window
+from otel_dltrace.model.semconv import COLLECTIVE
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.text import write
@@ -96,7 +100,8 @@ def test_a_straggler_is_told_in_words(found, sentences):
 def test_no_straggler_is_told_with_the_threshold():
     """What "none" means is part of the sentence."""
     assert verdict(Stragglers("none", "", (), 40, 1_500_000, 0.5, ())) == [
-        "No rank makes the others wait: none exceeds them by 1.50 ms in any stage in more than 50% of 40 steps."
+        "No rank makes the others wait in most steps: "
+        "none exceeds them by 1.50 ms in any stage in more than 50% of 40 steps."
     ]
 
 
@@ -107,6 +112,20 @@ def test_drift_is_told_in_words():
         "its numbers are 1 apart from there on.",
         "Rank 2 numbers its steps differently: at step 1 it had done 7 collectives, rank 1 5.",
     ]
+
+
+def test_tables_say_from_which_step_on_they_are():
+    """A part of a run begins where it does, not at step 0; ranges of bytes that read alike are one figure."""
+    batches = select(ddp(2, steps=20), Window.parse("7-15"))
+    batches[0].rows["size"][np.flatnonzero(batches[0].is_kind(COLLECTIVE))[0]] += 1
+    text = rendered(analyse(batches))
+    titles = [line.split(":")[0] for line in text.splitlines() if " from " in line and " on" in line]
+    assert titles[-3:] == [
+        "Steps from 7 on, ms",
+        "Steps from 7 on",
+        "Timings from step 7 on, of the steps that had them",
+    ]
+    assert ("18.0 KiB" in text, "..18.0 KiB" in text) == (True, False)
 
 
 def test_a_thousand_ranks_fit_the_screen():

@@ -171,7 +171,8 @@ def test_buckets_that_the_recorder_has_measured_are_exposed_from_the_last_one_s_
         rank.step(n, 20 * n, 20 * n + 20).stage(n, "backward", 20 * n, 20 * n + 12)
         rank.rows[-1] |= {"source": s.Source.DEVICE, "b": 2_500}
         for seq, (start, end) in enumerate(((3, 5), (9, 12)), 2 * n + 1):
-            rank.collective(n, 20 * n + start, 20 * n + end, seq, source=s.Source.RECORDER, flags=s.Flag.ASYNC)
+            bucket = {"tensor": f"bucket {seq}", "source": s.Source.RECORDER, "flags": s.Flag.ASYNC}
+            rank.collective(n, 20 * n + start, 20 * n + end, seq, **bucket)
 
     report = analyse([rank.batch()])
 
@@ -264,7 +265,9 @@ def planted() -> list[Rank]:
             launch = now + data + 15
             rank.stage(n, "forward", now + data, launch - 5)
             rank.stage(n, "backward", launch - 5, end - 5 - own).stage(n, "optimizer", end - 5 - own, end - own)
-            rank.collective(n, launch, end - 5 - own, n + 1, flags=s.Flag.ASYNC, source=s.Source.BOUND)
+            rank.collective(
+                n, launch, end - 5 - own, n + 1, tensor="bucket 0", flags=s.Flag.ASYNC, source=s.Source.BOUND
+            )
             if own:
                 rank.stage(n, "checkpoint", end - own, end)
         now += 100 + extra

@@ -14,6 +14,7 @@ import pytest
 from otel_dltrace.export import columns, follower, run_reader
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_reader import read_batches, read_run, read_summaries
 from otel_dltrace.export.run_stream import pieces_of
 from otel_dltrace.export.rundir import RunWriter
@@ -400,6 +401,20 @@ def test_a_writer_that_found_no_room_counts_itself_once(tmp_path, monkeypatch):
     assert summary["summary"] == {"spans": 40}
 
 
+def test_a_ring_that_ends_has_its_own_runs_figures_written_alone(tmp_path):
+    """Else a sweep of a thousand runs on one drain writes a million files."""
+    folders, process = RunFolders(0, lambda _: {}), a_process()
+    roots = [tmp_path / "first", tmp_path / "second"]
+    for root in roots:
+        folders.open(root, process.bind, process, {})
+        folders.add(root, spans=4)
+    folders.write_summaries(ended=False, roots=roots[1:])
+    told = [summary["summary"] for root in roots for summary in read_summaries(root)]
+    folders.close()
+
+    assert told == [{}, {"spans": 4}]
+
+
 # -- before the bind, and after another ----------------------------------------------------------
 
 LATE = """
@@ -443,6 +458,20 @@ def sizes(run: Path) -> list[int]:
     """Return the numbers that the spans called work carry, sorted."""
     (batch,) = read_run(run)
     return sorted(batch["size"][batch.lookup(lambda d: d.name == "work", bool)].tolist())
+
+
+def test_who_asks_for_everything_has_unbound_rows_written_too(place):
+    """A program that has no name before its end would else be told that nothing is read, whenever it flushes."""
+    process = place.start(LATE, **LATE_ENV)
+    assert process.stdout.readline() == "ready\n"
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0))
+    ticks(drain, 1)
+    (partial,) = place.folder.glob(".dltrace-*.partial")
+    cursors = [*place.rings.glob("*.cursor")]
+    abandon(drain)
+
+    assert sizes(partial) == list(range(10))
+    assert len(cursors) == 1
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["one drain", "killed in between"])

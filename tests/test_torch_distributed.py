@@ -7,6 +7,7 @@ import pytest
 from torch_harness import ROOT, Recorded, Span, counts, run
 
 from otel_dltrace.instrument._torch_binding import Binding, bind_from_store
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer
 
@@ -346,6 +347,28 @@ def test_all_ranks_know_with_which_step_a_generation_begins(tmp_path: Path) -> N
     ranks = run(tmp_path, TRAINED_TWICE, 2)
     assert [[(b.generation_number, b.from_step) for b in rank.binds] for rank in ranks] == [[(1, 0), (2, 3)]] * 2
     assert [rank.steps() for rank in ranks] == [[*range(6)]] * 2
+
+
+STEPPED_TWICE = "import otel_dltrace\n" + TWICE.replace(
+    "    dist.barrier()\n",
+    """
+    for _ in range(2):
+        with otel_dltrace.step():
+            dist.barrier()
+""",
+)
+
+
+def test_what_comes_between_two_starts_of_the_process_group_has_no_id_of_the_first(tmp_path: Path) -> None:
+    """The numbers begin anew: so it is in no step, and of the generation that has begun, on all ranks."""
+    operations = [("all_reduce", NO_STEP, 1), ("barrier", 0, 2), ("barrier", 1, 3)]
+    operations += [("all_reduce", NO_STEP, 1), ("barrier", 2, 2), ("barrier", 3, 3)]
+
+    for rank in run(tmp_path, STEPPED_TWICE, 2):
+        spans = rank.spans("collective")
+        assert [(span.descriptor.name, span.step, span.seq) for span in spans] == operations
+        assert rank.binds[1].from_step == 2
+        assert spans[2].end <= rank.binds[1].since <= spans[3].start
 
 
 OFF_AND_ON = """

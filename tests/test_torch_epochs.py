@@ -80,6 +80,22 @@ EPOCHS = {
         """,
         [7] * 6 + [8] * 6,
     ),
+    "another number that the sampler of an evaluation is told": (
+        """
+        from torch.utils.data.distributed import DistributedSampler
+        samplers = [DistributedSampler(data, 1, 0) for _ in range(2)]
+        batches, held = (DataLoader(data, batch_size=size, sampler=s) for size, s in zip((4, 12), samplers))
+        for epoch in (7, 8):
+            samplers[0].set_epoch(epoch)
+            for number, (x, y) in enumerate(batches):
+                learn(x, y)
+                samplers[1].set_epoch(number)
+                with torch.no_grad():
+                    for x, y in held:
+                        model(x)
+        """,
+        [7] * 6 + [8] * 6,
+    ),
     "steps that the program marks": (
         """
         import otel_dltrace

@@ -126,6 +126,20 @@ LOOPS: Loops = {
         """,
         [UNSEEN] * 6,
     ),
+    "a function, after a forward that was seen, without DataLoader": (
+        """
+        model(torch.ones(1, 4))
+        @torch.compile(fullgraph=True, backend="eager")
+        def compiled(x, y):
+            return nn.functional.mse_loss(model(x), y)
+        for _ in range(5):
+            optimizer.zero_grad()
+            compiled(torch.ones(4, 4), torch.ones(4, 1)).backward()
+            optimizer.step()
+        """,
+        # That forwards are not seen any more shows when an optimizer steps again without one.
+        [{"forward": 1, "backward": 2, "optimizer": 2}] + [{"backward": 1, "optimizer": 1}] * 3,
+    ),
     "forward and backward in one graph": (
         """
         torch._dynamo.config.trace_autograd_ops = True

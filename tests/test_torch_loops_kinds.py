@@ -401,6 +401,25 @@ DATA: Loops = {
         # Whose batches these are shows at the first forward.
         [NO_LOADER] + [PLAIN] * 5,
     ),
+    "fetched by another thread during the forward": (
+        """
+        import threading
+        def fetch():
+            torch.set_grad_enabled(len(ahead) % 2 == 0)
+            ahead.append(next(batches, None))
+        class Ahead(nn.Module):
+            def forward(self, x):
+                thread = threading.Thread(target=fetch)
+                thread.start()
+                thread.join()
+                return x
+        model.append(Ahead())
+        batches, ahead = iter(loader), [data[:4]]
+        while ahead[-1]:
+            learn(*ahead[-1])
+        """,
+        [NO_LOADER | {"dataloader_next": 1}] * 6 + [NO_LOADER],
+    ),
 }
 
 INTERRUPTED: Loops = {

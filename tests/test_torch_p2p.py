@@ -155,3 +155,30 @@ def test_messages_are_counted_by_both_ends_and_tag_and_anew_in_a_new_group() -> 
     messages.forget()
     assert messages.number(two) == 1
     assert ANY < 0
+
+
+THREADS = """
+import threading
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+other = 1 - dist.get_rank()
+receiver = threading.Thread(target=lambda: [dist.recv(torch.empty(1), other, tag=n) for n in range(100)])
+receiver.start()
+for n in range(100):
+    dist.send(torch.ones(1), other, tag=n)
+    if n % 10 == 0:
+        dist.all_reduce(torch.ones(2))
+receiver.join()
+dist.all_reduce(torch.ones(3))
+dist.destroy_process_group()
+"""
+
+
+def test_messages_of_two_threads_leave_collectives_their_numbers(tmp_path: Path) -> None:
+    """One sends while another receives: what is not certain meanwhile has no number, and later ones are right."""
+    for recorded in run(tmp_path, THREADS, 2):
+        numbers = [s.seq for s in recorded.spans("collective", "all_reduce")]
+        assert numbers[-1] == 11
+        assert all(seq in (0, n) for n, seq in enumerate(numbers, 1))

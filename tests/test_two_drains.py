@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from otel_dltrace.export.delivered import Delivered
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
+from otel_dltrace.record.launch import ALL_RINGS
+from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import take_for_reading
 from tests import servers
 from tests.servers import collector
@@ -113,6 +116,25 @@ def test_what_waits_is_no_count() -> None:
     assert delivered.of(Path("second")) == {"otlp": {"sent": 70, "waiting": 3}, "trouble": ["none"]}
 
 
+def test_what_waited_at_a_run_s_end_and_was_delivered_is_its_own() -> None:
+    """While the drain lingers, that is; once another run begins the first one's figures stand, as where both go on."""
+    now = {"accepted": 0, "spilled": 0}
+    delivered, (first, second, third) = Delivered(lambda: dict(now)), map(Path, ("first", "second", "third"))
+    delivered.begin(first)
+    now["spilled"] = 9
+    delivered.end(first)
+    now |= {"accepted": 9, "spilled": 0}
+    told = [delivered.of(first)]
+    for run in (second, third):
+        delivered.begin(run)
+    now["accepted"] = 20
+    delivered.end(second)
+    now["accepted"] = 50
+
+    told += [delivered.of(run) for run in (first, second, third)]
+    assert told == [{"accepted": count, "spilled": 0} for count in (9, 9, 11, 41)]
+
+
 def test_a_ring_that_another_drain_has_ended_with_is_left_alone(place: Place, monkeypatch, capfd) -> None:
     """It may be gone by the time that it is ours to read, with the cursor that we know."""
     assert place.run(STEPS, **ON, OTEL_DLTRACE_DRAIN="off").returncode == 0
@@ -172,3 +194,28 @@ def test_two_drains_of_a_host_have_a_folder_each(place: Place) -> None:
 
     (run,) = place.runs()
     assert sorted((batch.rank, len(batch)) for batch in read_run(run)) == [(0, 6), (1, 6)]
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="only root has files of several users")
+def test_another_user_s_locks_and_rings_end_no_recover(place: Place) -> None:
+    """In a shared folder: what may be read is, and what may not be removed is said."""
+    place.run(STEPS, **ON, OTEL_DLTRACE_DRAIN="off")
+    (ring,) = place.rings.glob("*.ring")
+    names = Names()
+    names.read(ring.with_suffix(".names").read_bytes())
+    locks = [place.rings / f"{name}.lock" for name in (ALL_RINGS, names.home["drain"])]
+    for path in locks:
+        path.touch(0o600)
+    for path in (ring, ring.with_suffix(".names")):
+        path.chmod(0o644)
+    place.rings.chmod(0o1777)
+    for path in (place.rings, *place.rings.iterdir()):
+        os.chown(path, 54321, 54321)
+    recover = [sys.executable, "-m", "otel_dltrace", "recover"]
+    done = place.finish(place.popen(["unshare", "--user", "--map-root-user", *recover]))
+    if done.stderr.startswith("unshare: "):
+        pytest.skip(done.stderr)
+
+    assert done.returncode == 0, done.stderr
+    assert "6 spans recovered" in done.stdout
+    assert f"{ring} has been read and cannot be removed: Operation not permitted" in done.stderr

@@ -2,6 +2,8 @@
 
 from panels import JOBS, OF_JOB, Dashboard, Panel, rate
 
+# Each drain tells of the whole host, and the collector shows what it told for some minutes more: so a host with two
+# jobs, or with one that has just been started again, is as busy as either says, and not as both together.
 # The sidecar's collector calls itself the service "node"; its metrics have the names of the drain's, and other labels.
 OF_HOST = 'host_name=~"$host",service_name!="node"'
 OF_NODE = 'host_name=~"$host",service_name="node"'
@@ -9,11 +11,12 @@ HOST, GPU, RANK = "{{host_name}}", "{{host_name}} {{hw_id}}", "rank {{dl_rank}}"
 
 
 def _host(metric: str, where: str = "", of: str = OF_HOST) -> dict[str, str]:
-    return {HOST: f"sum by (host_name) ({metric}{{{of}{where}}})"}
+    return {HOST: f"max by (host_name) (sum by (host_name, instance) ({metric}{{{of}{where}}}))"}
 
 
 def _directions(counter: str, label: str, of: str = OF_HOST) -> dict[str, str]:
-    return {f"{HOST} {{{{{label}}}}}": rate(counter, of, f"host_name, {label}")}
+    each = rate(counter, of, f"host_name, instance, {label}")
+    return {f"{HOST} {{{{{label}}}}}": f"max by (host_name, {label}) ({each})"}
 
 
 def _gpu(metric: str) -> dict[str, str]:
@@ -21,7 +24,7 @@ def _gpu(metric: str) -> dict[str, str]:
 
 
 def _rank(metric: str) -> dict[str, str]:
-    return {RANK: f"sum by (dl_rank) ({metric}{{{OF_JOB}}})"}
+    return {RANK: f"max by (dl_rank) ({metric}{{{OF_JOB}}})"}
 
 
 HOSTS = (
@@ -60,8 +63,9 @@ GPUS = (
         "PCIe and NVLink",
         "A second.",
         {
-            GPU + " {{dl_gpu_link}} {{network_io_direction}}": rate(
-                "hw_gpu_io_bytes_total", OF_HOST, "host_name, hw_id, dl_gpu_link, network_io_direction"
+            GPU + " {{dl_gpu_link}} {{network_io_direction}}": (
+                "max by (host_name, hw_id, dl_gpu_link, network_io_direction) "
+                f"(rate(hw_gpu_io_bytes_total{{{OF_HOST}}}[$__rate_interval]))"
             )
         },
         "Bps",

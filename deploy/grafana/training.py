@@ -12,6 +12,12 @@ OWN_TIME = (
 )
 MEDIAN_RANK = f"quantile by (service_name) (0.5, {OWN_TIME})"
 
+
+def _of_each_rank(metric: str) -> str:
+    """Return *metric* once for each rank: of a job that was started again, both runs are shown for some minutes."""
+    return f"max by ({RANKS}) ({metric}{{{OF_JOB}}})"
+
+
 STEPS = (
     Panel(
         "Step time by rank",
@@ -26,13 +32,13 @@ STEPS = (
     Panel(
         "Samples a second",
         "All ranks together.",
-        {"{{service_name}}": f"sum by (service_name) (dl_throughput_samples_per_second{{{OF_JOB}}})"},
+        {"{{service_name}}": f"sum by (service_name) ({_of_each_rank('dl_throughput_samples_per_second')})"},
         "short",
     ),
     Panel(
         "Steps a second",
         "The mean of the ranks.",
-        {"{{service_name}}": f"avg by (service_name) (dl_throughput_batches_per_second{{{OF_JOB}}})"},
+        {"{{service_name}}": f"avg by (service_name) ({_of_each_rank('dl_throughput_batches_per_second')})"},
         "short",
     ),
 )

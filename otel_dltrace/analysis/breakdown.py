@@ -122,7 +122,8 @@ def outside_stages(t: StepTable, waits: Column) -> Column:
     return time
 
 
-def _slowest(ranks: tuple[RankBreakdown, ...]) -> tuple[tuple[str, int], ...]:
+def _slowest(ranks: Sequence[RankBreakdown]) -> tuple[tuple[str, int], ...]:
+    ranks = [r for r in ranks if r.step.count]  # nobody is slower than a rank without steps
     if len(ranks) < 2:
         return ()
     columns = {stage.name: [r.stages[i].time.mean for r in ranks] for i, stage in enumerate(ranks[0].stages)}

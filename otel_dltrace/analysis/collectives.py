@@ -13,7 +13,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
 _COPIED = ("start", "end", "source", "flags", "step", "descriptor")
-_ROW = np.dtype([("id", "u8"), *((name, "i8") for name in (*_COPIED, "rank", "host"))])
+_ROW = np.dtype([("id", "u8"), *((name, "i8") for name in (*_COPIED, "rank", "host", "blocked"))])
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Joined:
     """g collectives, each with one row for each rank of its group.
 
     The rows of collective i are ``rows[begins[i]:begins[i + 1]]``, by rank; their starts and ends
-    are comparable, give or take *uncertainty* (g,) ns: 0 where all ranks share one host.
+    are comparable, give or take *uncertainty* (g,) ns: 0 where all ranks share one host. From *blocked* on
+    a row blocks its rank.
     *descriptors* are those of the first rank. *incomplete* counts what could not be joined.
     """
 
@@ -71,6 +72,7 @@ def join(batches: Sequence[SpanBatch]) -> Joined:
 
     The group's size is the descriptor's, else that of the world. One of which a rank's row is
     missing, or doubled, counts as incomplete: nobody can say who came last to it.
+    Those in which no rank meets another are left out, whatever their ids: see `is_joint`.
     """
     rows, table = _rows(batches)
     rows = rows[np.lexsort((rows["rank"], rows["id"]))]
@@ -89,6 +91,11 @@ def join(batches: Sequence[SpanBatch]) -> Joined:
     return replace(everything.take(whole & ~alone), incomplete=int((~whole & ~alone).sum()))
 
 
+def is_joint(d: Descriptor) -> bool:
+    """Return whether ranks meet in *d*: a server answers an asynchronous push_pull whoever else has come."""
+    return not d.tensor.startswith(s.ASYNC_PARAM)
+
+
 def _group_sizes(batches: Sequence[SpanBatch], descriptors: Sequence[Descriptor]) -> Column:
     world = max((b.process.bind.world_size for b in batches if b.process.bind), default=1)
     return np.array([d.group_size or world for d in descriptors], np.int64)
@@ -100,14 +107,28 @@ def _rows(batches: Sequence[SpanBatch]) -> tuple[Column, list[Descriptor]]:
     parts = [np.zeros(0, _ROW)]
     for batch, offset, host in zip(batches, line.offsets, line.hosts, strict=True):
         ids = collective_ids(batch)
-        known = (ids != 0) & batch.is_kind(s.COLLECTIVE)
+        known = (ids != 0) & batch.is_kind(s.COLLECTIVE) & batch.lookup(is_joint, bool)
         part = np.zeros(int(known.sum()), _ROW)
         for name in _COPIED:
             part[name] = batch[name][known]
-        part["start"] += offset
-        part["end"] += offset
+        part["blocked"] = _blocked_from(batch, batch.rows[known])
+        for name in ("start", "end", "blocked"):
+            part[name] += offset
         part["descriptor"] += len(table)
         part["id"], part["rank"], part["host"] = ids[known], batch.rank, host
         table.extend(batch.descriptors)
         parts.append(part)
     return np.concatenate(parts), table
+
+
+def _blocked_from(batch: SpanBatch, rows: Column) -> Column:
+    """Return from when on *rows* of a batch block their rank: from their begin, or the first wait, or not (the end)."""
+    since: Column = np.where(rows["flags"] & s.Flag.ASYNC != 0, rows["end"], rows["start"])
+    waits = batch.rows[batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)]
+    order = np.argsort(rows["span_id"], kind="stable")
+    place = np.searchsorted(rows["span_id"][order], waits["parent_id"])
+    known = place < len(rows)
+    which, waits = order[place[known]], waits[known]
+    is_its = rows["span_id"][which] == waits["parent_id"]
+    np.minimum.at(since, which[is_its], waits["start"][is_its])
+    return since

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.table import StepTable
@@ -22,7 +23,7 @@ class Evidence:
 
     *opaque* columns hold waits that were not recorded. *summed* and *most* (R, n) are by how much a rank
     came later than the others to a step's collectives, all together and at most; *arrived* of the steps have any that
-    the clocks can tell.
+    the clocks can tell. *hosts* (R,) numbers the ranks' hosts.
     """
 
     ranks: tuple[int, ...]
@@ -34,6 +35,7 @@ class Evidence:
     summed: Column
     most: Column
     arrived: int
+    hosts: tuple[int, ...]
 
     @property
     def excess(self) -> Column:
@@ -65,11 +67,22 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     times = np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64)
     names = columns(tables[0].stages)
     ranks = tuple(t.rank for t in tables)
-    seen = min(steps_with_operations(t)[t.rows_of(steps)].mean() for t in tables)
+    seen = min(_share_that_tells(t, steps) for t in tables)
     # Where no operation was recorded a wait for the others looks like computing.
     opaque = frozenset(i for i, name in enumerate(names) if name in WAITED_IN and seen <= SHARE_OF_STEPS)
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
-    return Evidence(ranks, names, times, others_median(times), threshold, opaque, *lateness)
+    hosts = clocks([t.batch for t in tables]).hosts
+    return Evidence(ranks, names, times, others_median(times), threshold, opaque, *lateness, hosts)
+
+
+def _share_that_tells(t: StepTable, steps: Column) -> float:
+    """Return the share of *steps* between the first and the last with operations.
+
+    One without any between them waits for nobody, as where weights are averaged every few steps; before and after
+    them operations are not recorded, or no longer kept.
+    """
+    seen = np.flatnonzero(steps_with_operations(t)[t.rows_of(steps)])
+    return float(np.ptp(seen) + 1) / len(steps) if len(seen) else 0.0
 
 
 def _lateness_per_step(

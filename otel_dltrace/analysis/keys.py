@@ -32,13 +32,15 @@ class RankArrivals:
 class Keys:
     """Keys of workers and of servers, what usually takes longest first; *uncertainty* (ns) is of workers' clocks.
 
-    Calls times median: of a worker's key its time, of a server's gather, wait and transfer together.
+    Calls times median: of a worker's key its time, of a server's gather, wait and transfer together. A worker has
+    *local_size* ranks, of which servers see the highest alone: it pushes for all of them.
     """
 
     ranks: tuple[RankArrivals, ...]
     workers: tuple[WorkerKey, ...]
     servers: tuple[ServerKey, ...]
     uncertainty: int
+    local_size: int
 
 
 def keys(batches: Sequence[SpanBatch]) -> Keys:
@@ -56,4 +58,5 @@ def keys(batches: Sequence[SpanBatch]) -> Keys:
         worker_keys(worker_batches(batches), joined, late),
         server_keys(requests, places, gathered, came_late),
         int(joined.uncertainty.max(initial=0)),
+        max((b.process.bind.local_world_size for b in batches if b.process.bind), default=1),
     )

@@ -85,20 +85,12 @@ def _exclusive(t: StepTable) -> Column:
 
 
 def _launched(t: StepTable) -> Column:
+    """Return a mask of DDP's buckets: for what a program launches itself it waits itself, in ``wait``."""
     batch = t.batch
     bound = batch["source"] == s.Source.BOUND
     asynchronous = batch["flags"] & s.Flag.ASYNC != 0
-    launched: Column = batch.is_kind(s.COLLECTIVE) & (bound | (asynchronous & _within(t, s.BACKWARD)))
+    launched: Column = batch.lookup(lambda d: d.is_bucket, bool) & (bound | asynchronous)
     return launched
-
-
-def _within(t: StepTable, stage: str) -> Column:
-    """Return a mask of the batch's rows that begin in *stage*."""
-    if stage not in t.stages:
-        return np.zeros(len(t.batch), bool)
-    _, column, inside = _place(t, t.batch["start"])
-    within: Column = inside & (column == t.stages.index(stage))
-    return within
 
 
 def _blocking(t: StepTable) -> Column:

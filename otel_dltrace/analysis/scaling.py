@@ -109,11 +109,15 @@ def _measure(name: str, batches: Sequence[SpanBatch]) -> RunScaling:
 
 
 def _first_steps(tables: Sequence[StepTable]) -> tuple[str, Column]:
-    """Return what the steps apart are called, and which they are: an epoch where it is known, else the warm-up."""
+    """Return what the steps apart are called, and which they are: an epoch where it is known, else the warm-up.
+
+    The first epoch of a part of a run is the run's first if it is number 0, or has the first step.
+    """
     for table in tables:
         own = table.batch.rows[table.batch.is_rank_step]
         epochs = own["b"]
-        if len(epochs) and epochs.min() >= 0 and epochs.max() > epochs.min():
+        begins = len(epochs) > 0 and 0 in (own["step"].min(), epochs.min())
+        if begins and epochs.min() >= 0 and epochs.max() > epochs.min():
             return FIRST_EPOCH, np.unique(own["step"][epochs == epochs.min()].astype(np.int64))
     return WARM_UP, np.arange(num_warm_up_steps(tables))
 

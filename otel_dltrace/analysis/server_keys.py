@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.collectives import is_joint
 from otel_dltrace.analysis.key_rows import US, by_descriptor, grouped
 from otel_dltrace.analysis.last_comers import Last, last_of
 from otel_dltrace.analysis.spread import Spread, spread, usual
@@ -13,7 +14,8 @@ from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
-_REQUEST = np.dtype([(name, "i8") for name in ("key", "is_push", "rank", "seq", "start", "end", "wait", "tensor")])
+_COLUMNS = ("key", "is_push", "is_joint", "rank", "seq", "start", "end", "wait", "tensor")
+_REQUEST = np.dtype([(name, "i8") for name in _COLUMNS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def requests_of(batches: Sequence[SpanBatch]) -> tuple[Column, list[tuple[int, s
         for d, rows in by_descriptor(batch, _is_request):
             part = np.zeros(len(rows), _REQUEST)
             part["key"] = d.key << 16 | rows["partition"].astype(np.int64)
-            part["is_push"], part["rank"] = d.name == s.PUSH, rows["b"]
+            part["is_push"], part["is_joint"], part["rank"] = d.name == s.PUSH, is_joint(d), rows["b"]
             part["tensor"] = places.setdefault((batch.rank, d.tensor), len(places))
             for name in ("seq", "start", "end"):
                 part[name] = rows[name]
@@ -60,7 +62,7 @@ def requests_of(batches: Sequence[SpanBatch]) -> tuple[Column, list[tuple[int, s
 
 def gathered_pushes(requests: Column) -> tuple[Column, Column]:
     """Return the pushes that came once from each of several workers, and by how much each came last."""
-    pushes = requests[requests["is_push"] > 0]
+    pushes = requests[(requests["is_push"] > 0) & (requests["is_joint"] > 0)]
     pushes = pushes[np.lexsort((pushes["start"], pushes["seq"], pushes["key"]))]
     if not len(pushes):
         return pushes, np.zeros(0, np.int64)

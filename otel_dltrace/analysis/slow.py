@@ -113,7 +113,7 @@ def _waits_unseen(t: StepTable, stage: str, steps: Column) -> Column:
 
 def _has_buckets(t: StepTable) -> bool:
     """Return whether the rank's gradients are reduced in buckets, as DDP does."""
-    return bool(t.batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.tensor.startswith("bucket "), bool).any())
+    return bool(t.batch.lookup(lambda d: d.is_bucket, bool).any())
 
 
 def _windows(t: StepTable, column: int, steps: Column) -> Column:

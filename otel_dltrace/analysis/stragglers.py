@@ -159,6 +159,11 @@ def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
     rank = int(late.argmax())
     lateness = median(e.most[rank][e.came_late[rank]])
     if e.arrived and late[rank] >= NEARLY_ALWAYS * e.arrived and lateness > e.threshold:
+        if _may_be_the_clocks(e, rank):
+            return _cannot_tell(
+                f"rank {e.ranks[rank]} seems to come {lateness / 1e6:.1f} ms late to the collectives, but no stage of "
+                "its own stands out, and the clocks of the hosts may be as far apart"
+            )
         return "straggler", "", (_straggler(e, rank, -1),)
     for suspect, column in np.argwhere(often).tolist():
         return _cannot_tell(
@@ -166,6 +171,16 @@ def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
             "waiting cannot be told from computing"
         )
     return "none", "", ()
+
+
+def _may_be_the_clocks(e: Evidence, rank: int) -> bool:
+    """Return whether hosts' clocks that differ would look alike: the other ranks of its host come as late."""
+    if len(set(e.hosts)) < 2:
+        return False
+    late = e.came_late[rank]
+    beside = [r for r, host in enumerate(e.hosts) if host == e.hosts[rank] and r != rank]
+    ahead = (e.most[rank] - e.most[beside].max(axis=0))[late] if beside else np.zeros(0)
+    return median(ahead) <= e.threshold
 
 
 def _longer(e: Evidence, rank: int, column: int) -> str:

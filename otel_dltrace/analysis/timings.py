@@ -141,15 +141,16 @@ def _part(name: str, tables: Sequence[StepTable], times: Sequence[Times], warm_u
     steady = [t.steps >= warm_up for t in tables]
     found = [_timing(t, rows, *both) for t, rows, both in zip(tables, steady, times, strict=True)]
     ranks = tuple(timing for timing in found if timing is not None)
-    if len(tables) < 2:
+    # Nobody is slower than a rank without steps.
+    compared = [one for one in zip(tables, steady, found, strict=True) if one[1].any()]
+    if len(compared) < 2:
         return StageTimings(name, name in OVERLAPPING, ranks, None, 0, False)
-    counts = [max(1, int(rows.sum())) for rows in steady]
-    means = [timing.total / count if timing else 0.0 for timing, count in zip(found, counts, strict=True)]
+    means = [timing.total / int(rows.sum()) if timing else 0.0 for _, rows, timing in compared]
     worst = int(np.argmax(means))
     others = float(np.median(np.delete(means, worst)))
-    step = float(tables[worst].duration[steady[worst]].mean()) if steady[worst].any() else 0.0
-    marked = stands_out(means[worst], others, step)
-    return StageTimings(name, name in OVERLAPPING, ranks, tables[worst].rank, round(means[worst] - others), marked)
+    slowest, rows, _ = compared[worst]
+    marked = stands_out(means[worst], others, float(slowest.duration[rows].mean()))
+    return StageTimings(name, name in OVERLAPPING, ranks, slowest.rank, round(means[worst] - others), marked)
 
 
 def _timing(t: StepTable, steady: Column, time: Column, pieces: Column) -> Timing | None:

@@ -24,7 +24,7 @@ _SYNCHRONISING = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """One rank, ns over all its analysed collectives; *blocked* is the wait in calls that block the program.
+    """One rank, ns over all its analysed collectives; *blocked* is the wait in calls, ``wait`` too, that block it.
 
     The three parts are None where they say less than the clocks: the mean wait is below the uncertainty.
     *last* is how often the rank came last, *late* by how much: after the one before it.
@@ -67,7 +67,7 @@ def waits(joined: Joined) -> Waits:
     joined, analysed = widen(joined), with_known_ends(joined)
     early = _early(analysed)
     synchronising = sum(is_synchronising(d.name) for d in joined.descriptors)
-    late = arrivals(joined)
+    late, parts = arrivals(joined), _parts(analysed)
     return Waits(
         len(joined),
         len(analysed),
@@ -76,7 +76,7 @@ def waits(joined: Joined) -> Waits:
         int((early > 0).sum()),
         int(early.max(initial=0)),
         int(joined.uncertainty.max(initial=0)),
-        tuple(_rank(rank, widen(analysed), joined, late) for rank in np.unique(joined["rank"]).tolist()),
+        tuple(_rank(rank, analysed, parts, joined, late) for rank in np.unique(joined["rank"]).tolist()),
     )
 
 
@@ -141,19 +141,24 @@ def arrivals(joined: Joined) -> Column:
     return late
 
 
-def _rank(rank: int, analysed: Joined, joined: Joined, late: Column) -> RankWaits:
-    mine = analysed["rank"] == rank
+def _parts(analysed: Joined) -> Column:
+    """Return (wait, core, completion, blocked wait) of each row, shape (4, n)."""
     begin, end = analysed["start"], analysed["end"]
     latest = analysed.to_rows(analysed.reduce(np.maximum, begin))
     earliest = analysed.to_rows(analysed.reduce(np.minimum, end))
-    wait, core, completion = (part[mine] for part in split(begin, end, latest, earliest))
-    blocked = wait[analysed["flags"][mine] & s.Flag.ASYNC == 0]
+    blocked = np.maximum(np.minimum(latest, end) - np.maximum(begin, analysed["blocked"]), 0)
+    return np.stack((*split(begin, end, latest, earliest), blocked))
+
+
+def _rank(rank: int, analysed: Joined, parts: Column, joined: Joined, late: Column) -> RankWaits:
+    mine = analysed["rank"] == rank
+    wait, core, completion, blocked = parts[:, mine]
     resolved = int(wait.sum()) >= int(analysed.to_rows(analysed.uncertainty)[mine].sum())
-    times, own = int((end - begin)[mine].sum()), late[joined["rank"] == rank]
+    own = late[joined["rank"] == rank]
     whole = RankWaits(
         rank,
         len(wait),
-        times,
+        int((wait + core + completion).sum()),
         int(wait.sum()),
         int(core.sum()),
         int(completion.sum()),

@@ -1,9 +1,11 @@
 """Print what makes your shell complete commands, options and run directories.
 
-otel-dltrace completion bash > ~/.local/share/bash-completion/completions/otel-dltrace
-otel-dltrace completion zsh > "${fpath[1]}/_otel-dltrace"
-otel-dltrace completion fish > ~/.config/fish/completions/otel-dltrace.fish
-otel-dltrace completion tcsh >> ~/.cshrc
+    otel-dltrace completion bash > ~/.local/share/bash-completion/completions/otel-dltrace
+    otel-dltrace completion zsh > "${fpath[1]}/_otel-dltrace"
+    otel-dltrace completion fish > ~/.config/fish/completions/otel-dltrace.fish
+    otel-dltrace completion tcsh >> ~/.cshrc
+
+Shells that are started from then on have it.
 """
 
 import argparse

@@ -7,6 +7,7 @@ ranks run with OTEL_DLTRACE_DRAIN=off.
 import argparse
 import math
 import os
+import resource
 import select
 import signal
 import sys
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if lock is None:
         raise DltraceError(f"another drain serves {config.rings}; one is enough")
     os.nice(10)
+    _allow_many_files()
     drain = drain_for(config, args.home)
     drain.linger = float("inf") if args.stay or args.while_open else args.linger
     drain.delivery_s = args.deliver
@@ -94,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         (config.rings / f"{name}.lock").unlink(missing_ok=True)
     with suppress(BrokenPipeError):  # who started us did not wait
         for root in drain.runs.writers:
-            print(root, file=out)
+            out.buffer.write(os.fsencode(root) + b"\n")  # whatever the locale can say of it
         out.flush()
     log = config.rings / f"{name}.log"
     if log.exists() and not log.stat().st_size:
@@ -102,6 +104,13 @@ def run(args: argparse.Namespace) -> int:
     if drain.outlet is not None and drain.outlet.is_stuck:
         os._exit(0)  # all is written; the interpreter would wait for threads that an exporter may have
     return 0
+
+
+def _allow_many_files() -> None:
+    """Have as many files open as we are let: each ring that is read takes three, and each run that was written."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # what the system allows at all may be less by now
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _print_to(fd: int) -> TextIO:

@@ -13,6 +13,7 @@ device is written to as it is, and -o - is standard output.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, steps_of
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.byteps_out import completions_of, has_stages
+from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.files import is_stream
 from otel_dltrace.export.run_stream import stream_in_turns
 from otel_dltrace.model.errors import ConfigError, DltraceError
@@ -65,6 +67,7 @@ def _path(text: str) -> Path:
 def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
     form = FORMATS[args.to]
+    args.runs = _distinct(args.runs)
     output = args.output or Path(form.output)
     max_bytes = _max_bytes(args)
     beside = machine_of(args) if form.shows_metrics else {}
@@ -96,10 +99,19 @@ def run(args: argparse.Namespace) -> int:
             raise DltraceError(_cannot(output, parts, error)) from None
     places = parts or form.places(spans, output)
     _tell(output, places, f"{written:,} {form.unit}")
+    _tell_damage(args.runs)
     _tell_older(sorted(path for path in form.older(output, places) if path.exists() and path not in places))
     if args.to == "byteps" and not has_stages(spans):
         print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
     return 0
+
+
+def _distinct(runs: Sequence[Path]) -> list[Path]:
+    """Return *runs*, each once: `dltrace-*` names one by a link, too."""
+    found: dict[str, Path] = {}
+    for one in runs:
+        found.setdefault(os.path.realpath(one), one)
+    return list(found.values())
 
 
 def _tell(output: Path, places: Sequence[Path], what: str) -> None:
@@ -108,6 +120,12 @@ def _tell(output: Path, places: Sequence[Path], what: str) -> None:
         return
     size = sum(path.stat().st_size for place in places for path in _files(place))
     print(f"{_named(places)}: {what}, {size / 1e6:.1f} MB")
+
+
+def _tell_damage(runs: Sequence[Path]) -> None:
+    for run in runs:
+        if damage := damage_of(run):
+            print(f"otel-dltrace: without what is damaged in {run}: {'; '.join(damage)}", file=sys.stderr)
 
 
 def _tell_older(paths: Sequence[Path]) -> None:

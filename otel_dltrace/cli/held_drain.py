@@ -1,18 +1,18 @@
 """A drain that stays for as long as a command runs, and has finished before it ends."""
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.configure.drains import drain_for
+from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import short_path
-from otel_dltrace.export.choice import exporters
 from otel_dltrace.record.launch import NO_THREAD, DrainStarter
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import make_ring_folder
@@ -35,7 +35,7 @@ class HeldDrain:
 
 
 @contextmanager
-def hold_drain(config: Config, env: Mapping[str, str]) -> Iterator[HeldDrain]:
+def hold_drain(config: Config) -> Iterator[HeldDrain]:
     """Start the drain of *config*, and end it behind the block.
 
     Raises:
@@ -51,7 +51,7 @@ def hold_drain(config: Config, env: Mapping[str, str]) -> Iterator[HeldDrain]:
             "auto",
             config.to_env(),
             lambda _ring: NO_THREAD,
-            prints=bool(exporters(env)),
+            prints=may_print(),
         )
     )
     drain = held.starter.start_process(piped=True)
@@ -97,4 +97,4 @@ def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:
     except subprocess.TimeoutExpired:
         Console(stderr=True).print("otel-dltrace: the drain is still busy; it goes on by itself")
         return []
-    return [Path(line) for line in out.decode().splitlines()]
+    return [Path(os.fsdecode(line)) for line in out.splitlines()]

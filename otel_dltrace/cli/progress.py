@@ -10,12 +10,19 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int], None]]:
     """Show *title* and the time gone by while the block runs; call what it gives with a count to show that too."""
-    columns = (SpinnerColumn(), TextColumn("{task.description} {task.fields[count]}"), TimeElapsedColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:  # rich ends even a bar that is switched off with an empty line, before 14.3
+        yield _nothing
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description} {task.fields[count]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, count="")
 
         def count(n: int) -> None:
             bar.update(task, count=f"{n:,}")
 
         yield count
+
+
+def _nothing(_: int) -> None:
+    """Show no count."""

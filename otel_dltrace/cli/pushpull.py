@@ -94,7 +94,7 @@ def _files_at_end(env: Mapping[str, str], *, alone: bool) -> Iterator[None]:
     if config is None or config.drain != "auto" or not (config.comm_directory or config.server_profile):
         yield
         return
-    with hold_drain(config, env) as held:
+    with hold_drain(config) as held:
         yield
     from otel_dltrace.export.run_reader import read_summaries
 

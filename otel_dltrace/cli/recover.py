@@ -6,17 +6,22 @@ says (OTEL_EXPORTER_OTLP_ENDPOINT): without it, nothing is sent. Open spans are 
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import names_otlp
+from otel_dltrace.export.delivered import add_delivered
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.sender import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
+from otel_dltrace.export.outlet import as_told
 from otel_dltrace.export.run_reader import host_folders
+from otel_dltrace.export.rundir import lock_folder
 from otel_dltrace.settings.config import Config
 
 
@@ -63,7 +68,29 @@ def _send_waiting(root: Path) -> None:
         if settings is None:
             print(f"requests wait in {short_path(folder)} and are not sent: {_why_not()}")
             continue
-        with progress(f"sending {short_path(folder)}") as count:
-            delivery = resend(connect(settings), folder, progress=lambda figures: count(figures.accepted))
-        trouble = f" ({delivery.trouble})" if delivery.spilled else ""
-        print(f"{short_path(folder)}: {delivery.accepted} spans sent, {delivery.spilled} still waiting{trouble}")
+        with _taken(folder.parent) as is_ours:
+            if is_ours:
+                _send(settings, folder)
+            else:
+                print(f"{short_path(folder)}: the drain that writes there is at work, and sends what waits itself")
+
+
+def _send(settings: OtlpSettings, folder: Path) -> None:
+    with progress(f"sending {short_path(folder)}") as count:
+        delivery = resend(connect(settings), folder, progress=lambda figures: count(figures.accepted))
+    add_delivered(folder.parent, as_told(settings, delivery))
+    trouble = f" ({delivery.trouble})" if delivery.spilled else ""
+    print(f"{short_path(folder)}: {delivery.accepted} spans sent, {delivery.spilled} still waiting{trouble}")
+
+
+@contextmanager
+def _taken(folder: Path) -> Iterator[bool]:
+    """Have the *folder* of a host for ourselves within the block, unless a drain has it; yield whether it is ours."""
+    try:
+        lock = lock_folder(folder)
+    except OSError:  # it may be read, and not be written
+        yield True
+        return
+    yield lock is not None
+    if lock is not None:
+        os.close(lock)

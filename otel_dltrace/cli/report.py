@@ -1,8 +1,10 @@
 """Say where the time of a step went, on which rank, and who made the others wait.
 
-otel-dltrace report RUN
-otel-dltrace report RUN --by key          which key, which partition, which worker is slow (push_pull)
-otel-dltrace report RUN --by negotiation  how long Horovod or MPI negotiates, who was ready last
+    otel-dltrace report RUN
+    otel-dltrace report RUN --by key          which key, which partition, which worker is slow (push_pull)
+    otel-dltrace report RUN --by negotiation  how long Horovod or MPI negotiates, who was ready last
+
+docs/report.md says what each part of it means.
 """
 
 import argparse

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise DltraceError("run: no program given; write it after --, as in: otel-dltrace run -- python train.py")
     env = {**_name_of_programs(program), **traced_environment(args)}
     config = Config.from_env(env)
-    with hold_drain(config, env) as drain:
+    with hold_drain(config) as drain:
         code = _run_program(program, env)
     if not drain.roots:
         trouble = drain.starter.trouble()

@@ -94,3 +94,9 @@ def metric_settings() -> MetricSettings | None:
     except ConfigError as error:
         guard.say(f"{error}; no metrics are sent")
         return None
+
+
+def may_print() -> bool:
+    """Return whether an exporter is asked for, of spans or of metrics, that may print where the program does."""
+    metrics = metric_settings()
+    return bool(exporters(os.environ) or (metrics and metrics.exporters))

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from otel_dltrace.configure.children import after_fork, end_in_children
-from otel_dltrace.configure.drains import delay, drain_in_thread, metric_settings
+from otel_dltrace.configure.drains import delay, drain_in_thread, may_print
 from otel_dltrace.configure.outcome import host_is_drained, say_where
-from otel_dltrace.export.choice import exporters
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import bind_from_home, run_directory_name
@@ -109,8 +108,7 @@ def _check_outlets() -> bool:
 
         OtlpSettings.from_env(os.environ)
     delay()
-    metrics = metric_settings()
-    return bool(exporters(os.environ) or (metrics and metrics.exporters))
+    return may_print()
 
 
 def _home(config: Config, world: World, job_name: str) -> dict[str, Any]:

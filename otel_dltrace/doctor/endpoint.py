@@ -1,14 +1,14 @@
 """Whether the collector is there, speaks OTLP, and lets us in."""
 
-import ssl
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
 from otel_dltrace.export.choice import names_otlp
-from otel_dltrace.export.otlp.diagnosis import CERTIFICATE, ENDPOINT, PROTOCOL, diagnose
+from otel_dltrace.export.otlp.diagnosis import ENDPOINT, PROTOCOL, diagnose
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.export.otlp.transport import Verdict
-from otel_dltrace.export.probe import Answer, certificate, other_ways, probe
+from otel_dltrace.export.probe import Answer, certificate, host_and_port, other_ways, probe
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 
@@ -53,7 +53,8 @@ def _judge(settings: OtlpSettings, answer: Answer) -> Finding:
         what = f"{settings.where} answers, and rejects a part ({outcome.rejected} spans: {outcome.message})"
         return Finding(AREA, PROBLEM, what, "see the collector's log for why")
     diagnosis = diagnose(settings, outcome.message)
-    works = None if answer.is_spoken or "refused" in outcome.message else _what_works(settings)
+    is_clear = answer.is_spoken or re.search("refused|proxy", outcome.message)
+    works = None if is_clear else _what_works(settings)
     return Finding(AREA, PROBLEM, diagnosis.what, _how(settings, works) if works else diagnosis.cure)
 
 
@@ -74,11 +75,8 @@ def _how(settings: OtlpSettings, works: OtlpSettings) -> str:
 def _certificate(settings: OtlpSettings) -> list[Finding]:
     try:
         shown = certificate(settings, LONGEST_S)
-    except ssl.SSLCertVerificationError as error:
-        what = f"the certificate of {settings.where} is not good: {error.verify_message}"
-        return [Finding("TLS", PROBLEM, what, f"name the PEM file of its authority in {CERTIFICATE}")]
     except OSError:
-        return []  # the request itself says what is the matter
+        return []  # the request itself says whether that matters: requests and gRPC may trust others than we do here
     if shown is None:
         return []
     what = f"{shown.subject}, signed by {shown.issuer}, is good until {shown.expires:%Y-%m-%d}"
@@ -89,13 +87,21 @@ def _certificate(settings: OtlpSettings) -> list[Finding]:
 def _proxy(settings: OtlpSettings, env: Mapping[str, str]) -> list[Finding]:
     from requests.utils import should_bypass_proxies
 
-    if settings.protocol == GRPC:
-        return []
-    proxy = _named(env, "https_proxy" if settings.tls else "http_proxy") or _named(env, "all_proxy")
-    if not proxy or should_bypass_proxies(settings.endpoint, no_proxy=_named(env, "no_proxy")):
+    if settings.protocol == GRPC:  # it reads small letters alone
+        proxy = _first(env, "grpc_proxy", "https_proxy", "http_proxy")
+        none, url = _first(env, "no_grpc_proxy", "no_proxy"), f"//{settings.endpoint.removeprefix('dns:///')}"
+    else:
+        proxy = _named(env, "https_proxy" if settings.tls else "http_proxy") or _named(env, "all_proxy")
+        none, url = _named(env, "no_proxy"), settings.endpoint
+    if not proxy or host_and_port(settings) is None or should_bypass_proxies(url, no_proxy=none):
         return []
     what = f"requests to {settings.where} go through the proxy {proxy.rpartition('@')[2]}"
-    return [Finding(AREA, NOTE, what, "name its host in NO_PROXY if they should not")]
+    variable = "no_proxy" if settings.protocol == GRPC else "NO_PROXY"
+    return [Finding(AREA, NOTE, what, f"name its host in {variable} if they should not")]
+
+
+def _first(env: Mapping[str, str], *names: str) -> str:
+    return next((value for name in names if (value := env.get(name, "").strip())), "")
 
 
 def _named(env: Mapping[str, str], name: str) -> str:

@@ -4,13 +4,15 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import partial
 
-from otel_dltrace.doctor.variables import OBEYED, OF_THE_SDK, OWN, SWITCH, known_to_opentelemetry
+from otel_dltrace.doctor.variables import CHROME_NUMBERS, OBEYED, OF_THE_SDK, OWN, SWITCH, known_to_opentelemetry
 from otel_dltrace.export.choice import DELAY_S, delay_s, exporters
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings, public
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.model.findings import FINE, PROBLEM, Finding
+from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
+from otel_dltrace.model.numbers import size
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.switch import is_switched_on
 
@@ -18,6 +20,8 @@ AREA = "environment"
 _PREFIXES = ("OTEL_", "DLTRACE")
 _PASSWORD = re.compile(r"//[^/\s]*@")
 _NAME = re.compile(r"\w+")
+_OF_MILLISECONDS = re.compile(r"OTEL_EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT=\d{4,}")
+"""The specification means milliseconds, and OpenTelemetry's SDK for Python, which we do as, seconds."""
 _UNTRACED, _UNMEASURED = "with it, programs run untraced", "with it, no metrics are sent; spans are"
 
 
@@ -51,10 +55,12 @@ def _as(env: Mapping[str, str]) -> str:
 
 def _variable(name: str, value: str) -> Finding:
     said = f"{name}={_shown(name, value)}"
+    if _OF_MILLISECONDS.match(said):
+        return Finding(AREA, NOTE, f"{said} is so many seconds, as in OpenTelemetry's SDK", "write 10 for ten of them")
     if name in OWN or name in OBEYED:
         return Finding(AREA, FINE, said)
     if name in OF_THE_SDK:
-        return Finding(AREA, FINE, f"{said}, for your own OpenTelemetry spans")
+        return Finding(AREA, FINE, f"{said}, {OF_THE_SDK[name]}")
     if name in known_to_opentelemetry():
         return Finding(AREA, FINE, f"{said} is for OpenTelemetry's SDK, and does nothing here")
     near = get_close_matches(name, [*OWN, *OBEYED], 1, 0.85)
@@ -83,11 +89,12 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
             Config.from_env(part)
         except ConfigError as error:
             found[str(error)] = _UNTRACED
-    readers = (
+    readers: tuple[tuple[Callable[[Mapping[str, str]], object], str], ...] = (
         (exporters, _UNTRACED),
         (OtlpSettings.from_env, _UNTRACED),
         (MetricSettings.from_env, _UNMEASURED),
         (delay_s, f"with it, spans wait {DELAY_S:g} s to go out together"),
+        *((partial(size, name=name), "with it, its default is used") for name in CHROME_NUMBERS),
     )
     for read, effect in readers:
         try:

@@ -20,11 +20,15 @@ _OTLP = (
     "INSECURE",
 )
 _SIGNALS = ("", "TRACES_", "METRICS_", "LOGS_")
-_CHROME = frozenset(f"OTEL_EXPORTER_CHROME_TRACE_{name}" for name in ("FILE", "MAX_BYTES", "MAX_FILES"))
+CHROME_NUMBERS = ("OTEL_EXPORTER_CHROME_TRACE_MAX_BYTES", "OTEL_EXPORTER_CHROME_TRACE_MAX_FILES")
 OBEYED = frozenset(
     {
         *(f"OTEL_EXPORTER_OTLP_{signal}{name}" for signal in _SIGNALS for name in _OTLP),
-        *_CHROME,
+        *CHROME_NUMBERS,
+        "OTEL_EXPORTER_CHROME_TRACE_FILE",
+        "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
+        "OTEL_EXPORTER_PROMETHEUS_HOST",
+        "OTEL_EXPORTER_PROMETHEUS_PORT",
         "OTEL_SDK_DISABLED",
         "OTEL_SERVICE_NAME",
         "OTEL_RESOURCE_ATTRIBUTES",
@@ -37,15 +41,16 @@ OBEYED = frozenset(
     }
 )
 """Variables of OpenTelemetry that we obey; those of other signals are there since they are no mistake."""
-OF_THE_SDK = frozenset(
-    {
-        "OTEL_PYTHON_ID_GENERATOR",
-        "OTEL_TRACES_SAMPLER",
-        "OTEL_TRACES_SAMPLER_ARG",
-        "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS",
-    }
-)
-"""Those by which our plugins serve the user's own spans."""
+_YOURS = "for your own OpenTelemetry spans"
+OF_THE_SDK = {
+    "OTEL_PYTHON_ID_GENERATOR": _YOURS,
+    "OTEL_TRACES_SAMPLER": _YOURS,
+    "OTEL_TRACES_SAMPLER_ARG": _YOURS,
+    "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": _YOURS,
+    "OTEL_CONFIG_FILE": f"{_YOURS}, and in it instrumentation/development for what we record; "
+    "where ours go OTEL_EXPORTER_OTLP_* say, not the file",
+}
+"""Those by which our plugins serve the user's own spans, or are told what to do, and what each is for."""
 
 
 def known_to_opentelemetry() -> frozenset[str]:

@@ -19,6 +19,7 @@ _ROOT = (Descriptor(STEP, TRAIN_STEP),)
 _SHARD = 0  # a file needs no budget, so a step is one trace
 _EXTENT = np.dtype([("step", "<u4"), ("start", "<i8"), ("end", "<i8")])
 _ROOTS_AT_ONCE = 10_000
+_Key = tuple[int, str, str, str]
 
 
 def as_sent(
@@ -49,7 +50,7 @@ def as_sent(
             # Back ends subtract without sign: where an imported file's clock was set back they would see centuries.
             part.rows["end"] = np.maximum(part["start"], part["end"])
             found = found or len(part) > 0
-            yield replace(part, above=outline.above[part.process.nonce])
+            yield replace(part, above=outline.above.get(_key(part.process), empty_rows()))
     if not found:
         raise RunNotFoundError(f"none of the steps asked for is in this run; {outline.steps_there()}")
     if ranks is None or 0 in ranks:
@@ -76,32 +77,31 @@ class _Outline:
     """What a first reading tells: when each process was in which step.
 
     Attributes:
-        extents: For each process (its nonce), the extents of its steps, file by file.
+        extents: For each process (see `_key`), the extents of its steps, file by file.
         above: For each process the phases outside any step that began in one file and ended in a later one.
         processes: Who they are.
     """
 
-    extents: dict[int, list[Column]] = field(default_factory=dict)
-    processes: dict[int, Process] = field(default_factory=dict)
-    above: dict[int, Column] = field(default_factory=dict)
-    _ends: dict[int, int] = field(default_factory=dict)
+    extents: dict[_Key, list[Column]] = field(default_factory=dict)
+    processes: dict[_Key, Process] = field(default_factory=dict)
+    above: dict[_Key, Column] = field(default_factory=dict)
+    _ends: dict[_Key, int] = field(default_factory=dict)
 
     def add(self, batch: SpanBatch) -> None:
         """Take in one file's spans of one process."""
-        rows = batch.rows[batch.is_kind(STEP)]
-        extents = np.zeros(len(rows), _EXTENT)
-        for name in _EXTENT.names or ():
-            extents[name] = rows[name]
-        self.extents.setdefault(batch.process.nonce, []).append(extents)
-        self.processes[batch.process.nonce] = batch.process
+        self._know(batch.process, _extents(batch))
         self._reach_back(batch)
 
+    def _know(self, process: Process, extents: Column) -> None:
+        self.processes[_key(process)] = process
+        self.extents.setdefault(_key(process), []).append(extents)
+
     def _reach_back(self, batch: SpanBatch) -> None:
-        nonce = batch.process.nonce
-        before, above = self._ends.get(nonce, 0), self.above.get(nonce, empty_rows())
+        key = _key(batch.process)
+        before, above = self._ends.get(key, 0), self.above.get(key, empty_rows())
         reaches = (batch["step"] == NO_STEP) & (batch["start"] < before) & batch.is_block
-        self.above[nonce] = stack_rows([above, batch.rows.compress(reaches)])
-        self._ends[nonce] = max(before, int(batch["end"].max(initial=0)))
+        self.above[key] = stack_rows([above, batch.rows.compress(reaches)])
+        self._ends[key] = max(before, int(batch["end"].max(initial=0)))
 
     def check_ranks(self, ranks: Collection[int] | None) -> None:
         """Raise unless every one of *ranks* is there."""
@@ -121,11 +121,20 @@ class _Outline:
         """Put rank steps under their roots, in place; what has no rank step to hang under hangs under nothing."""
         bind = batch.process.bind
         assert bind is not None
-        own = np.concatenate([extents["step"] for extents in self.extents[batch.process.nonce]])
-        stepless = np.setdiff1d(batch["step"], np.append(own, np.uint32(NO_STEP)))
+        stepless = np.setdiff1d(batch["step"], np.append(self._steps(batch), np.uint32(NO_STEP)))
         gone = np.array([rank_step_id(bind, step) for step in stepless.tolist()], np.uint64)
         batch.rows["parent_id"][np.isin(batch["parent_id"], gone)] = 0
         hang_under_roots(batch, _SHARD)
+
+    def _steps(self, batch: SpanBatch) -> Column:
+        """Return the steps of the process, with those that a job which goes on has had since the first reading."""
+        there = _extents(batch)
+        known = np.concatenate([there[:0], *self.extents.get(_key(batch.process), ())])["step"]
+        new = there[~np.isin(there["step"], known)]
+        if len(new):
+            self._know(batch.process, new)
+        steps: Column = np.append(known, new["step"])
+        return steps
 
     def roots(self) -> Iterator[SpanBatch]:
         """Yield the roots of each world that has a worker of rank 0, some at a time."""
@@ -133,13 +142,18 @@ class _Outline:
         for world, owner in owners.items():
             together = [
                 extents
-                for nonce, process in self.processes.items()
+                for key, process in self.processes.items()
                 if (_world(process), _host(process), _who(process)[0]) == (world, _host(owner), "worker")
-                for extents in self.extents[nonce]
+                for extents in self.extents[key]
             ]
             spans = _joined(np.concatenate(together))
             for at in range(0, len(spans), _ROOTS_AT_ONCE):
                 yield SpanBatch(_root_rows(owner, spans[at : at + _ROOTS_AT_ONCE]), _ROOT, owner)
+
+
+def _key(process: Process) -> _Key:
+    """Return what names a process: one that begins another generation goes on with its nonce."""
+    return process.nonce, *_world(process)
 
 
 def _world(process: Process) -> tuple[str, str, str]:
@@ -157,6 +171,14 @@ def _who(process: Process) -> tuple[str, int]:
 def _host(process: Process) -> tuple[str, str]:
     """Return what has one monotonic clock."""
     return process.host, process.boot_id
+
+
+def _extents(batch: SpanBatch) -> Column:
+    rows = batch.rows[batch.is_kind(STEP)]
+    extents = np.zeros(len(rows), _EXTENT)
+    for name in _EXTENT.names or ():
+        extents[name] = rows[name]
+    return extents
 
 
 def _joined(extents: Column) -> Column:

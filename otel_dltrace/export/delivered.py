@@ -1,8 +1,12 @@
 """What became of each run's spans on their way out, of a drain that serves one run after another."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from otel_dltrace.export.files import read_object, write_json
 
 _NOW = ("waiting", "spilled")
 """Of what is there now; all else counts what has happened."""
@@ -10,6 +14,8 @@ _NOW = ("waiting", "spilled")
 
 class Delivered:
     """The figures of all ways out, from a run's beginning to its end; of runs at once each has those of all.
+
+    Those of the last run go on behind its end, till another begins: what waits on disk may yet be delivered.
 
     Args:
         figures: Returns those since the drain began; numbers, at any depth, count up, but for what is there now.
@@ -19,17 +25,24 @@ class Delivered:
         self._figures = figures
         self._before: dict[Path, dict[str, Any]] = {}
         self._over: dict[Path, dict[str, Any]] = {}
+        self._last: Path | None = None
 
     def begin(self, run: Path) -> None:
         """Count for *run* from now on, or go on where it was over."""
+        if self._last not in (None, run):
+            self._over[self._last] = self.of(self._last)
+        self._last = None
         if run in self._over:
             self._before[run] = _less(self._figures(), self._over.pop(run))
         elif run not in self._before:
             self._before[run] = self._figures()
 
     def end(self, run: Path) -> None:
-        """Count no more for *run*: all of it has been delivered or spilled."""
-        self._over[run] = self.of(run)
+        """Count no more for *run*, if others go on: all of it has been delivered or spilled."""
+        if self._before.keys() - self._over.keys() - {run}:
+            self._over[run] = self.of(run)
+        else:
+            self._last = run
 
     def of(self, run: Path) -> dict[str, Any]:
         """Return the figures of *run*."""
@@ -45,3 +58,27 @@ def _change(now: Any, before: Any) -> Any:
     if isinstance(now, dict):
         return _less(now, before or {})
     return now - (before or 0) if isinstance(now, int) else now
+
+
+def add_delivered(folder: Path, figures: dict[str, Any]) -> None:
+    """Add to a host's drain.json what became of the requests that waited in its *folder* when its drain had ended."""
+    path = folder / "drain.json"
+    told = read_object(path)
+    summary = told.get("summary")
+    if isinstance(summary, dict) and isinstance(before := summary.get("otlp", {}), dict):
+        summary["otlp"] = _more(before, figures)
+        with suppress(OSError):
+            ended = path.stat().st_mtime_ns  # by this time runs are told apart, the last one that wrote from others
+            write_json(path, told)
+            os.utime(path, ns=(ended, ended))
+
+
+def _more(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures *before* with those of *now*: counts add up, and the last word holds."""
+    return before | {name: value if name in _NOW else _joint(before.get(name), value) for name, value in now.items()}
+
+
+def _joint(before: Any, now: Any) -> Any:
+    if isinstance(now, dict):
+        return _more(before or {}, now)
+    return (before or 0) + now if isinstance(now, int) else now or before

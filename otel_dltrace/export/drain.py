@@ -119,7 +119,7 @@ class Drain:
         is_due = self._is_due(now, asked)
         # Servers last: what they did goes out with the workers' steps.
         for path in sorted(self.followers, key=lambda path: _is_server(self.followers[path])):
-            if not self._served(path, now, is_due):
+            if not self._served(path, now, is_due, asked):
                 self._leave(path, "is damaged")
         self._send_roots(now)
         if self.outlet is not None:
@@ -148,13 +148,13 @@ class Drain:
         for root in _roots([follower]) - _roots(self.followers.values()):
             self._sent.end(root)
 
-    def _read_and_send(self, path: Path, now: float, is_due: bool) -> bool:
+    def _read_and_send(self, path: Path, now: float, is_due: bool, asked: bool) -> bool:
         """Read one ring; return whether it can be followed, which an error of our own says it cannot."""
         follower = self.followers[path]
         # Our own ring's lock says nothing to us: a process may always take it again.
         alive = None if self.rings.own is None else not self.stop_requested
         try:
-            follower.tick(now, alive, is_due)
+            follower.tick(now, alive, is_due, asked)
             self._send(follower, now)
         except OSError as error:
             if follower.source.ended:
@@ -249,14 +249,19 @@ class Drain:
     def _let_go(self, path: Path) -> None:
         """Remove a ring whose spans are all in the run directory, and delivered or spilled."""
         follower = self.followers.pop(path)
+        mine = _roots([follower])
         # First: once its ring is counted a program reads how many of its spans are lost.
-        self.runs.keep_quota(_roots([follower]) - _roots(self.followers.values()))
+        self.runs.keep_quota(mine - _roots(self.followers.values()))
         self.runs.count(follower, goes_out=self.outlet is not None)
-        self.runs.write_summaries(ended=False)
+        self.runs.write_summaries(ended=False, roots=mine)  # a sweep has thousands, and theirs stand
         self._end_runs_of(follower)
         if follower.source.names_torn:
             self.rings.refuse(path, f"{path.with_suffix('.names')} was damaged: some of its spans have no names")
-        follower.source.close(unlink=True)
+        try:
+            follower.source.remove()
+        except OSError as error:  # another user's, in a folder where only they may
+            self.rings.refuse(path, f"{path} has been read and cannot be removed: {error.strerror}")
+        follower.source.close()
 
     # -- the end --------------------------------------------------------------------------------
 

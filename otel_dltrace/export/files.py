@@ -56,6 +56,8 @@ def open_whole(path: Path, *, waits: bool = True) -> Iterator[BufferedIOBase]:
 
 @contextmanager
 def _renamed(path: Path) -> Iterator[BufferedWriter]:
+    if path.is_dir():  # found out now, and not when all is written
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as raw:

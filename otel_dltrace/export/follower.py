@@ -53,18 +53,19 @@ class Follower:
         self._told: Told | None = None
         self._knows_timelines = False
 
-    def tick(self, now: float, alive: bool | None = None, is_due: bool = True) -> None:
+    def tick(self, now: float, alive: bool | None = None, is_due: bool = True, asked: bool = False) -> None:
         """Read and pass on what is new if that *is_due*, if it has become much, or if the writer is gone.
 
-        *alive* tells whether the writer is, where the caller knows better than the ring's lock.
+        *alive* tells whether the writer is, where the caller knows better than the ring's lock. Who has *asked* waits
+        until all is on disk, also of a writer that has no name yet.
         """
         source = self.source
         alive = writer_is_alive(source.fd) if alive is None else alive
         much = min(MOST_AT_ONCE, source.reader.records // 4)
         if is_due or not alive or source.reader.is_past(much // RECORDS):
-            self._take(now, alive)
+            self._take(now, alive, asked)
 
-    def _take(self, now: float, alive: bool) -> None:
+    def _take(self, now: float, alive: bool, asked: bool) -> None:
         source = self.source
         # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
         if self._count < MAX_HELD:
@@ -82,7 +83,7 @@ class Follower:
             if self._count:
                 self._pass_on(now)
             self._tell(now)
-        elif self._count >= KEEP_ROWS or (self._count and now - self._since >= KEEP_S):
+        elif self._count >= KEEP_ROWS or (self._count and (asked or now - self._since >= KEEP_S)):
             self._write_unbound(now)
 
     def _wait(self, rows: Column, now: float) -> None:

@@ -79,17 +79,17 @@ class Outlet:
 
     def figures(self) -> dict[str, Any]:
         """Return what became of the spans so far."""
-        return self._told(self._sender.delivery())
+        return {"sent": self.sent, **as_told(self._settings, self._sender.delivery())}
 
     def close(self, timeout: float) -> dict[str, Any]:
         """Deliver or spill what is left within *timeout* seconds; return the figures."""
         self.flush()
-        return self._told(self._sender.close(timeout))
+        return {"sent": self.sent, **as_told(self._settings, self._sender.close(timeout))}
 
-    def _told(self, delivery: Delivery) -> dict[str, Any]:
-        """Return the figures of *delivery*, and what its trouble means."""
-        diagnosis = str(diagnose(self._settings, delivery.trouble)) if delivery.trouble else ""
-        return {"sent": self.sent, **asdict(delivery), "diagnosis": diagnosis}
+
+def as_told(settings: OtlpSettings, delivery: Delivery) -> dict[str, Any]:
+    """Return the figures of *delivery*, and what its trouble means."""
+    return {**asdict(delivery), "diagnosis": str(diagnose(settings, delivery.trouble)) if delivery.trouble else ""}
 
 
 def tags_of(batch: SpanBatch, outgoing: Sequence[Outgoing]) -> frozenset[Tag]:

@@ -12,7 +12,7 @@ from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.record import guard
-from otel_dltrace.record.launch import ALL_RINGS, lock_is_held, take_lock
+from otel_dltrace.record.launch import ALL_RINGS, is_ours_to_take, lock_is_held, take_lock
 from otel_dltrace.record.ring import changed_at, take_for_reading, writer_is_alive
 
 UNBORN_S = 60.0
@@ -78,8 +78,9 @@ class RingFolder:
 
     def _stand_in_for(self, home: str) -> bool:
         """Keep the drain *home* from being started while its rings are recovered: two would write the same files."""
-        if home and home not in self._locks:
-            fd = take_lock(self._serving.rings / f"{home}.lock")
+        lock = self._serving.rings / f"{home}.lock"
+        if home and home not in self._locks and is_ours_to_take(lock):
+            fd = take_lock(lock)
             if fd is None:
                 return False
             self._locks[home] = fd

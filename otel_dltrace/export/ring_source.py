@@ -302,13 +302,19 @@ class RingSource:
         """How many records of each level (1..4) were overwritten before they were read, with those before us."""
         return [before + now for before, now in zip(self.lapped_before, self.reader.lapped, strict=True)]
 
-    def close(self, unlink: bool = False) -> None:
-        """Let go of the ring; *unlink* it with its companions once all of it is safe elsewhere."""
-        if unlink:  # while it is still ours to read
-            for left in self.path.parent.glob(f".{self.path.stem}.cursor.*"):  # by a drain killed as it wrote
-                left.unlink(missing_ok=True)
-            for suffix in (".cursor", ".names", ".ring"):  # the ring last: its absence says all is done
-                self.path.with_suffix(suffix).unlink(missing_ok=True)
+    def remove(self) -> None:
+        """Remove the ring's files, once all of it is safe elsewhere and while it is still ours to read.
+
+        Raises:
+            OSError: They are not ours to remove.
+        """
+        for left in self.path.parent.glob(f".{self.path.stem}.cursor.*"):  # by a drain killed as it wrote
+            left.unlink(missing_ok=True)
+        for suffix in (".cursor", ".names", ".ring"):  # the ring last: its absence says all is done
+            self.path.with_suffix(suffix).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the ring."""
         self.reader.close()
         if self._map is not None:
             self._map.close()
@@ -328,6 +334,10 @@ def _keep_newest(table: dict[int, Any], most: int) -> int:
 
 
 def newest(rows: Column) -> Column:
-    """Return of each span in *rows* the last row: a stage is written again with every piece of it."""
-    last = {number: at for at, number in enumerate(rows["span_no"].tolist())}
+    """Return of each span in *rows* the last row: a stage is written again, longer, with every piece of it.
+
+    What came last is not always behind: each thread writes in a chunk of its own.
+    """
+    order = np.lexsort((rows["a"], rows["end"]))
+    last = dict(zip(rows["span_no"].take(order).tolist(), order.tolist(), strict=True))
     return rows if len(last) == len(rows) else rows.take(sorted(last.values()))

@@ -74,13 +74,13 @@ class RunFolders:
         for name, value in figures.items():
             total[name] = total.get(name, 0) + value
 
-    def write_summaries(self, ended: bool) -> None:
-        """Write down what is known of each run; *ended*: it is all that there will be."""
-        for root, writer in self.writers.items():
+    def write_summaries(self, ended: bool, roots: Iterable[Path] | None = None) -> None:
+        """Write down what is known of each run, or of *roots* alone; *ended*: it is all that there will be."""
+        for root in self.writers if roots is None else roots:
             total = self.totals.setdefault(root, {})
             total |= self._delivered(root)
             try:
-                writer.write_summary(total, ended)
+                self.writers[root].write_summary(total, ended)
             except OSError as error:  # the others' can be
                 guard.say(f"the figures of {root} cannot be written ({error}); they are tried again")
 
@@ -146,7 +146,7 @@ class RunFolders:
 
     def _close_segments(self, writer: RunWriter) -> None:
         writer.close_segment()
-        self.write_summaries(ended=False)
+        self.write_summaries(ended=False, roots=[writer.root])
         self._compact(writer)
 
     def _ingest(self, root: Path, writer: RunWriter) -> None:

@@ -26,17 +26,24 @@ def host_folders(run: Path) -> list[Path]:
     """Return the folders of the hosts that wrote to *run*.
 
     Raises:
-        RunNotFoundError: There is no run directory at *run*.
+        RunNotFoundError: There is no run directory at *run*, or none that we may read.
         TraceFormatError: A newer version wrote it.
     """
-    if not run.is_dir() or not (run / "hosts").is_dir():
-        raise RunNotFoundError(
-            f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed"
-        )
+    try:
+        if not run.is_dir() or not (run / "hosts").is_dir():
+            raise RunNotFoundError(
+                f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed"
+            )
+        folders = sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
+        for folder in folders:
+            with suppress(FileNotFoundError):  # removed just now
+                next(folder.iterdir(), None)
+    except PermissionError as error:
+        raise RunNotFoundError(f"{error.filename}: permission denied; who wrote the run can let you read it") from None
     schema = read_object(run / "run.json").get("schema")
     if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
-    return sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
+    return folders
 
 
 def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Table | None:

@@ -123,7 +123,7 @@ class RunWriter:
         """
         for nth in count(self._nth):
             folder = self.folder.with_name(self._host if nth == 1 else f"{self._host}-{nth}")
-            lock = _lock_folder(folder)
+            lock = lock_folder(folder)
             if lock is not None:
                 self.folder, self._lock, self._nth = folder, lock, nth
                 return
@@ -254,7 +254,7 @@ class RunWriter:
             self._lock = -1
 
 
-def _lock_folder(folder: Path) -> int | None:
+def lock_folder(folder: Path) -> int | None:
     """Make *folder*; return the descriptor that keeps it for this process alone, None if it is another's."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -42,7 +42,7 @@ def held_files(folder: Path) -> list[SpanFile]:
 
 def _held(path: Path) -> pa.NativeFile | None:
     try:
-        return pa.OSFile(str(path))
+        return pa.memory_map(str(path))  # an OSFile has no fileno() before pyarrow 25
     except OSError:
         return None
 

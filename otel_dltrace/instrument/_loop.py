@@ -59,6 +59,8 @@ class Loop:
         self._cycle_done = True
         self._cycle_end = 0
         self._forward_seen = False
+        self.stepped: set[int] = set()
+        """The optimizers that have stepped since the last forward that was seen."""
         self._batches: Callable[[], object] = _nobody
         """The iterator that gave the last batch to train on, while it lives and has more."""
         self._leading: Callable[[], object] = _nobody
@@ -112,7 +114,7 @@ class Loop:
             source: What is the same for all batches that are used alike.
             training: False where nothing can be learned now, as gradients are off.
         """
-        if training and get_ident() != self.home:
+        if get_ident() != self.home and (training or self._forward_seen):
             # A prefetching thread is ahead by a number of batches that no other rank shares.
             self._stage(DATALOADER_NEXT, start, end)
             return
@@ -214,6 +216,7 @@ class Loop:
         if training:
             self.home = get_ident()
             self._forward_seen = True
+            self.stepped.clear()
             if self._source is not None:
                 self._settle(training=True)
         elif self._source is not None and not self._is_aside:
@@ -306,7 +309,16 @@ class Loop:
         steps.stage(OPTIMIZER, start, end, steps.marked and not steps.is_open, mark)
         if self._sizes and not steps.batch_size:  # neither a forward nor a backward was seen
             steps.trained_on(self._sizes.popleft()[1])
+        if id(optimizer) in self.stepped and self._forward_seen:
+            self._forward_seen = False  # they run in a compiled function by now
+            self._sizes.clear()
+        self.stepped.add(id(optimizer))
         self._cycle_done, self._cycle_end = True, end
+
+    def interrupted(self) -> None:
+        """Know that the step is over, done or not, and that nothing of the next one has begun."""
+        self._cycle_done, self._batches = True, _nobody
+        self.steps.leave()
 
     def scheduler_ended(self, start: int, end: int) -> None:
         """Know that a learning-rate scheduler has stepped."""

@@ -277,9 +277,10 @@ WINDOWS = (
         Call(name, "", Role.LOCAL, "Win")
         for name in (
             *("Lock_all", "Unlock_all", "Flush_all", "Flush_local_all"),
-            *("Start", "Complete", "Post", "Wait", "Test", "Sync"),
+            *("Start", "Complete", "Post", "Wait", "Sync"),
         )
     ),
+    Call("Test", "", Role.PROBE, "Win"),
 )
 
 

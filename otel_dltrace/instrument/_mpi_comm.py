@@ -50,6 +50,7 @@ class Comm:
             return self.descriptor(span, group, name_of(named), kind, series)
 
     def _describe(self, span: str, group: Group, named: Any, kind: str, series: str) -> int:
+        self.groups.described += 1
         return self.tracer.recorder.intern(
             Descriptor(
                 kind,
@@ -253,7 +254,9 @@ class Running:
     def _made_persistent(self, request: Any) -> None:
         group, call = self._group, self._call
         series = ""
-        if call.role is Role.COLLECTIVE:
+        if call.role is Role.COLLECTIVE and self._comm.groups.is_full:
+            self._group = group.unnamed()
+        elif call.role is Role.COLLECTIVE:
             # They may be started in another order on each rank, but are made in one.
             group.persistent += 1
             series = f".{group.persistent}"

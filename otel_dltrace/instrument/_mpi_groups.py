@@ -7,6 +7,7 @@ from itertools import count, repeat
 from typing import Any
 
 from otel_dltrace.model.identity import h64
+from otel_dltrace.model.operation import MAX_DESCRIPTORS
 
 UNKNOWN = ""
 """The id of a group that nobody saw being made: its operations have no number."""
@@ -18,6 +19,8 @@ _UNNUMBERED = repeat(0)
 _MOST_SIDES = 4096
 _MOST_NUMBERED = 1 << 17
 """Of so many ranks and tags, sent to or received from, a group counts the messages; each takes a fifth of a KB."""
+MOST_DESCRIBED = MAX_DESCRIPTORS // 2
+"""Descriptors of operations, a few for each group that has an id; groups that a program makes further on have none."""
 
 
 class Group:
@@ -51,6 +54,10 @@ class Group:
         self.receives: dict[tuple[Any, Any], Side] = {}
         self._ranks = ranks
         self._numbers: dict[tuple[str, int, int, bool], Iterator[int]] = {}
+
+    def unnamed(self) -> "Group":
+        """Return the same group as one without an id."""
+        return Group(UNKNOWN, self.size, self._ranks)
 
     def number(self, series: str = "") -> int:
         """Return the number of the next collective of *series*; 0 where its ranks may count differently."""
@@ -146,6 +153,7 @@ class Groups:
 
     Attributes:
         known: By handle.
+        described: How many descriptors their operations have.
     """
 
     def __init__(self, module: Any) -> None:
@@ -157,6 +165,12 @@ class Groups:
         mine = Group(f"self.{self.rank}", 1, {0: self.rank}, is_given=True)
         self.known = {world.handle: self.world, alone.handle: mine}
         self._makers: dict[str, Group] = {}
+        self.described = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what a program makes from now on has no id, and so no descriptors of its own."""
+        return self.described >= MOST_DESCRIBED
 
     def of(self, handle: Any) -> Group | None:
         """Return the group of *handle*; None where it is none, which is for the call to refuse."""
@@ -196,7 +210,7 @@ class Groups:
         self.known[new.handle] = Group(self._id_of(parent, part, value, new), _size_of(new), {})
 
     def _id_of(self, parent: Group, part: str, value: Any, new: Any) -> str:
-        if not parent.id or part == "unknown":
+        if not parent.id or part == "unknown" or self.is_full:
             return UNKNOWN
         if part == "members":
             # Only its members call it, and those of a second side have another parent.

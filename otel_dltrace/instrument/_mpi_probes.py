@@ -1,7 +1,8 @@
-"""Probes for messages, and the receives of what a probe has matched."""
+"""Probes, for messages and of windows, and the receives of what a probe has matched."""
 
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
@@ -11,7 +12,7 @@ from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._sites import Args, Kwargs
-from otel_dltrace.model.semconv import P2P
+from otel_dltrace.model.semconv import COLLECTIVE, P2P
 from otel_dltrace.record.operation import Operation
 
 
@@ -72,6 +73,30 @@ class Probe:
             self._operation.close(error=error)
 
 
+class Test:
+    """A look whether a window's accesses are over; one that finds that they are not is not written."""
+
+    __slots__ = ("_begin", "_since")
+
+    def __init__(self, comm: Comm, call: Call, group: Group) -> None:
+        self._begin = partial(comm.operation, call.span, group, NOTHING, COLLECTIVE, 0, NOBODY, 0)
+        self._since = monotonic_ns()
+
+    def finish(self, result: Any) -> None:
+        """Write that they are."""
+        if result:
+            self._write()
+
+    def fail(self, error: BaseException) -> None:
+        """Write that it ended with *error*."""
+        self._write(error)
+
+    def _write(self, error: BaseException | None = None) -> None:
+        operation = self._begin()
+        operation.start = self._since
+        operation.close(error=error)
+
+
 class MatchedReceive:
     """The receive of a message that was matched before."""
 
@@ -97,11 +122,13 @@ class MatchedReceive:
         self._part.operation.close(self._part.seq, error=error)
 
 
-def begin_probe(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> Probe | None:
+def begin_probe(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> Probe | Test | None:
     """Return the span of a probe; None where the communicator is none."""
     handle = call.argument(call.comm, args, kwargs) if call.comm else args[0]
     group = comm.groups.of(handle)
-    return None if group is None else Probe(comm, call, handle, group, args, kwargs)
+    if group is None:
+        return None
+    return Probe(comm, call, handle, group, args, kwargs) if call.peer else Test(comm, call, group)
 
 
 def begin_matched(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> MatchedReceive | None:

@@ -3,9 +3,11 @@
 import json
 import os
 import uuid
+from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._launcher import has_servers_run
+from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import log
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.record.tracer import Tracer
@@ -16,7 +18,9 @@ STORE_ERRORS = (RuntimeError, ValueError, OSError, KeyError)
 """What stores raise: their own errors are RuntimeErrors; no answer may end training."""
 
 
-def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int = 1, step: int | None = None) -> bool:
+def bind_from_store(
+    tracer: Tracer, store: Any, rank: int, size: int, nth: int = 1, step: int | None = None, since: int = 0
+) -> bool:
     """Bind this process through *store*; return whether that is settled, one way or the other.
 
     Rank 0 draws the generation and says it; the others read it without waiting, and not before a
@@ -30,6 +34,7 @@ def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int =
         size: The number of ranks.
         nth: How often this process has made its process group.
         step: The first step in it; by default the current one.
+        since: When it made it (monotonic ns); by default now.
     """
     key = f"otel_dltrace/run/{nth}"
     try:
@@ -40,7 +45,7 @@ def bind_from_store(tracer: Tracer, store: Any, rank: int, size: int, nth: int =
             return False
         else:
             said = json.loads(store.get(key))
-        tracer.recorder.bind(_bind(tracer, said, rank, size), step)
+        tracer.recorder.bind(_bind(tracer, said, rank, size), step, since)
     except STORE_ERRORS as error:
         log.debug("the rendezvous store says no job and generation (%s); the environment decides", error)
     return True
@@ -81,7 +86,7 @@ class Binding:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._asking: tuple[Any, int, int, int, int | None] | None = None
+        self._asking: tuple[Any, int, int, int, int | None, int] | None = None
         self._starts = 0
         self._collectives = 0
         self.store: Any = None
@@ -92,9 +97,11 @@ class Binding:
         self.store = store
         if has_servers_run(self._tracer):
             return  # the servers, which know no store of torch, would be of another run
-        # The step that is open is of the start before: rank 0 binds within it, the others when the next one begins.
-        step = self._tracer.steps.upcoming if self._starts > 1 else None
-        self._asking = (store, rank, size, self._starts, step)
+        step = None
+        if self._starts > 1:
+            loop_of(self._tracer).interrupted()  # the step that is open is of the start before
+            step = self._tracer.steps.upcoming
+        self._asking = (store, rank, size, self._starts, step, monotonic_ns())
         self._tracer.is_joining = True
         self._collectives = self._tracer.steps.group_seq()
         on_begin = self._tracer.steps.on_begin

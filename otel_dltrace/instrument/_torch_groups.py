@@ -1,6 +1,7 @@
 """What a process group of PyTorch says of itself: number, backend, membership."""
 
 import sys
+from threading import RLock
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
@@ -50,26 +51,40 @@ def backend_of(group: Any, device: Any) -> str:
 
 # -- the number of a collective ---------------------------------------------------------------------
 
-_sent: dict[Any, int] = {}
-"""By group: by how much this rank's point-to-point calls have advanced its number."""
+
+class _Messages:
+    """This rank's point-to-point calls in one group: how many began and ended, and what they advanced its number by."""
+
+    __slots__ = ("advance", "begun", "ended")
+
+    def __init__(self) -> None:
+        self.advance = self.begun = self.ended = 0
+
+
+_messages: dict[Any, _Messages] = {}
+_lock = RLock()  # a signal may come while it is held
 
 
 def sequence_number(group: Any) -> int:
-    """Return the number of the last collective of *group*, the same on all its ranks; 0 if not counted.
+    """Return the number of the last collective of *group*, the same on all its ranks; 0 if that is not certain.
 
     Gloo counts a rank's sends and receives as well, of which each rank has its own; not so here,
-    nor in PyTorch's Flight Recorder.
+    nor in PyTorch's Flight Recorder. While another thread is in the middle of one nobody knows
+    whether it is counted already.
     """
-    number = _backend_number(group)
-    return number - _sent.get(group, 0) if _sent else number
+    if not _messages or (messages := _messages.get(group)) is None:
+        return _backend_number(group)
+    begun = messages.begun
+    number = _backend_number(group) - messages.advance
+    return number if begun == messages.begun == messages.ended else 0
 
 
 def forget(group: Any = None) -> None:
-    """Forget what *group* (default: every group) has sent: it is being destroyed."""
+    """Forget the messages of *group* (default: of every group): it is being destroyed."""
     if group is None:
-        _sent.clear()
+        _messages.clear()
     else:
-        _sent.pop(group, None)
+        _messages.pop(group, None)
 
 
 def _backend_number(group: Any) -> int:
@@ -79,35 +94,49 @@ def _backend_number(group: Any) -> int:
         return 0
 
 
-def _count_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
+def _message_begins(args: Args, _kwargs: Kwargs) -> tuple[_Messages, Any, int]:
+    return _begins(args[0])
+
+
+def _named_message_begins(args: Args, kwargs: Kwargs) -> tuple[_Messages, Any, int]:
+    return _begins(group_of(args[-1] if args else kwargs["group_name"]))
+
+
+def _begins(group: Any) -> tuple[_Messages, Any, int]:
+    with _lock:
+        messages = _messages.setdefault(group, _Messages())
+        messages.begun += 1
+    return messages, group, _backend_number(group)
+
+
+def _over(span: tuple[_Messages, Any, int], result: object) -> None:
+    messages, group, before = span
+    # What advances it further is another thread's.
+    advance = min(_backend_number(group) - before, len(result) if isinstance(result, list) else 1)
+    with _lock:
+        messages.advance += advance
+        messages.ended += 1
+
+
+def _barrier_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
     return args[0], _backend_number(args[0])
-
-
-def _counted(span: tuple[Any, int], _result: object) -> None:
-    group, before = span
-    if advance := _backend_number(group) - before:
-        _sent[group] = _sent.get(group, 0) + advance
-
-
-def _count_named_begins(args: Args, kwargs: Kwargs) -> tuple[Any, int]:
-    group = group_of(args[-1] if args else kwargs["group_name"])
-    return group, _backend_number(group)
 
 
 def _monitored(span: tuple[Any, int], _result: object) -> None:
     # It is made of sends and receives, most of them on the first rank.
     group, before = span
     if (advance := _backend_number(group) - before) > _MONITORED:
-        _sent[group] = _sent.get(group, 0) + advance - _MONITORED
+        with _lock:
+            _messages.setdefault(group, _Messages()).advance += advance - _MONITORED
 
 
-COUNT_NAMED = Site("", "point to point", begin=_count_named_begins, finish=_counted)
+COUNT_NAMED = Site("", "point to point", begin=_named_message_begins, finish=_over, fail=_over)
 """The same for an operator, whose last argument is the group's name."""
 COUNTS: tuple[Row, ...] = (
     *(
-        Site(C10D, f"ProcessGroup.{name}", begin=_count_begins, finish=_counted)
+        Site(C10D, f"ProcessGroup.{name}", begin=_message_begins, finish=_over, fail=_over)
         for name in ("send", "recv", "recv_anysource")
     ),
-    Site(C10D, "ProcessGroup.monitored_barrier", begin=_count_begins, finish=_monitored),
+    Site(C10D, "ProcessGroup.monitored_barrier", begin=_barrier_begins, finish=_monitored),
 )
 """What has to be seen at every level, so that all ranks agree on the number of a collective."""

@@ -17,6 +17,7 @@ from otel_dltrace.instrument._horovod_calls import BLOCKING, CALLS, OPS, SETS, C
 from otel_dltrace.instrument._horovod_operations import Described, Operations, Series
 from otel_dltrace.instrument._horovod_store import agreed, following, propose, tell, told
 from otel_dltrace.instrument._launcher import launcher_bind
+from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.semconv import Level
@@ -98,7 +99,9 @@ def _bind(here: Operations, ops: Any) -> None:
         tell(tracer, bind)
     place = {"rank": ops.rank(), "world_size": ops.size(), "local_rank": ops.local_rank()}
     place |= {"local_world_size": ops.local_size(), "node_rank": ops.cross_rank()}
-    tracer.recorder.bind(dataclasses.replace(bind, **place))
+    if here.starts > 1:
+        loop_of(tracer).interrupted()  # the step that is open is of the start before
+    tracer.recorder.bind(dataclasses.replace(bind, **place), tracer.steps.upcoming)
 
 
 def _run_of(here: Operations, rank: int) -> Bind | None:

@@ -30,11 +30,10 @@ def _loop() -> Loop:
 
 
 def _fetch_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
-    roots.running = None
     assert live.tracer is not None
     loop = live.tracer.loop or _loop()
-    if get_ident() == loop.home:
-        loop.fetching = True
+    if get_ident() == loop.home:  # one that fetches ahead says nothing of the forward that is running
+        roots.running, loop.fetching = None, True
     return args[0], monotonic_ns()
 
 
@@ -44,13 +43,17 @@ def _fetched(span: tuple[Any, int], batch: Any) -> None:
     root = roots.latest()
     in_training = roots.training if root is None else bool(getattr(root, "training", True))
     # A loader has one sampler for all its iterators; evaluation is often in another mode of the model.
-    source = (id(getattr(iterator, "_index_sampler", iterator)), in_training)
+    sampler = getattr(iterator, "_index_sampler", iterator)
+    source = (id(sampler), in_training)
     try:
         size = batch_size(batch)
     except Exception:  # noqa: BLE001  -- a batch of a class of the program's own may say of its shape what it likes
         size = 0
     assert live.tracer is not None
     loop = live.tracer.loop or _loop()
+    if loop.epoch >= 0:  # each sampler knows what it was told: that of an evaluation may count otherwise
+        told = getattr(getattr(sampler, "sampler", sampler), "epoch", None)
+        loop.epoch = told if isinstance(told, int) else loop.epoch
     loop.fetched(iterator, start, end, size, source, training=roots.is_grad_enabled())
 
 
@@ -125,7 +128,9 @@ def _scaler_begins(args: Args, _kwargs: Kwargs) -> object:
 
 def _scaler_ended(scaler: object, _result: object) -> None:
     """End a cycle also where the scaler found inf and skipped its optimizer: other ranks may not have."""
-    _loop().optimizer_ended(scaler, monotonic_ns())
+    loop = _loop()
+    loop.optimizer_ended(scaler, monotonic_ns())
+    loop.stepped.discard(id(scaler))  # it steps several optimizers after one forward
 
 
 def _scaler_failed(scaler: object, _error: BaseException) -> None:

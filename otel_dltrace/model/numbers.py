@@ -16,6 +16,19 @@ def whole_number(text: str) -> int | None:
     return int(digits) * _UNITS[unit] if is_number else None
 
 
+def size(env: Mapping[str, str], name: str, default: int = 0) -> int:
+    """Return the whole number that the variable *name* of *env* says, with K, M or G if you like, or *default*.
+
+    Raises:
+        ConfigError: It says none.
+    """
+    text = env.get(name, "").strip()
+    number = whole_number(text) if text else default
+    if number is None:
+        raise ConfigError(f"{name}={text!r} is not a whole number (with K, M or G after it, if you like)")
+    return number
+
+
 def milliseconds(env: Mapping[str, str], name: str, default: float) -> float:
     """Return the time that the variable *name* of *env* says, or *default*.
 

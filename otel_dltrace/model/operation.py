@@ -33,6 +33,11 @@ class Descriptor:
     activity: str = ""
     dtype: str = ""
 
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it is a bucket of gradients, for which DDP waits at the end of the backward."""
+        return self.kind == semconv.COLLECTIVE and self.tensor.startswith("bucket ")
+
     def normal(self) -> "Descriptor":
         """Return the descriptor as it is stored: text bounded, a name that is a number as text.
 

@@ -57,6 +57,7 @@ RANK_STEP: Final = "rank.step"
 WAIT: Final = "wait"
 GC: Final = "gc"
 PUSH_PULL: Final = "push_pull"
+ASYNC_PARAM: Final = "byteps.AsyncParam."  # how tensors begin whose push_pulls servers answer at once
 PUSH: Final = "push"  # a request, as the server sees it; a worker's stage is the queue type PUSH
 PULL: Final = "pull"
 OTHER: Final = "other"

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
+import numpy as np
+
 from otel_dltrace.pushpull import trace
 from otel_dltrace.pushpull.buffers import fingerprint, make_buffers
 from otel_dltrace.pushpull.client import Servers
@@ -91,7 +93,7 @@ class Engine:
             values: Flat and contiguous; not to be touched until the operation is done.
             average: Whether to divide by the number of processes.
             initial: With this the key is asynchronous: a server's value, at first *initial*, to which *values*
-                are added, and which comes back at once.
+                are added, and which comes back at once. Without servers it is what *values* are added to.
 
         Raises:
             PushPullError: The job cannot go on.
@@ -108,7 +110,7 @@ class Engine:
             operation.remaining = len(operation.tasks)
             self._under_way.add(operation)
             tensor.rounds += 1
-        if initial is not None and not round_:
+        if initial is not None:
             self._initialize(operation, initial)
         self._begin(operation)
         return operation
@@ -200,7 +202,11 @@ class Engine:
         return tasks
 
     def _initialize(self, operation: Operation, initial: Values) -> None:
-        if self._servers is None:
+        if not self.layout.distributed:
+            if not self.layout.rank:  # nobody keeps the value, all have it: one brings it along
+                np.add(operation.values, initial, out=operation.values)
+            return
+        if self._servers is None or operation.round:
             return
         for task in operation.tasks:
             assert task.server is not None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,23 +112,27 @@ def declare(name: str, priority: int = 0, compression: Compressor | None = None)
     engine().declare(_PREFIX + name, priority, compression)
 
 
-def push_pull_async_inplace(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> int:
+def push_pull_async_inplace(
+    tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None
+) -> int:
     """Begin to replace *tensor* by its mean or sum over all processes; return a handle for `synchronize`."""
     return start(tensor, tensor, average, name, priority)
 
 
-def push_pull_async(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> int:
+def push_pull_async(tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None) -> int:
     """Begin to compute the mean or sum of *tensor* over all processes; return a handle for `synchronize`."""
     output = tensor.detach().clone()
     return start(output, output, average, name, priority)
 
 
-def push_pull_inplace(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> Tensor:
+def push_pull_inplace(
+    tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None
+) -> Tensor:
     """Replace *tensor* by its mean or sum over all processes."""
     return synchronize(push_pull_async_inplace(tensor, average, name, priority))
 
 
-def push_pull(tensor: Tensor, average: bool = True, name: str | None = None, priority: int = 0) -> Tensor:
+def push_pull(tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None) -> Tensor:
     """Return the mean or sum of *tensor* over all processes.
 
     Args:
@@ -135,7 +140,7 @@ def push_pull(tensor: Tensor, average: bool = True, name: str | None = None, pri
         average: Whether it is the mean.
         name: The same everywhere; two tensors under way at a time have two names. Without one it is named by its
             type and size.
-        priority: Higher goes first, where BYTEPS_SCHEDULING_CREDIT is set.
+        priority: Higher goes first, where BYTEPS_SCHEDULING_CREDIT is set; unless given, as before: see `declare`.
 
     Raises:
         PushPullError: Another process died or left, or means something else by this name.
@@ -178,7 +183,7 @@ def broadcast_parameters(
         values = value.detach()
         # What the others push is apart: tied parameters are one memory, which the first result would change.
         pushed = values if rank() == root_rank else torch.zeros_like(values)
-        handles.append(start(pushed, values, False, prefix + name, 0))
+        handles.append(start(pushed, values, False, prefix + name))
     for handle in handles:
         synchronize(handle)
 
@@ -187,7 +192,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     """Give all processes the state that *optimizer* has on *root_rank*."""
     written = io.BytesIO()
     if rank() == root_rank:
-        torch.save(optimizer.state_dict(), written)
+        torch.save(_plain(optimizer.state_dict()), written)
     # A tensor has one size under one name, so the size goes ahead and into the name.
     length = torch.tensor([written.getbuffer().nbytes])
     broadcast_parameters({"OptimizerState": length}, root_rank, "Size.")
@@ -197,6 +202,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     broadcast_parameters({f"OptimizerState.{int(length)}": state}, root_rank)
     if rank() != root_rank:
         optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
+
+
+def _plain(value: Any) -> Any:
+    """Return *value* with Python's numbers for numpy's, a rate of ``0.1 * np.sqrt(size())``: no pickle is trusted."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(_plain(one) for one in value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def engine() -> Engine:
@@ -213,11 +227,18 @@ def _pending(handle: int) -> _Pending:
 
 
 def start(
-    tensor: Tensor, output: Tensor, average: bool, name: str | None, priority: int, initial: Tensor | None = None
+    tensor: Tensor,
+    output: Tensor,
+    average: bool,
+    name: str | None,
+    priority: int | None = None,
+    initial: Tensor | None = None,
 ) -> int:
     """Begin a push_pull of *tensor* whose result is *output*; with *initial* an asynchronous one."""
     carrier = _carrier(tensor)
-    declared = engine().declare(_PREFIX + (name or f"noname.{_type(tensor)}.{tensor.numel()}"), priority)
+    declared = engine().declare(_PREFIX + (name or f"noname.{_type(tensor)}.{tensor.numel()}"))
+    if priority is not None:
+        declared.priority = priority
     first = None if initial is None else _flat(_carrier(initial))
     operation = engine().push_pull(declared, _flat(carrier), average=average, initial=first)
     handle = next(_live.handles)

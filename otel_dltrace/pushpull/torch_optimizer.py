@@ -45,6 +45,7 @@ class _Gradients:
         """Begin to average the gradient of *parameter*; one that was not used counts as zero."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        self.synchronized = False  # the step after the last `synchronize` may have been left out
         self.handles[parameter] = bps.push_pull_async_inplace(parameter.grad, name=f"Gradient.{self.names[parameter]}")
 
     def wait(self) -> None:
@@ -57,6 +58,19 @@ class _Gradients:
         self.left.clear()
         for handle in handles.values():
             bps.synchronize(handle)
+
+    def averaged(self, closure: Callable[[], float]) -> Callable[[], float]:
+        """Return *closure* with the gradients that it computes averaged before the step takes them."""
+
+        def closed() -> float:
+            loss = closure()
+            if self.asynchronous:
+                self.left.clear()
+            elif self.left:  # else it computed none
+                self.wait()
+            return loss
+
+        return closed
 
 
 class _Distributed:
@@ -81,9 +95,12 @@ class _Distributed:
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Wait for the averaged gradients and make the step; asynchronously: make it, and exchange its effect."""
         state = self._pushpull
+        has_gradients = closure is None or bool(state.left)
+        if closure is not None:
+            closure = state.averaged(closure)
         if state.asynchronous:
             return self._step_asynchronously(closure)
-        if state.synchronizes and not state.synchronized:
+        if has_gradients and state.synchronizes and not state.synchronized:
             state.wait()
         state.synchronized = False
         return super().step(closure)  # type: ignore[misc]  # the optimizer's class comes next
@@ -103,7 +120,7 @@ class _Distributed:
         for parameter, old in before.items():
             values = parameter.detach()
             values.sub_(old)
-            handles.append(bps.start(values, values, False, f"AsyncParam.{names[parameter]}", 0, initial=old))
+            handles.append(bps.start(values, values, False, f"AsyncParam.{names[parameter]}", initial=old))
         for handle in handles:
             bps.synchronize(handle)
         return loss
@@ -122,7 +139,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
     Args:
         optimizer: Any optimizer of torch; a learning rate scheduler is made after this.
         named_parameters: The model's; without them parameters are named by their place in *optimizer*.
-        compression: One of `Compression`.
+        compression: One of `Compression`; with BYTEPS_ENABLE_ASYNC nothing is compressed, as in BytePS.
         backward_passes_per_step: How often ``backward`` adds to the gradients before a step.
 
     Raises:

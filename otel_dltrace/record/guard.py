@@ -14,7 +14,7 @@ _said: set[str] = set()
 def say(sentence: str, key: str = "") -> None:
     """Print one sentence on standard error, only once for each *key* (default: the sentence)."""
     key = key or sentence
-    if key in _said:
+    if key in _said or sys.stderr is None:  # closed from the start: `print` would take standard output instead
         return
     _said.add(key)
     with suppress(Exception):  # closed, or interrupted by the handler we run in: nobody to tell

@@ -168,9 +168,14 @@ def take_lock(path: Path) -> int | None:
         os.close(fd)  # its last holder removed the file between our two steps
 
 
+def is_ours_to_take(path: Path) -> bool:
+    """Return whether the lock *path* is not the file of another user, who alone may take it, held or left behind."""
+    return not path.exists() or os.access(path, os.R_OK | os.W_OK)
+
+
 def lock_is_held(path: Path) -> bool:
-    """Return whether some process holds the lock *path*."""
-    if not path.exists():
+    """Return whether some process of this user holds the lock *path*."""
+    if not path.exists() or not is_ours_to_take(path):
         return False
     fd = take_lock(path)
     if fd is not None:

@@ -226,10 +226,14 @@ class Recorder(Lanes):
         """Return the number of *descriptor* in this process."""
         return self.names.descriptor(descriptor)
 
-    def bind(self, bind: Bind, step: int | None = None) -> None:
-        """Say who this process is, from *step* (the current one) on; from the first, if it is the first to say so."""
-        start = 0 if self.step == NO_STEP or not self.names.binds else self.step if step is None else step
-        self.names.bind(bind.from_now(start, time.monotonic_ns()))
+    def bind(self, bind: Bind, step: int | None = None, since: int = 0) -> None:
+        """Say who this process is, from *step* (the current one) on; from the first, if it is the first to say so.
+
+        What is in no step is of its time: it was so *since* then (monotonic ns, default now).
+        """
+        current = 0 if self.step == NO_STEP else self.step
+        start = 0 if not self.names.binds else current if step is None else step
+        self.names.bind(bind.from_now(start, since or time.monotonic_ns()))
 
     def follow(self, path: str) -> None:
         """Have the drain read the timeline *path*, which the process's framework writes, as it grows."""

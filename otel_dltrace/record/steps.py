@@ -91,6 +91,13 @@ class Steps:
         self._end(end or (monotonic_ns() if self.own else 0))
         self.on_left()
 
+    def leave(self) -> None:
+        """End the step that is open, and be in none until the next one begins."""
+        if self.is_open:
+            self.end()
+        self.recorder.step = NO_STEP
+        self.is_fresh = False
+
     def _end(self, end: int) -> None:
         if self.device is not None:
             self.device.step_ends()

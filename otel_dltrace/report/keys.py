@@ -47,13 +47,14 @@ def parts(keys: Keys) -> list[RenderableType]:
 def sentences(keys: Keys) -> list[str]:
     """Return who comes last and where the longest key spends its time, a sentence each."""
     out = []
-    for seen_by, lasts in (
-        ("workers", [rank.workers for rank in keys.ranks]),
-        ("servers", [rank.servers for rank in keys.ranks]),
+    for seen_by, lasts, local_size in (
+        ("workers", [rank.workers for rank in keys.ranks], 1),
+        ("servers", [rank.servers for rank in keys.ranks], keys.local_size),
     ):
         most = max((last for last in lasts if last and last.times), key=lambda last: last.times, default=None)
         if most is not None:
-            out.append(f"Seen from the {seen_by}, rank {most.rank} comes last most often: {_share(most)}.")
+            whose = f", which pushes for its worker's {local_size} ranks," if local_size > 1 else ""
+            out.append(f"Seen from the {seen_by}, rank {most.rank}{whose} comes last most often: {_share(most)}.")
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
         out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
     if keys.workers and keys.workers[0].longest:

@@ -43,13 +43,14 @@ def parts(report: RunReport) -> list[RenderableType]:
         out.append(Text(exposed))
     named = {straggler.rank for straggler in report.stragglers.found}
     b = report.breakdown
+    since = max(b.warm_up, report.guards.steps[0] if report.guards.steps else 0)
     out += saturation_parts(report.saturation)
     if b.stages:
-        out += _steps(b, report.throughput, named)
-        out += _stages(b, b.steady, f"Steps from {b.warm_up} on: mean ms of each stage per step", named)
+        out += _steps(b, report.throughput, named, since)
+        out += _stages(b, b.steady, f"Steps from {since} on: mean ms of each stage per step", named)
     if b.first and b.stages:
         out += _stages(b, b.first, f"The first steps apart: {spell(range(b.warm_up))}", named, mark=False)
-    out += timing_parts(report.timings)
+    out += timing_parts(report.timings, since)
     if report.operations:
         out += _operations(report.operations)
     if report.waits.joined:
@@ -67,7 +68,7 @@ def _shown(ranks: Sequence[int], named: Collection[int]) -> tuple[set[int], str]
     return set(order[:MOST_ROWS]), f"{len(ranks) - MOST_ROWS} more ranks: choose with --rank, or --json has all"
 
 
-def _steps(b: Breakdown, done: Throughput, named: Collection[int]) -> list[RenderableType]:
+def _steps(b: Breakdown, done: Throughput, named: Collection[int], since: int) -> list[RenderableType]:
     numbers = ["steps", "mean", "p50", "p95", "max", "steps/s", "batches/s", "samples/s"]
     table = new_table(["rank"], numbers)
     shown, hidden = _shown([r.rank for r in b.steady], named)
@@ -78,7 +79,7 @@ def _steps(b: Breakdown, done: Throughput, named: Collection[int]) -> list[Rende
             table.add_row(str(r.rank), f"{r.step.count:,}", mean, *spread, *rates(throughput.rates))
     if done.overall is not None and len(done.ranks) > 1:
         table.add_row("all", *[""] * 5, *rates(done.overall))
-    return section(f"Steps from {b.warm_up} on, ms", table, hidden)
+    return section(f"Steps from {since} on, ms", table, hidden)
 
 
 def _stages(
@@ -107,8 +108,8 @@ def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
     table = new_table(["operation", "group", "dtype"], numbers)
     for row in rows[:MOST_ROWS]:
         names = (f"{row.operation} {row.tensor}", f"{row.backend} {row.group}", row.dtype)
-        low, high = row.bytes
-        moved = size(low) if low == high else f"{size(low)}..{size(high)}"
+        low, high = map(size, row.bytes)
+        moved = low if low == high else f"{low}..{high}"
         times = (ms(row.time.total), ms(row.time.mean), ms(row.time.p95), ms(row.skew.p50) if row.skew.count else "")
         table.add_row(*(Text(plain(name.strip())) for name in names), _range(row.count), moved, *times, row.source)
     notes = [_ENDS[source] for source in sorted({row.source for row in rows}) if source in _ENDS]

@@ -17,8 +17,8 @@ SMALL = 100
 _NOTE = f"{TRAIN_BATCH} and {GRAD_SYNC} (communication that a rank is blocked in) lie over other rows"
 
 
-def timing_parts(timings: Timings) -> list[RenderableType]:
-    """Return the table of the timings, with what must be known to read it."""
+def timing_parts(timings: Timings, since: int) -> list[RenderableType]:
+    """Return the table of the timings *since* a step, with what must be known to read it."""
     columns = ["steps", "mean\nms", "p50\nms", "p99\nms", "total\nms", "of the\nsteps"]
     table = new_table(["stage", "rank"], columns)
     table.add_column("slowest", no_wrap=True)
@@ -28,7 +28,7 @@ def timing_parts(timings: Timings) -> list[RenderableType]:
             table.add_row(Text(name), str(timing.rank), *_figures(timing), slowest)
     hidden = max((len(stage.ranks) for stage in timings.stages), default=0) - MOST_RANKS
     more = f"the {MOST_RANKS} ranks that spend most on a stage: --json has all" if hidden > 0 else ""
-    title = f"Timings from step {timings.warm_up} on, of the steps that had them"
+    title = f"Timings from step {since} on, of the steps that had them"
     return section(title, table, _NOTE, more) if timings.stages else []
 
 

@@ -39,7 +39,7 @@ def verdict(s: Stragglers) -> list[str]:
         return [f"Cannot tell who makes the others wait: {plain(s.reason)}."]
     if s.verdict == "none":
         margin = f"by {ms(s.threshold)} ms in any stage in more than {s.share:.0%} of {s.steps} steps"
-        return [f"No rank makes the others wait: none exceeds them {margin}."]
+        return [f"No rank makes the others wait in most steps: none exceeds them {margin}."]
     first, *others = s.found
     sentences = [f"Rank {first.rank} makes the others wait: {_cause(first, s.steps)}."]
     if first.stage:
@@ -69,8 +69,13 @@ def where_the_step_goes(stages: Sequence[FrontierStage]) -> str:
     longest = sorted((stage for stage in stages if stage.exposed > 0), key=lambda stage: -stage.exposed)
     if not longest:
         return ""
-    parts = [f"{plain(stage.name)} {ms(stage.exposed)} ({_leader(stage)})" for stage in longest]
+    parts = [f"{_where(stage)} {ms(stage.exposed)} ({_leader(stage)})" for stage in longest]
     return f"Where the slowest rank's step goes, waiting included, ms and who leads: {', '.join(parts)}."
+
+
+def _where(stage: FrontierStage) -> str:
+    # Not "residual": what is blocked in communication there is in it, and in the tables it is not.
+    return "outside any stage" if stage.name == RESIDUAL else plain(stage.name)
 
 
 def _leader(stage: FrontierStage) -> str:

@@ -31,7 +31,7 @@ class Config:
         level: The finest level recorded: step, collective, phase or partition.
         steps: The steps that go out in full over OTLP: ``first=50,every=50``, ``10-20``, ``all``.
         directory: Where run directories are made.
-        ring_directory: Where rings live; a tmpfs.
+        ring_directory: Where rings live, a tmpfs; "" for ``/dev/shm/otel-dltrace-<uid>``.
         ring_size: Bytes of a ring.
         span_budget: Spans per trace over OTLP, 0 for no limit.
         quota: Bytes of spans that one host may keep in a run directory.

@@ -32,7 +32,8 @@ from otel_dltrace.export.chrome.arrows import Arrows, Line
 from otel_dltrace.export.chrome.rotation import DEFAULT_FILE, DEFAULT_MAX_BYTES, Rotation, base_of
 from otel_dltrace.export.chrome.spans import Drawing, Drawn, arrows_of
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.numbers import whole_number
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.numbers import size
 from otel_dltrace.record.guard import guarded
 
 _logger = logging.getLogger(__name__)
@@ -141,15 +142,11 @@ class ChromeTraceExporterFromEnvironment(ChromeTraceExporter):
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
     """Return a whole number, with K, M or G after it if you like; what is none is told and ignored."""
-    text = env.get(name, "").strip()
-    number = whole_number(text)
-    if number is not None:
-        return number
-    if text:
-        _logger.warning(
-            "%s=%r is not a whole number (with K, M or G after it, if you like); %d is used", name, text, default
-        )
-    return default
+    try:
+        return size(env, name, default)
+    except ConfigError as error:
+        _logger.warning("%s; %d is used", error, default)
+        return default
 
 
 def _service(span: ReadableSpan) -> str:

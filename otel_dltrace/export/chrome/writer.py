@@ -31,6 +31,8 @@ from otel_dltrace.model.spans import Process, SpanBatch
 
 MARGIN = 86_400_000_000_000
 """The first batch begins a day after the trace's zero: another rank may be earlier, and Perfetto drops what is < 0."""
+_EXACT = 1 << 53
+"""ns after zero that a double still tells from each other: what is later would stick out of its parent."""
 _EARLIEST = -(1 << 62)
 """ns: a start before it is damaged, and the others are not drawn from there on."""
 _FOREVER = np.iinfo(np.int64).max
@@ -105,7 +107,7 @@ class _Drawn:
         """What to add to its times (monotonic ns) for those of the trace."""
         return self.wall - (self.base or 0)
 
-    def summary(self, base: int | None, spans: int) -> dict[str, Any]:
+    def summary(self, base: int, spans: int) -> dict[str, Any]:
         """Return what is told of it; its own zero too, if that is not the *base* of the trace."""
         return {
             "pid": self.pid,
@@ -135,7 +137,7 @@ class _Trace:
         self._widest = min(WIDEST, max_bytes // _CHUNKS_A_FILE) if max_bytes else WIDEST
         self._number = 0
         self._file = TraceFile(path, files)
-        self._base: int | None = None
+        self._bases: list[int] = []
         self._processes: dict[int, _Drawn] = {}
         self._hosts: list[HostTracks] | None = None
         self._shown_until = 0
@@ -147,12 +149,9 @@ class _Trace:
             return
         starts = batch["start"].compress(batch["start"] > _EARLIEST)
         first = batch.wall + (int(starts.min()) if len(starts) else 0)
-        if self._base is None:
-            self._base = first - MARGIN
         drawn = self._process(batch.process)
         if drawn.base is None:
-            # A process whose clock nobody knows would be far before 0, where viewers drop it.
-            drawn.base = self._base if first >= self._base else first - MARGIN
+            drawn.base = self._base_for(first)
         before = drawn.lanes.counts()
         layout = lay_out(batch, drawn.lanes, drawn.base)
         drawn.lane_names.update({tid: (name, place) for tid, name, place in drawn.lanes.names(before)})
@@ -168,6 +167,17 @@ class _Trace:
             self._make_room(drawn, chunk, progress)
             self._file.write(chunk)
             progress(chunk.events)
+
+    def _base_for(self, first: int) -> int:
+        """Return the zero of a process that begins at *first*, in Unix ns.
+
+        That of one whose clock nobody knows, or of a run of another year, is not the trace's: viewers drop what is
+        before 0, and what is too far behind it loses its ns.
+        """
+        known = [base for base in self._bases if 0 <= first - base < _EXACT]
+        if not known:
+            self._bases.append(first - MARGIN)
+        return known[0] if known else self._bases[-1]
 
     def close(self, progress: Callable[[int], None]) -> None:
         """Finish the last file."""
@@ -203,10 +213,10 @@ class _Trace:
         about = {
             "writer": "otel_dltrace",
             **self._job,
-            "base_unix_ns": str(self._base or 0),
+            "base_unix_ns": str(self._bases[0] if self._bases else 0),
             **({"part": self._number} if self._max_bytes else {}),
             "processes": [
-                drawn.summary(self._base, self._file.spans[drawn.pid])
+                drawn.summary(self._bases[0], self._file.spans[drawn.pid])
                 for drawn in self._processes.values()
                 if (drawn.pid, 0) in self._file.named
             ],
@@ -235,9 +245,9 @@ class _Trace:
         machine = (host.batch.boot_id, host.batch.host)
         here = next((one for one in self._processes.values() if one.machine == machine), None)
         wall = here.wall if here else host.batch.wall
-        if self._base is None:
-            self._base = int(host.batch.time.min()) + wall - MARGIN
-        return wall - (here.base if here and here.base is not None else self._base)
+        if not self._bases:
+            self._base_for(int(host.batch.time.min()) + wall)
+        return wall - (here.base if here and here.base is not None else self._bases[0])
 
     def _add_metrics(self, host: HostTracks, between: tuple[int, int], progress: Callable[[int], None]) -> None:
         """Write one host's metrics as counters, on the clocks of the spans of that host."""

@@ -25,6 +25,7 @@ class Exposed:
         self._ended: list[int] = []
         self._table = Descriptors(())
         self._is_wait: Column = np.zeros(0, bool)
+        self._is_bucket: Column = np.zeros(0, bool)
         self._names: Column = np.zeros(0, object)
 
     def add(self, rows: Column, descriptors: Descriptors, ended: Column) -> dict[int, int]:
@@ -58,6 +59,7 @@ class Exposed:
         if descriptors is not self._table:
             self._table = descriptors
             self._is_wait = descriptors.column(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
+            self._is_bucket = descriptors.column(lambda d: d.is_bucket, bool)
             self._names = descriptors.column(lambda d: d.name, object)
 
     def _concerns(self, rows: Column) -> Column:
@@ -69,19 +71,19 @@ class Exposed:
 
     def _blocked(self, operations: Column, stages: Column) -> dict[int, int]:
         names = self._names[self._table.numbers(stages)]
-        is_call = ~self._is_wait[self._table.numbers(operations)]
-        return _blocked(operations, is_call, stages, names)
+        numbers = self._table.numbers(operations)
+        return _blocked(operations, self._is_wait[numbers], self._is_bucket[numbers], stages, names)
 
 
-def _blocked(operations: Column, is_call: Column, stages: Column, names: Column) -> dict[int, int]:
-    """Return the ns for which *operations*, of which some are calls and some waits, block each step."""
+def _blocked(operations: Column, is_wait: Column, is_bucket: Column, stages: Column, names: Column) -> dict[int, int]:
+    """Return the ns for which *operations*, calls and waits, some of them buckets of DDP's, block each step."""
     order = np.argsort(stages["start"], kind="stable")
     stages, names = stages.take(order), names[order]
     is_async = operations["flags"] & np.uint16(s.Flag.ASYNC) != 0
     is_bound = operations["source"] == s.Source.BOUND
     within = _stage_at(stages, names, operations["start"])
-    launched = is_call & (within == s.BACKWARD) & (is_bound | is_async)
-    blocking = ~is_call | (~is_async & ~is_bound)
+    launched = is_bucket & (within == s.BACKWARD) & (is_bound | is_async)
+    blocking = is_wait | (~is_async & ~is_bound)
     counts = blocking & np.isin(within, np.array(["", s.BACKWARD, s.OPTIMIZER], object))
     begin, end = operations["start"][counts], operations["end"][counts]
     step = operations["step"][counts]

@@ -114,7 +114,7 @@ class RunMetrics:
         self._loader: Thread | None = None
         self.goes_out = settings is not None
         if settings is not None:
-            args = (settings, _resource(process))
+            args = (settings, _resource(process, folder.name))
             self._loader = Thread(target=self._load, args=args, name="otel_dltrace metrics", daemon=True)
             self._loader.start()
 
@@ -191,10 +191,13 @@ def _pipeline(settings: MetricSettings, resource: Mapping[str, str | int]) -> "P
     return Pipeline(settings, resource)
 
 
-def _resource(process: Process) -> dict[str, str | int]:
-    """Return the resource of the run on this host: that of *process*'s spans without what is the process's alone."""
+def _resource(process: Process, host: str) -> dict[str, str | int]:
+    """Return the resource of the run on a host: that of *process*'s spans without what is the process's alone.
+
+    *host* is its folder's name: pods of one machine share its boot id, and two drains of one host even its name.
+    """
     out = {k: v for k, v in resource_attributes(process).items() if k not in _OF_A_RANK}
     bind = process.bind
     assert bind is not None
-    out[s.SERVICE_INSTANCE_ID] = instance_id(h64("metrics", bind.job, bind.generation, process.boot_id))
+    out[s.SERVICE_INSTANCE_ID] = instance_id(h64("metrics", bind.job, bind.generation, host))
     return out

@@ -11,6 +11,7 @@ from otel_dltrace.export.otlp.settings import GRPC, HTTP, OtlpSettings
 ENDPOINT, PROTOCOL = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"
 CERTIFICATE, HEADERS = "OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_HEADERS"
 _CLIENT = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _CLIENT_KEY"
+_BY_PROXY = "{where} is not reached through the proxy that the environment names"
 
 
 class Diagnosis(NamedTuple):
@@ -35,13 +36,24 @@ class _Case(NamedTuple):
 
 _CASES = (
     _Case(  # before the others: what follows is said of the proxy
-        "Unable to connect to proxy|HTTP proxy returned",
-        "{where} is not reached through the proxy that the environment names",
-        "correct HTTP_PROXY or HTTPS_PROXY, or name its host in NO_PROXY",
+        "Unable to connect to proxy|SOCKSConnection",
+        _BY_PROXY,
+        "correct HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, or name its host in NO_PROXY",
+        HTTP,
     ),
-    _Case("Connection refused", "nothing listens at {where}", f"start the collector, or correct {ENDPOINT}"),
     _Case(
-        "failed to resolve|errors resolving|lookup failed|Name or service not known",
+        "HTTP proxy returned|elsewhere: ",
+        _BY_PROXY,
+        "correct grpc_proxy, https_proxy or http_proxy, or name its host in no_proxy: gRPC reads them in small letters",
+        GRPC,
+    ),
+    _Case(
+        "Connection refused|unix:.*No such file",
+        "nothing listens at {where}",
+        f"start the collector, or correct {ENDPOINT}",
+    ),
+    _Case(
+        "failed to resolve|errors resolving|resolution failed|lookup failed|Name or service not known",
         "the host of {where} is not known",
         f"correct the name in {ENDPOINT}",
     ),
@@ -60,6 +72,12 @@ _CASES = (
         "certificate.required|Unwrap failed|bad certificate|unknown ca",
         "{where} does not accept our certificate",
         f"name one that its authority signed in {_CLIENT}",
+    ),
+    _Case(  # the same over HTTP, where the connection is often closed before its reason is read
+        "EOF occurred in violation",
+        "{where} hangs up, as one does that does not accept our certificate",
+        f"name one that its authority signed in {_CLIENT}, or write http:// in {ENDPOINT} if it speaks no TLS",
+        HTTP,
     ),
     _Case(
         "wrong.version.number|record layer failure|packet length too long",
@@ -104,13 +122,20 @@ _DENIED = re.compile("HTTP 40[13]|UNAUTHENTICATED|PERMISSION_DENIED")
 
 def diagnose(settings: OtlpSettings, message: str) -> Diagnosis:
     """Return what *message*, an `Outcome`'s that was not accepted, says of the collector of *settings*."""
+    heard = f"elsewhere: {message}" if _is_elsewhere(settings, message) else message
     for case in _CASES:
-        if case.only in ("", settings.protocol) and re.search(case.seen, message, re.IGNORECASE):
+        if case.only in ("", settings.protocol) and re.search(case.seen, heard, re.IGNORECASE):
             what = case.what.format(where=settings.where, said=message)
             return Diagnosis(what, case.cure)
     if _DENIED.match(message):
         return _denied(settings, message)
     return Diagnosis(f"{settings.where} takes no spans ({message})", "see the collector's log for why")
+
+
+def _is_elsewhere(settings: OtlpSettings, message: str) -> bool:
+    """Return whether gRPC dialled another port than the endpoint's: a proxy's, which it does not call one."""
+    dialled = re.search(r":(\d+): (Failed to connect|\[field:hostname lookup)", message)
+    return dialled is not None and dialled[1] not in ("443", *re.findall(r":(\d+)", settings.endpoint))
 
 
 def _denied(settings: OtlpSettings, message: str) -> Diagnosis:

@@ -117,8 +117,8 @@ def _http_url(name: str, value: str, signal: str) -> tuple[str, bool]:
 
 
 def _grpc_target(name: str, value: str, insecure: bool) -> tuple[str, bool]:
-    if "://" not in value:
-        return value, not insecure
+    if "://" not in value:  # gRPC takes a name and a password for a part of the host, and tells of it in errors
+        return re.sub(r"^[^/]*@", "", value), not insecure
     url = _split(name, value)
     if url.scheme in _GRPC_RESOLVERS:
         return value, not insecure

@@ -158,7 +158,7 @@ class HttpTransport:
             self._session.headers["content-encoding"] = "gzip"
         if settings.client_certificate and settings.client_key:
             self._session.cert = (str(settings.client_certificate), str(settings.client_key))
-        self._packed = (b"", b"")
+        self._packed: tuple[bytes | None, bytes] = (None, b"")
         self.answered_in = ""
 
     def send(self, body: bytes, deadline_s: float) -> Outcome:
