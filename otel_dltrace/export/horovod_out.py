@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from otel_dltrace.export.files import write_pieces
+from otel_dltrace.export.several import check_place, write_each
 from otel_dltrace.formats.horovod_events import count_timelines, timelines_of
-from otel_dltrace.formats.horovod_json import Event, write_events
-from otel_dltrace.model.errors import ConfigError, RunNotFoundError
+from otel_dltrace.formats.horovod_json import write_events
+from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.spans import Process, SpanBatch
 
 
@@ -35,23 +35,10 @@ def write_horovod(
     count = sum(map(count_timelines, spans.values()))
     if not count:
         raise RunNotFoundError("no activity of Horovod is in there, and its timeline holds nothing else")
-    if count > 1 and path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} takes one timeline, and there are {count}; give -o a new name, of a directory")
-    written = 0
-
-    def counted(events: Iterable[Event]) -> Iterator[Event]:
-        nonlocal written
-        for event in events:
-            written += 1
-            yield event
-
-    for number, events in enumerate(chain.from_iterable(map(timelines_of, spans.values()))):
-        before = written
-        target = path if count == 1 else path / f"{number}.json"
-        write_pieces(target, write_events(counted(events)))
-        wrote(target)
-        progress(written - before)
-    return written
+    check_place(path, count, "timeline")
+    timelines = enumerate(chain.from_iterable(map(timelines_of, spans.values())))
+    files = ((path if count == 1 else path / f"{number}.json", events) for number, events in timelines)
+    return write_each(files, write_events, progress, wrote)
 
 
 def timelines_in(path: Path) -> Iterator[Path]:

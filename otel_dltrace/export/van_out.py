@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from otel_dltrace.export.files import begun, write_pieces
+from otel_dltrace.export.files import begun
+from otel_dltrace.export.several import check_place, write_each
 from otel_dltrace.formats.van_profile import van_lines
 from otel_dltrace.formats.van_spans import messages_of
-from otel_dltrace.model.errors import ConfigError, RunNotFoundError
+from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.spans import Process, SpanBatch
 
 _NAME = "pslite_van_profile"
@@ -35,22 +36,9 @@ def write_van_profiles(
     nodes = [(process, found) for process, pieces in spans.items() if (found := begun(messages_of(pieces)))]
     if not nodes:
         raise RunNotFoundError("no message of ps-lite's van is in there, and its profile holds nothing else")
-    if len(nodes) > 1 and path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} takes one profile, and there are {len(nodes)}; give -o a new name, of a directory")
-    written = 0
-
-    def counted(lines: Iterable[bytes]) -> Iterator[bytes]:
-        nonlocal written
-        for line in lines:
-            written += 1
-            yield line
-
-    for process, messages in nodes:
-        before, target = written, path if len(nodes) == 1 else path / _node(process) / _NAME
-        write_pieces(target, counted(van_lines(messages)))
-        wrote(target)
-        progress(written - before)
-    return written
+    check_place(path, len(nodes), "profile")
+    files = ((path if len(nodes) == 1 else path / _node(process) / _NAME, messages) for process, messages in nodes)
+    return write_each(files, van_lines, progress, wrote)
 
 
 def vans_in(path: Path) -> Iterator[Path]:
