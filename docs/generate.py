@@ -191,18 +191,19 @@ that it may have been done earlier. A request that nobody waits for ends where i
 the span `init` is that import. It ends by itself after the interpreter has: `finalize` is a span where the program
 calls `Finalize`.
 
-Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in; to
-and from `PROC_NULL` none. A Python object has no size before it is pickled; its receive says how many bytes came.
+Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in; to and
+from `PROC_NULL` none. A Python object has no size before it is pickled; its receive says how many bytes came.
 `dl.comm.group.id` is `world`, `self.<rank>`, or a hash that the ranks of a communicator, window or file compute alike
 from how it was made, without a message. What other processes than those of `COMM_WORLD` share (`Spawn`, `Accept`,
-`Connect`) has no id, and so has a communicator that was made by other means than a method below. Persistent
-collectives are counted by their place among those made, `<group>.<n>`, calls of `Create_group` among those who make
-that group. What a call failed to send, a collective with buffers whose arguments were refused, and a receive that was
-cancelled, has no number. A receive from any rank or with any tag learns its message when it is done; programs that
-let such receives compete with others for the same messages may get numbers that the sender does not. A program that
-has a new tag for each message runs out of numbers after 131,072 of them in a communicator; one that makes and frees
-communicators, windows, files or persistent collectives without end runs out of ids for new ones after some thousands.
-One that begins MPI by a `Session` alone, not `Init`, is not traced.
+`Connect`) has no id, and so has a communicator that was made by other means than a method below. What is spawned is a
+run of its own: one for all its ranks with Open MPI; with MPICH and Intel MPI, whose launcher has no name for it, one
+for each. Persistent collectives are counted by their place among those made, `<group>.<n>`, calls of `Create_group`
+among those who make that group. What a call failed to send, a collective with buffers whose arguments were refused, and
+a receive that was cancelled, has no number. A receive from any rank or with any tag learns its message when it is done;
+programs that let such receives compete with others for the same messages may get numbers that the sender does not. A
+program that has a new tag for each message runs out of numbers after 131,072 of them in a communicator; one that makes
+and frees communicators, windows, files or persistent collectives without end runs out of ids for new ones after some
+thousands. One that begins MPI by a `Session` alone, not `Init`, is not traced.
 
 The first collective of Python objects on a communicator duplicates it within mpi4py (4.1), which keeps the interpreter
 to itself meanwhile. Where several threads do this at once, each on a communicator of its own, ranks can wait for each

@@ -22,9 +22,10 @@ from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.stragglers import Straggler
 from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.analysis.waits import RankWaits, Waits, is_synchronising, split, waits, widen
+from otel_dltrace.model.attributes import number_columns
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import Flag, Source
+from otel_dltrace.model.semconv import DL_COMM_SIZE, Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 
@@ -216,6 +217,16 @@ def test_ends_of_different_meaning_are_not_averaged():
     batches = [rank.batch()]
     found = operations(batches, join(batches))
     assert [(row.source, row.time.total) for row in found] == [("host_done", 5 * MS), ("host_issue", MS)]
+
+
+@pytest.mark.parametrize("size", [1 << 63, (1 << 64) - 1], ids=["2**63", "-1"])
+def test_a_size_that_cannot_be_is_none(size):
+    """A program told it: it neither makes the sum of the others smaller, nor is sent as a negative number."""
+    batch = Rank().collective(0, 0, 5, 1).collective(0, 5, 6, 2, size=size).batch()
+    (row,) = operations([batch], join([batch]))
+    ((values, told),) = ((values, told) for name, values, told in number_columns(batch) if name == DL_COMM_SIZE)
+
+    assert (row.count, row.bytes, values[told].tolist()) == ((2, 2), (1024, 1024), [1024])
 
 
 # -- collectives on all ranks --------------------------------------------------------------------
@@ -502,6 +513,24 @@ def test_a_rank_that_is_slow_in_few_steps_is_no_straggler():
     assert analyse([rank.batch() for rank in ranks]).stragglers.verdict == "none"
 
 
+@pytest.mark.parametrize(
+    ("slow", "steps", "verdict"),
+    [(4, 6, "none"), (5, 6, "straggler"), (20, 39, "none"), (55, 100, "none"), (56, 100, "straggler")],
+)
+def test_a_straggler_is_slow_in_more_steps_than_chance_makes(slow, steps, verdict):
+    """Of few steps more than half are soon noise; of two ranks slow in turn one is slow in more."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(steps + 1):  # the first one does not count
+        is_slow = slow * n // steps > slow * (n - 1) // steps
+        for r, rank in enumerate(ranks):
+            end = 100 * n + 20 + 5 * (r == is_slow)
+            rank.step(n, 100 * n, end).stage(n, "forward", 100 * n, end)
+    found = analyse([rank.batch() for rank in ranks])
+    assert found.stragglers.verdict == verdict
+    named = [(slow.slow.rank, slow.slow.stage) for slow in found.saturation.stages]
+    assert ((1, "forward") in named) == (verdict == "straggler")
+
+
 def test_blocked_time_is_not_a_ranks_own():
     """A loop that reduces by hand: rank 0's long stage is a wait for rank 1, whose forward is slow."""
     ranks = [Rank(r, 2) for r in range(2)]
@@ -728,6 +757,13 @@ def test_a_rank_that_counts_differently_is_named():
 
     assert drift(step_tables(batches)) == Drift(10, 1, (DriftedRank(0, 4, 26, 21, 1),))
     assert analyse(batches).stragglers.reason == "rank 0 numbers its steps differently from the others"
+
+
+def test_a_step_that_begins_before_a_collective_and_not_after_it_is_no_drift():
+    """A rank with a batch more fetches it, breaks off, and then takes part in the collective of the epoch's end."""
+    usual = {n: 5 * n + 1 + (n >= 6) for n in range(10)}
+    tables = step_tables([numbered(0, usual).batch(), numbered(1, usual | {6: 31}).batch()])
+    assert drift(tables) == Drift(10, 0, ())
 
 
 def test_a_drift_that_is_no_shift_is_said_as_such():

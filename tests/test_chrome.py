@@ -374,6 +374,16 @@ def test_processes_and_clock_are_described(tmp_path):
     }
 
 
+def test_a_process_of_two_generations_has_both_in_its_label(tmp_path):
+    """A process group that is made anew makes a run of its own; the process, and its lanes, stay."""
+    first, second = make_batch(0, [span(STEP, 1, 2)]), make_batch(0, [span(STEP, 3, 4)])
+    bind = replace(second.process.bind, generation="3.00")
+    second = SpanBatch(second.rows, second.descriptors, replace(second.process, bind=bind))
+    trace = written(tmp_path / "t.json", [first, second, first])
+    labels = [e["args"]["labels"] for e in trace["traceEvents"] if e["name"] == "process_labels"]
+    assert labels == ["generation 2", "generation 2, generation 3"]
+
+
 def test_a_restarted_rank_is_a_process_of_its_own(tmp_path):
     """Two processes with one rank never share lanes."""
     first, second = make_batch(0, [span(STEP, 1, 2)]), make_batch(0, [span(STEP, 1, 2)])

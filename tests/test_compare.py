@@ -13,7 +13,7 @@ from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import Source
+from otel_dltrace.model.semconv import Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.scaling import sentences, write_scaling
 from tests.horovod_files import unpack
@@ -142,6 +142,14 @@ def _untold(batch: SpanBatch) -> SpanBatch:
     return batch
 
 
+def test_communication_that_nobody_recorded_is_not_none():
+    """At level step ranks that train together are not said to communicate in 0% of the time."""
+    runs = {ranks: [b.take(b["level"] == Level.STEP) for b in ddp(ranks, 10)] for ranks in (1, 2)}
+    one, two = (run.steady for run in scaling({str(ranks): run for ranks, run in runs.items()}).runs)
+
+    assert [(part.communication, part.exposed) for part in (one, two)] == [(0.0, 0.0), (None, None)]
+
+
 def test_ranks_that_are_not_there_are_told():
     """A timeline of rank 0 alone stands for its four ranks."""
     alone = Rank(0, 4)
@@ -214,8 +222,9 @@ def test_real_timelines_are_compared(timelines, capsys):
     [
         pytest.param(["NP2"], "give two or more", id="one run"),
         pytest.param(["NP2", "NP2"], "give two or more", id="one run twice"),
+        pytest.param(["NP2", "NP4/../NP2"], "give two or more", id="one run by two paths"),
         pytest.param(["NP2", "NP9"], "NP9 is no run directory", id="no run"),
-        pytest.param(["NP2", "NP4", "--steps", "900-901"], "none of the steps", id="no steps"),
+        pytest.param(["NP2", "NP4", "--steps", "900-901"], "NP2: none of the steps", id="no steps"),
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence(timelines, arguments, says, capsys):

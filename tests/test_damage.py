@@ -113,6 +113,25 @@ def test_an_export_says_what_is_not_in_it(tmp_path, capsys, form):
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("compare", "{whole}"), id="compare"),
+        pytest.param(("report", "--by", "key"), id="by key"),
+        pytest.param(("report", "--by", "negotiation"), id="by negotiation"),
+    ],
+)
+def test_reports_without_a_last_line_say_it_as_well(tmp_path, capsys, command):
+    """Half of a run is not compared as if it were the whole."""
+    run, whole = a_run(tmp_path / "run", compacted=True), a_run(tmp_path / "whole", compacted=True)
+    (parquet,) = (run / HOSTS[1]).glob(PARQUET)
+    garble(parquet)
+
+    assert main([*(word.format(whole=whole) for word in command), str(run)]) == 0
+    told = f"otel-dltrace: without what is damaged in {run}: {parquet.relative_to(run)} is damaged\n"
+    assert capsys.readouterr().err == told
+
+
 @contextmanager
 def nobody() -> Iterator[None]:
     """Be a user whom permissions bind, as root is not."""

@@ -151,7 +151,7 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+def prometheus(folder: Path, target: str, honor_labels: bool) -> Iterator[Prometheus]:
     """Run a Prometheus that asks *target*."""
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus on PATH: `make test-deps` installs Debian's")
@@ -159,6 +159,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     (scrape,) = config["scrape_configs"]
     config["global"]["scrape_interval"] = "1s"
     scrape["static_configs"][0]["targets"] = [target]
+    scrape["honor_labels"] = honor_labels
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{servers.free_port()}"
     with (folder / "prometheus.log").open("wb") as log:
@@ -287,7 +288,9 @@ def query_of(title: str) -> str:
 
 
 @contextmanager
-def observed(folder: Path) -> Iterator[tuple[servers.Collector, servers.Collector, Prometheus]]:
+def observed(
+    folder: Path, honor_labels: bool = True
+) -> Iterator[tuple[servers.Collector, servers.Collector, Prometheus]]:
     """Run sidecar, gateway and Prometheus, as they are in a cluster but for what keeps traces."""
     nowhere = f"127.0.0.1:{servers.free_port()}"
     keeps = {"TEMPO_ENDPOINT": nowhere, "JAEGER_ENDPOINT": nowhere}
@@ -298,7 +301,7 @@ def observed(folder: Path) -> Iterator[tuple[servers.Collector, servers.Collecto
     with (
         servers.running(gateway),
         servers.running(sidecar),
-        prometheus(folder, gateway.env["PROMETHEUS_ENDPOINT"]) as found,
+        prometheus(folder, gateway.env["PROMETHEUS_ENDPOINT"], honor_labels) as found,
     ):
         yield sidecar, gateway, found
 
@@ -336,9 +339,12 @@ ONCE = {
 """What panels show of `Metrics`, in which each rank and each mode has 0.5."""
 
 
-def test_a_job_that_is_started_again_is_not_counted_twice(tmp_path):
+@pytest.mark.parametrize(
+    "honor_labels", [pytest.param(True, id="as in compose"), pytest.param(False, id="as Prometheus does unless told")]
+)
+def test_a_job_that_is_started_again_is_not_counted_twice(tmp_path, honor_labels):
     """The collector shows the values of the run before for some minutes more: of the same host, and the same ranks."""
-    with observed(tmp_path) as (sidecar, _, found):
+    with observed(tmp_path, honor_labels) as (sidecar, _, found):
         for run in ("one", "two"):
             metrics = Metrics(sidecar.grpc, run)
             metrics.send()

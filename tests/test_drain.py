@@ -1,5 +1,6 @@
 """The drain: what was recorded is in the run directory, once, whoever dies."""
 
+import os
 import random
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
-from otel_dltrace.record import guard
+from otel_dltrace.record import guard, launch
 from otel_dltrace.settings.config import Config
 from tests.servers import wait_until
 from tests.support import Place, abandon, waiting
@@ -203,10 +204,30 @@ def test_a_thread_drains_where_no_process_may_be_started(place):
     check_all_there(place, published())
 
 
-def test_forked_children_have_rings_of_their_own(place):
-    """A child's spans are its own process's, under the same descriptors."""
-    result = place.run(
-        """
+def test_a_drain_that_cannot_begin_is_not_started_every_second(place, monkeypatch, capfd):
+    """Each would take a processor for a second; one sentence says why there is none, and later another is tried."""
+    monkeypatch.setattr(guard, "_said", set())
+    place.write("raise ImportError('broken')", "pyarrow.py")
+    env = {"PYTHONPATH": os.pathsep.join([str(place.folder), os.environ.get("PYTHONPATH", "")])}
+    starter = launch.DrainStarter("home", place.rings, "auto", env, lambda _ring: launch.NO_THREAD)
+    assert starter.start_process().wait() == 1
+
+    def is_started():
+        starter.start(None)
+        return launch.lock_is_held(place.rings / "home.lock")
+
+    assert not is_started()
+    assert not is_started()
+    monkeypatch.setattr(launch, "RETRY_S", 0.0)
+    assert is_started()
+    why = "the drain has ended (ImportError: broken); spans wait in the ring while it has room"
+    assert capfd.readouterr().err == f"otel_dltrace: {why}\n"
+
+
+@pytest.mark.parametrize("mode", ["auto", "thread"])
+def test_forked_children_have_rings_of_their_own(place, mode):
+    """A child's spans are its own process's, under the same descriptors; its parent's thread drains nothing there."""
+    program = """
         import os, otel_dltrace as d
         d.start()
         with d.step(0):
@@ -217,11 +238,11 @@ def test_forked_children_have_rings_of_their_own(place):
                 d.stop()
                 os._exit(0)
             os.waitpid(child, 0)
-        """
-    )
+    """
+    result = place.run(waiting(program), OTEL_DLTRACE_DRAIN=mode)
 
-    place.wait_for_rings()
     assert result.returncode == 0, result.stderr
+    assert list(place.rings.glob("*.ring")) == []
     phases = sorted([n for n in names(batch) if n != "rank.step"] for batch in place.spans())
     assert phases == [["before", "both"], ["both"]]
 

@@ -181,6 +181,23 @@ def test_a_right_is_asked_for_only_with_the_component_that_uses_it(api, tmp_path
     assert gateway["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
 
 
+@pytest.mark.parametrize(
+    ("users", "namespace"),
+    [pytest.param({}, "otel-dltrace", id="ours"), pytest.param({"namespace": "team-a"}, "team-a", id="the user's")],
+)
+def test_the_account_of_the_gateways_has_the_rights_in_any_namespace(tmp_path, users, namespace):
+    """Account, pods and binding move together: else the account is not there, or may not read pods."""
+    found = objects(own(tmp_path, ["overlays/job"], ["components/k8s-attributes"], **users))
+
+    (binding,) = (o for o in found if o["kind"] == "ClusterRoleBinding")
+    (gateway,) = (o for o in found if (o["kind"], o["metadata"]["name"]) == ("Deployment", "otel-gateway"))
+    account = {"kind": "ServiceAccount", "name": gateway["spec"]["template"]["spec"]["serviceAccountName"]}
+    assert gateway["metadata"]["namespace"] == namespace
+    assert binding["subjects"] == [{**account, "namespace": namespace}]
+    accounts = [o["metadata"] for o in found if o["kind"] == "ServiceAccount"]
+    assert (account["name"], namespace) in [(each["name"], each.get("namespace")) for each in accounts]
+
+
 def allowed(api: Cluster, account: str, verb: str, resource: str) -> str:
     """Return whether a service account may do that in every namespace: yes or no."""
     account = f"--as=system:serviceaccount:otel-dltrace:{account}"
@@ -297,6 +314,23 @@ def test_the_kustomization_of_the_docs_moves_an_overlay_to_another_namespace_and
     containers = [c for t in traced(found) for c in t["spec"]["initContainers"]]
     ours = {c["image"] for c in containers if "otel-dltrace" in c["name"]}
     assert ours == {f"REGISTRY/otel-dltrace/{name}:{__version__}" for name in ("drain", "inject")}
+
+
+def test_the_kustomization_of_the_docs_moves_the_images_of_the_operator(tmp_path):
+    """What the operator copies from and runs stands where kustomize does not look for images: each is patched."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    on_top, *_, of_the_operator = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    found = objects(own(tmp_path, ["overlays/operator"], images=on_top["images"], **of_the_operator))
+
+    specs = {o["kind"]: o["spec"] for o in found if o["kind"] in ("Instrumentation", "OpenTelemetryCollector")}
+    images = [specs["Instrumentation"]["python"]["image"], specs["OpenTelemetryCollector"]["image"]]
+    drains = [c["image"] for t in traced(found) for c in t["spec"]["initContainers"] if "drain" in c["name"]]
+    assert [image.rpartition(":")[0] for image in [*images, *drains]] == [
+        "REGISTRY/otel-dltrace/inject",
+        "REGISTRY/opentelemetry-collector-contrib",
+        "REGISTRY/otel-dltrace/drain",
+    ]
+    assert images[0].endswith(f":{__version__}")
 
 
 def test_the_patch_of_the_docs_leaves_the_sidecars_in_their_order(tmp_path):

@@ -187,6 +187,75 @@ def test_ranks_that_run_different_programs_are_one_run(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("dltrace-ocean_wind-*"))) == 1
 
 
+HYDRA = "PMI_RANK=0 PMI_SIZE=1"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("", ""), (HYDRA, f"{HYDRA} PMI_SPAWNED=1")],
+    ids=["without a launcher", "spawned by Hydra"],
+)
+def test_what_a_run_s_id_does_not_tell_apart_is_a_run_of_its_own(tmp_path: Path, first: str, second: str) -> None:
+    """Programs that a script starts each for itself, and what MPI spawns where it has no name: each has a rank 0."""
+    with a_place(tmp_path) as place:
+        place.write("from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n")
+        script = f"env {first} {sys.executable} program.py; env {second} {sys.executable} program.py"
+        done = place.finish(place.popen([*RUN, "sh", "-c", script]))
+        assert done.returncode == 0, done.stderr
+        barriers = [number for batch in place.spans() for _, name, number, *_ in operations(batch) if name == "barrier"]
+        assert len(place.runs()) == 2
+    assert len(set(barriers)) == 2
+
+
+UNSEEN = """
+from mpi4py import MPI
+from mpi4py.util import pkl5
+
+world = MPI.COMM_WORLD
+for key in (world.rank, -world.rank) * 4:
+    comm = world.Split(0, key)
+    pkl5.Intracomm(comm).gather("an object", 0)
+    comm.Free()
+"""
+
+
+def test_a_communicator_that_nobody_saw_go_leaves_its_ranks_to_no_other(tmp_path: Path) -> None:
+    """What `pkl5` duplicates goes with the communicator, and its number comes again: ranks are another order's."""
+    received = {
+        batch.process.bind.rank: [
+            (batch.descriptor_of(row).group_size, int(batch["a"][row]))
+            for row in batch["start"].argsort()
+            if batch.descriptor_of(row).name == "recv"
+        ]
+        for batch in spans_of(UNSEEN, 2, tmp_path)
+    }
+    root = [(2, 0)] * 2 + [(2, 1)] * 2  # a gather of one object is two messages
+    assert received == {0: root * 4, 1: root[::-1] * 4}
+
+
+SPAWNING = """
+import sys
+from mpi4py import MPI
+
+parent = MPI.Comm.Get_parent()
+between = parent or MPI.COMM_WORLD.Spawn(sys.executable, [__file__], maxprocs=1)
+between.Barrier()
+between.Disconnect()
+"""
+
+
+def test_both_sides_of_a_spawn_say_how_many_they_are(tmp_path: Path) -> None:
+    """The side that was spawned did not make the communicator; each is a run, whose ids are its own."""
+    seen = [
+        (batch.descriptor_of(row).group_size, int(batch["seq"][row]))
+        for batch in spans_of(SPAWNING, 1, tmp_path)
+        for row in range(len(batch))
+        if batch.descriptor_of(row).name == "barrier"
+    ]
+    assert seen == [(2, 0)] * 2
+    assert len(list(tmp_path.glob("dltrace-*"))) == 2
+
+
 def signature(holder: str, name: str) -> list[str]:
     """Return the parameters that mpi4py's own stub gives a method."""
     stub = (Path(importlib.util.find_spec("mpi4py").origin).parent / "MPI.pyi").read_text()

@@ -11,12 +11,14 @@ from rich.console import Console
 from otel_dltrace.analysis.hidden import UNBLOCKED, Overlap
 from otel_dltrace.analysis.negotiation import Negotiations, ReadyRank, TensorNegotiation, negotiations
 from otel_dltrace.analysis.phases import Activity, library_of
+from otel_dltrace.analysis.select import select
 from otel_dltrace.analysis.shares import FIRST_EPOCH, FIRST_STEP, Numbered, Share, union, unions
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.negotiation import sentences, write_negotiations
@@ -110,6 +112,27 @@ def test_the_first_epoch_is_told_apart_where_it_is_known():
     assert found.epochs == (Numbered(0, first), Numbered(1, second))
     assert "Negotiation, by epoch (mean of its steps)" in text(found)
     assert "later epochs" in text(found)
+
+
+@pytest.mark.parametrize(
+    ("length", "part", "apart", "first"),
+    [
+        pytest.param(5, "2-9", FIRST_EPOCH, 3, id="what is there of the first epoch"),
+        pytest.param(2, "4-9", FIRST_EPOCH, None, id="later epochs"),
+        pytest.param(10, "4-9", FIRST_STEP, None, id="later steps"),
+    ],
+)
+def test_a_part_of_a_run_that_begins_later_has_no_first(length, part, apart, first):
+    """Its own first epoch or step is not the run's, which begins slowly; all of it is told."""
+    batch = negotiated()
+    own = batch.is_rank_step
+    batch.rows["b"][own] = batch.rows["step"][own] // length
+    found = negotiations(select([batch], Window.parse(part)))
+
+    steps = [share and share.steps for share in (found.first, found.others)]
+    assert (found.apart, steps) == (apart, [first, found.whole.steps - (first or 0)])
+    assert ("the first" in text(found)) == (first is not None)
+    assert "Negotiation, by step (mean)" in text(found)
 
 
 def solved(with_steps: bool = True) -> list[SpanBatch]:
@@ -408,7 +431,7 @@ def test_the_command_reports_a_cached_run(tmp_path, capsys):
     assert "in 24 of 24 negotiations" in said
     assert "(228 more do not say who was ready when)" in said
     assert "the first " in said
-    assert "the others " in said
+    assert "later ones " in said
     assert "MPI_ALLREDUCE" in said
 
 

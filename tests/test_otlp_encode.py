@@ -76,7 +76,7 @@ def read_attributes(d, r, error_type, operation, left_out):
         ("dl.comm.operation", clean(d.name), comm),
         ("dl.comm.async", bool(r["flags"] & 1), comm),
         ("dl.comm.seq", r["seq"], comm and r["seq"] > 0),
-        ("dl.comm.size", size, comm or (phase and size > 0)),
+        ("dl.comm.size", size, (comm and size >= 0) or (phase and size > 0)),
         ("dl.comm.root", r["b"], collective and r["b"] >= 0),
         ("dl.comm.peer.rank", r["a"], (p2p or d.kind == "tick") and r["a"] >= 0),
         ("dl.comm.tag", r["b"], p2p and r["b"] >= 0),

@@ -244,6 +244,45 @@ def test_a_step_waits_for_its_own_gradients(tmp_path):
     assert done.each("weights")["worker0"] == done.each("weights")["worker1"]
 
 
+THAWED = """
+model = model_of(0)
+first, *others = model.parameters()
+first.requires_grad_(False)
+optimizer = torch.optim.SGD([first, *others[:-1]], lr=0.1, weight_decay=0.1)
+optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters())
+def step():
+    for points, labels in batches(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+step()
+first.requires_grad_(True)
+optimizer.add_param_group({"params": others[-1:]})
+others[0].grad = None
+others[0].requires_grad_(False)
+frozen = others[0].detach().clone()
+step()
+say(weights=[float(one.detach().double().sum()) for one in model.parameters()], kept=bool((frozen == others[0]).all()))
+try:
+    bps.push_pull(torch.ones(3).to_sparse(), name="sparse")
+except bps.MismatchError as error:
+    say(error=str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    "env", [pytest.param({}, id="together"), pytest.param({"BYTEPS_ENABLE_ASYNC": "1"}, id="asynchronously")]
+)
+def test_what_begins_to_train_later_is_averaged_too(env, tmp_path):
+    """Parameters that are thawed or added; one that is frozen stays as it is, and what is sparse is refused."""
+    done = run_job(tmp_path, START + THAWED, (2, 1, 1), {**SMALL, **env}, torch=True)
+    assert done.code == 0, done.stderr
+    assert list(done.each("kept").values()) == [True] * 2
+    assert "cannot be pushed; push what its to_dense() returns" in done.each("error")["worker0"]
+    if not env:
+        assert done.each("weights")["worker0"] == done.each("weights")["worker1"]
+
+
 PRIORITIES = """
 from otel_dltrace.pushpull.torch_ops import engine
 bps.declare("weight", priority=1)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,14 @@ from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank
 from otel_dltrace.analysis.select import select
 from otel_dltrace.analysis.stragglers import Straggler, Stragglers
+from otel_dltrace.cli.main import main
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import COLLECTIVE
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.text import write
-from otel_dltrace.report.words import drift, ms, plain, size, verdict
+from otel_dltrace.report.words import drift, ms, plain, rate, size, verdict
+from tests.test_damage import a_run
 
 
 def mixed() -> RunReport:
@@ -154,6 +157,40 @@ def test_names_cannot_write_to_the_terminal():
     write(analyse([batch]), Console(file=out, width=150, force_terminal=True, color_system="truecolor"))
     assert "\n[red]?[31m?x  gloo 0" in out.getvalue()
     assert plain("a\x07\u202e") == "a??"
+
+
+def test_a_rank_that_came_later_has_no_first_steps():
+    """Nor times of 0 there, which would be the shortest."""
+    early, late = ddp(2, steps=12)
+    (table,) = re.findall(
+        r"The first steps apart(.+?)\n\n", rendered(analyse([early, late.take(late["step"] >= 5)])), re.DOTALL
+    )
+    assert re.findall(r"^\d", table, re.MULTILINE) == ["0"]
+
+
+@pytest.mark.parametrize("name", ["[/]", "[red]x"])
+def test_a_stage_is_called_in_a_table_as_it_is(name):
+    """Above its column too, where a closing tag of nothing ended the report."""
+    text = rendered(analyse([Rank().step(0, 0, 9).stage(0, name, 0, 9).batch()]))
+    assert f"rank {name} " in " ".join(text.split())
+
+
+def test_runs_are_called_as_their_folders(tmp_path, capsys):
+    """Sweeps put brackets into names."""
+    runs = [tmp_path / name for name in ("sweep[lr=0.1]", "[b]")]
+    for run in runs:
+        a_run(run, compacted=False)
+    assert main(["report", *map(str, runs)]) == 0
+    said = capsys.readouterr().out
+    assert [run.name for run in runs if f"{run.name} ──" in said] == [run.name for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0.00"), (0.0166666, "0.0167"), (1.0, "1.00"), (99.99, "99.99"), (1234.56, "1,234.6")]
+)
+def test_rates_have_three_digits_or_more(value, text):
+    """A step of a minute is not done 0.02 times a second, a fifth more often than it is."""
+    assert rate(value) == text
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """`step`, `phase` and `operation` in a user's own code: parents, steps, stages, errors, switched on and off."""
 
 import asyncio
-import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -245,16 +244,96 @@ def test_threads_and_tasks_have_their_own_parents(tracer: Tracer) -> None:
     }
 
 
-def test_a_phase_that_ends_in_another_context_is_still_recorded(
-    tracer: Tracer, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A generator finished by somebody else: one sentence, and the span."""
-    block = phase("generator")
-    contextvars.copy_context().run(block.__enter__)
-    block.__exit__(None, None, None)
+def test_a_task_that_outlives_the_phase_it_was_begun_in_is_below_it(tracer: Tracer) -> None:
+    """The phase is one span, in a step or outside: what comes later is no child of a span that nobody has."""
 
-    assert [name for name, *_ in spans(tracer)] == ["generator"]
-    assert "was created in a different Context" in capfd.readouterr().err
+    async def late() -> None:
+        with phase("late"):
+            await asyncio.sleep(0)
+
+    async def begin() -> None:
+        with phase("begins"):
+            task = asyncio.create_task(late())
+        await task
+
+    asyncio.run(begin())
+    with step():
+        asyncio.run(begin())
+
+    begun = [record["number"] for record in read_own(tracer.recorder).records if record["kind"] == BEGIN]
+    assert len(begun) == 1  # the step alone
+    assert [(name, parent) for name, *_, parent in spans(tracer)] == [
+        ("begins", 0),
+        ("late", "begins"),
+        ("begins", 0),
+        ("late", "begins"),
+        ("rank.step", 0),
+    ]
+
+
+def test_a_phase_that_a_generator_holds_open_brings_back_none_that_is_over(tracer: Tracer) -> None:
+    """What comes once the generator is exhausted, or left, is below none of what it was begun in; neither failed."""
+
+    def batches() -> Iterator[int]:
+        with phase("source"), phase("file"):
+            yield 1
+            yield 2
+
+    for is_left in (False, True):
+        source = batches()
+        with phase("warmup"):
+            next(source)
+        if is_left:
+            source.close()
+        for _ in source:
+            with phase("train"):
+                pass
+        with phase("after"):
+            pass
+
+    assert not [r for r in read_own(tracer.recorder).records if r["kind"] == AMEND]
+    assert {name: parent for name, *_, parent in spans(tracer)} == {
+        "warmup": 0,
+        "source": "warmup",
+        "file": "source",
+        "train": 0,
+        "after": 0,
+    }
+
+
+@pytest.mark.parametrize("block", [phase("block"), operation("block")], ids=["phase", "operation"])
+def test_a_block_that_ends_in_another_context_is_no_parent_any_more(
+    tracer: Tracer, capfd: pytest.CaptureFixture[str], block: Any
+) -> None:
+    """As in an asynchronous generator that is left, which the loop ends: what comes then is below what it was in."""
+
+    async def batches() -> AsyncIterator[int]:
+        with block:
+            yield 1
+
+    async def train() -> None:
+        async for _ in batches():
+            with phase("inside"):
+                break
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with phase("behind"):
+            pass
+
+    asyncio.run(train())
+    with phase("outer"):
+        asyncio.run(train())
+
+    assert [(name, parent) for name, *_, parent in spans(tracer)] == [
+        ("inside", "block"),
+        ("block", 0),
+        ("behind", 0),
+        ("inside", "block"),
+        ("block", "outer"),
+        ("behind", "outer"),
+        ("outer", 0),
+    ]
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["big", None, 1.5, 1 << 80, -1], ids=str)

@@ -76,6 +76,11 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
             id="MPICH",
         ),
         pytest.param(
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_SPAWNED": "1"},
+            World(3, 4, launcher="mpich", is_spawned=True),
+            id="MPICH, spawned",
+        ),
+        pytest.param(
             {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "5"}, World(3, 5, 1, 1, 3, launcher="mpich"), id="srun --mpi=pmi2"
         ),
         pytest.param(

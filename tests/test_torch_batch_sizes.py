@@ -99,6 +99,18 @@ LOOPS = {
         """,
         EPOCH * 2,
     ),
+    "a model of which a graph is made between the batches": (
+        """
+        import warnings
+        for (x, y), (u, v) in zip(uneven, DataLoader(data, batch_size=3)):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                torch.jit.trace(model, x)
+            assert not [w for w in told if w.category is torch.jit.TracerWarning]
+            learn(torch.cat([x, u]), torch.cat([y, v]))
+        """,
+        [7, 7, 7, 5],
+    ),
 }
 
 

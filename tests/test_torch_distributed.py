@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from torch_harness import ROOT, Recorded, Span, counts, run
+from torch_harness import ROOT, Recorded, Span, counts, read_ring, run
 
 from otel_dltrace.instrument._torch_binding import Binding, bind_from_store
 from otel_dltrace.model.identity import NO_STEP
@@ -295,6 +295,41 @@ def test_training_computes_the_same_traced_and_untraced(tmp_path: Path) -> None:
     assert len(set(files)) == 1
     assert [recorded.steps() for recorded in traced] == [list(range(12))] * 2
     assert counts(traced[0].spans("collective")) == counts(traced[1].spans("collective"))
+
+
+RECORDED_TWICE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+layers = [torch.nn.Linear(48, 48) for _ in range(4)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.02)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def learn():
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 48)).sum().backward()
+        optimizer.step()
+
+learn()
+tracer.steps.end()
+live.tracer = again = Tracer(Recorder(Path(os.environ["RINGS"]), 4 << 20, 3), "again")
+learn()
+again.steps.end()
+again.recorder.close()
+"""
+
+
+def test_buckets_of_one_recording_are_not_told_in_the_next(tmp_path: Path) -> None:
+    """Those that were not known yet when it ended are lost: the steps of the next one have the same numbers."""
+    run(tmp_path, RECORDED_TWICE)
+    recordings = [read_ring(path) for path in (tmp_path / "rings").glob("*.ring")]
+    told = [[span for span in recorded.spans("collective") if span.descriptor.tensor] for recorded in recordings]
+    for recorded, spans in zip(recordings, told, strict=True):
+        begun = {span.step: span.start for span in recorded.spans("step")}
+        assert all(begun[bucket.step] <= bucket.start for bucket in spans)
+    assert sorted(map(len, told)) == [1, 4]
 
 
 def test_a_level_that_is_not_recorded_leaves_no_record(tmp_path: Path) -> None:

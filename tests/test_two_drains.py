@@ -80,6 +80,30 @@ def test_run_drains_whatever_the_program_would_have_done(place: Place, mode: str
     assert sum(map(len, place.spans())) == 6
 
 
+@pytest.mark.parametrize("folder", [None, "runs"])
+def test_run_drains_a_program_that_its_script_starts_elsewhere(place: Place, folder: str | None) -> None:
+    """A script that changes its directory first: the run is where `run` was, which reports on it."""
+    place.write(STEPS)
+    (place.folder / "source").mkdir()
+    script = ["sh", "-c", 'cd source && exec "$0" ../program.py', sys.executable]
+    done = place.command("run", "--no-report", *(("--dir", folder) if folder else ()), "--", *script, **ON)
+
+    (run,) = place.folder.joinpath(folder or "").glob("dltrace-*")
+    assert done.stderr == f"otel-dltrace: 6 spans recorded, none lost; in {run.relative_to(place.folder)}\n"
+    assert list(place.folder.glob("source/*")) == []
+
+
+def test_run_says_where_the_spans_of_a_script_with_its_own_settings_are(place: Place) -> None:
+    """They may go elsewhere, by a drain of their own, of which `run` does not know when it is done."""
+    place.write(waiting(STEPS))
+    script = ["sh", "-c", 'OTEL_DLTRACE_STEPS=first=1 exec "$0" program.py', sys.executable]
+    done = place.command("run", "--", *script, **ON)
+
+    (run,) = place.runs()
+    said = f"nothing was traced with the settings of `run`; with those that the program makes itself: {run.name}"
+    assert done.stderr.splitlines()[-1] == f"otel-dltrace: {said}"
+
+
 def test_a_second_job_sends_where_it_says_itself(place: Place) -> None:
     """The drain of a first one, without a collector, may still be there: it lingers for five seconds."""
     first = place.run(STEPS, **ON)

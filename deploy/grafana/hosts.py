@@ -3,19 +3,21 @@
 from panels import JOBS, OF_JOB, Dashboard, Panel, rate
 
 # Each drain tells of the whole host, and the collector shows what it told for some minutes more: so a host with two
-# jobs, or with one that has just been started again, is as busy as either says, and not as both together.
+# jobs, or with one that has just been started again, is as busy as either says, and not as both together. (The drain is
+# the `instance`, or the `exported_instance` where Prometheus keeps that label for the collector that it asks.)
 # The sidecar's collector calls itself the service "node"; its metrics have the names of the drain's, and other labels.
 OF_HOST = 'host_name=~"$host",service_name!="node"'
 OF_NODE = 'host_name=~"$host",service_name="node"'
 HOST, GPU, RANK = "{{host_name}}", "{{host_name}} {{hw_id}}", "rank {{dl_rank}}"
+DRAIN = "host_name, instance, exported_instance"
 
 
 def _host(metric: str, where: str = "", of: str = OF_HOST) -> dict[str, str]:
-    return {HOST: f"max by (host_name) (sum by (host_name, instance) ({metric}{{{of}{where}}}))"}
+    return {HOST: f"max by (host_name) (sum by ({DRAIN}) ({metric}{{{of}{where}}}))"}
 
 
 def _directions(counter: str, label: str, of: str = OF_HOST) -> dict[str, str]:
-    each = rate(counter, of, f"host_name, instance, {label}")
+    each = rate(counter, of, f"{DRAIN}, {label}")
     return {f"{HOST} {{{{{label}}}}}": f"max by (host_name, {label}) ({each})"}
 
 

@@ -60,7 +60,9 @@ def _compare(rank: int, seqs: dict[int, int], reference: dict[int, int]) -> Drif
     if not apart:
         return None
     first = apart[0]
-    return DriftedRank(rank, first, seqs[first], reference[first], _shift(seqs, reference, first))
+    shift = _shift(seqs, reference, first)
+    # One that fetched a batch more has begun a step before the last collective of an epoch, and not another step.
+    return None if shift == 0 else DriftedRank(rank, first, seqs[first], reference[first], shift)
 
 
 def _shift(seqs: dict[int, int], reference: dict[int, int], first: int) -> int | None:

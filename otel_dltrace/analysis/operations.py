@@ -72,12 +72,14 @@ def _of_batch(batch: SpanBatch) -> list[tuple[tuple[Kind, int], Column, Column]]
     index = {kind: i for i, kind in enumerate(kinds)}
     rows = batch.take(over)
     classes = rows.lookup(lambda d: index.get(_kind(d), 0), np.int64) * len(s.SOURCE_NAMES) + rows["source"]
-    out = []
-    for number in np.unique(classes).tolist():
-        mine = rows.rows[classes == number]
-        kind, source = divmod(number, len(s.SOURCE_NAMES))
-        out.append(((kinds[kind], source), mine["size"].astype(np.int64), mine["end"] - mine["start"]))
-    return out
+    order = np.argsort(classes, kind="stable")
+    numbers, begins = np.unique(classes[order], return_index=True)
+    sizes = np.maximum(rows["size"].astype(np.int64), 0)[order]
+    columns = (np.split(column, begins[1:]) for column in (sizes, (rows["end"] - rows["start"])[order]))
+    return [
+        ((kinds[number // len(s.SOURCE_NAMES)], number % len(s.SOURCE_NAMES)), *both)
+        for number, *both in zip(numbers.tolist(), *columns, strict=False)
+    ]
 
 
 def _skews(joined: Joined) -> dict[Kind, Column]:

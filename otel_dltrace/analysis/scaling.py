@@ -26,6 +26,7 @@ from otel_dltrace.model.spans import SpanBatch
 
 SAMPLES, RANK_STEPS = "samples/s", "rank-steps/s"
 WARM_UP = "the first steps"
+_SEVERAL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Part:
     """Some of a run's steps.
 
     *step* (ns) is of the slowest rank in each. The shares are of the time of the ranks, of steps and between them:
-    *communication* is under way (the union of operations), *exposed* of it blocks the rank (None: cannot be told).
+    *communication* is under way (the union of operations), *exposed* of it blocks the rank (None: cannot be told,
+    as where several ranks record no operation, at level ``step``).
     *negotiation* is its share of communication: by Horovod's timeline, without one by the ranks' waits, else None.
     """
 
@@ -41,7 +43,7 @@ class Part:
     step: Spread
     steps_per_second: float
     samples_per_second: float | None
-    communication: float
+    communication: float | None
     exposed: float | None
     negotiation: float | None
 
@@ -129,13 +131,14 @@ def _part(tables: Sequence[StepTable], batches: Sequence[SpanBatch], steps: Colu
     samples = [rate.samples_per_second for rate in rates if rate.samples_per_second is not None]
     span = sum(int((table.duration + table.between)[table.rows_of(steps)].sum()) for table in tables)
     share = negotiations(chosen).whole
+    is_told = ranks < _SEVERAL or any(table.batch.lookup(_communicates, bool).any() for table in tables)
     return Part(
         len(steps),
         spread(_slowest(tables, steps)),
         min((rate.steps_per_second for rate in rates), default=0.0),
         sum(samples) if rates and len(tables) == ranks and len(samples) == len(rates) else None,
-        _communication(tables, steps) / span if span else 0.0,
-        _exposed(tables, steps, span),
+        (_communication(tables, steps) / span if span else 0.0) if is_told else None,
+        _exposed(tables, steps, span) if is_told else None,
         share.negotiation / share.communication if share and share.communication else None,
     )
 

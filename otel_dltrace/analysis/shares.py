@@ -47,8 +47,8 @@ class Numbered:
 class Shares:
     """Of all, of the first epoch (or step: *apart* says which), of the others, of each step and each epoch.
 
-    *per_step* is the time of negotiation in a rank's step. Without steps there is *whole* alone, without epochs that
-    the program told there are no *epochs*.
+    A part of a run that begins later has no *first*, and all of it is *others*. *per_step* is the time of negotiation
+    in a rank's step. Without steps there is *whole* alone, without epochs that the program told there are no *epochs*.
     """
 
     whole: Share | None = None
@@ -68,11 +68,14 @@ def shares(negotiated: Column, operated: Column, workers: Sequence[SpanBatch]) -
     if not (both["step"] != NO_STEP).any():
         return Shares(_total(_by_rank_step(negotiated, operated, {})[1], steps=0))
     negotiated, operated = (times[times["step"] != NO_STEP] for times in (negotiated, operated))
-    steps, figures = _by_rank_step(negotiated, operated, _extents(workers))
+    extents = _extents(workers)
+    steps, figures = _by_rank_step(negotiated, operated, extents)
     epochs = epochs_of(workers)
     of_step = np.array([epochs.get(step, -1) for step in steps.tolist()], np.int64)
     has_epochs = bool((of_step >= 0).all()) and len(np.unique(of_step)) > 1
     is_first = of_step == of_step.min() if has_epochs else steps == steps.min()
+    begins = min((step for _, step in extents), default=0) == 0 or (has_epochs and of_step.min() == 0)
+    is_first &= begins
     return Shares(
         _total(figures),
         FIRST_EPOCH if has_epochs else FIRST_STEP,

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from otel_dltrace.analysis.evidence import SHARE_OF_STEPS, WAITED_IN, others_median
+from otel_dltrace.analysis.evidence import WAITED_IN, beyond_chance, others_median
 from otel_dltrace.analysis.own import columns, own, steps_with_operations
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
@@ -67,8 +67,8 @@ class SlowStages:
 def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
     """Return the slow stages in the steps from *warm_up* on that all ranks closed.
 
-    A stage is slow against the others if it exceeds their median in more than half of the steps, by what
-    makes a straggler; else it is slow in those steps in which it is an outlier on its own rank.
+    A stage is slow against the others if it exceeds their median in as many of the steps as
+    a straggler does, and by as much; else it is slow in those steps in which it is an outlier on its own rank.
     """
     steps = common_steps(tables)
     steps = steps[steps >= warm_up]
@@ -86,7 +86,7 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
     others = others_median(times) if len(tables) > 1 else times
     usual = np.broadcast_to(np.median(times, axis=1, keepdims=True), times.shape)
     over_others, outliers = times - others > excess, times - usual > outlier
-    often = over_others.sum(axis=1) > SHARE_OF_STEPS * len(steps)
+    often = over_others.sum(axis=1) > beyond_chance(len(steps))
     for r, t in enumerate(tables):
         for c, name in enumerate(columns(t.stages)):
             if name in WAITED_IN and len(tables) > 1 and not steps_with_operations(t).any():

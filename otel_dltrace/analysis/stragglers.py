@@ -2,9 +2,9 @@
 
 Own time is without waiting (`own`), so the victims of a straggler, whose steps are as long, do not stand
 out. A stage of a rank is a candidate if its excess is over max(5 % of the median step, 1 ms) in more than half
-of the steady steps that all ranks closed. Where collectives are joined their begins, which are exact, must
-agree: the accused comes late to them. Else, of ranks whose excess is about the same, the one where it shows
-earliest is to blame, since a wait that nobody recorded comes after its cause.
+of the steady steps that all ranks closed, by more than chance. Where collectives are joined their begins,
+which are exact, must agree: the accused comes late to them. Else, of ranks whose excess is about the same, the
+one where it shows earliest is to blame, since a wait that nobody recorded comes after its cause.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from otel_dltrace.analysis.collectives import Joined
-from otel_dltrace.analysis.evidence import SHARE_OF_STEPS, Evidence, evidence
+from otel_dltrace.analysis.evidence import Evidence, beyond_chance, evidence
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.own import columns, spent
 from otel_dltrace.analysis.select import spell
@@ -25,7 +25,7 @@ from otel_dltrace.model.arrays import Column
 SHARE_OF_STEP = 0.05
 LEAST = 1_000_000
 ABOUT_THE_SAME = 0.75
-NEARLY_ALWAYS = 0.8
+NEARLY_ALWAYS = 0.75
 MIN_STEPS = 5
 Verdict = Literal["straggler", "none", "cannot tell"]
 
@@ -91,7 +91,8 @@ def stragglers(
     threshold = excess_threshold(tables, steps)
     why = _why_not(tables, steps, expected, drifted)
     verdict, reason, found = _cannot_tell(why) if why else _judge(evidence(tables, steps, joined, threshold))
-    return Stragglers(verdict, reason, found, len(steps), threshold, SHARE_OF_STEPS, _frontier(tables, steps))
+    share = beyond_chance(len(steps)) / max(len(steps), 1)
+    return Stragglers(verdict, reason, found, len(steps), threshold, share, _frontier(tables, steps))
 
 
 def excess_threshold(tables: Sequence[StepTable], steps: Column) -> int:
@@ -128,12 +129,12 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
 
 
 def _judge(e: Evidence) -> Judgement:
-    often = e.late > SHARE_OF_STEPS * e.own.shape[1]
+    often = e.late > beyond_chance(e.own.shape[1])
     excess = np.where(often, np.median(e.excess, axis=1), 0)
     excess[:, list(e.opaque)] = 0
     scores = excess.sum(axis=1)
     late = e.came_late.sum(axis=1)
-    confirmed = (scores > 0) & (late > SHARE_OF_STEPS * e.arrived) & (e.arrived > 0)
+    confirmed = (scores > 0) & (late > beyond_chance(e.arrived)) & (e.arrived > 0)
     if confirmed.any():
         ranked = sorted(np.flatnonzero(confirmed).tolist(), key=lambda r: -scores[r])
         return "straggler", "", tuple(_straggler(e, r, int(excess[r].argmax())) for r in ranked)
@@ -158,7 +159,7 @@ def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
     """Judge by the arrivals alone, which takes more of them; or say what cannot be told from waiting."""
     rank = int(late.argmax())
     lateness = median(e.most[rank][e.came_late[rank]])
-    if e.arrived and late[rank] >= NEARLY_ALWAYS * e.arrived and lateness > e.threshold:
+    if e.arrived and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold:
         if _may_be_the_clocks(e, rank):
             return _cannot_tell(
                 f"rank {e.ranks[rank]} seems to come {lateness / 1e6:.1f} ms late to the collectives, but no stage of "

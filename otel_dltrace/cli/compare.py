@@ -13,9 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from otel_dltrace.analysis.scaling import scaling
-from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.report import WIDTH
-from otel_dltrace.cli.selection import read_spans, steps_of
+from otel_dltrace.cli.selection import selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.report.json import to_json
@@ -31,10 +30,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print how the runs compare."""
-    if len(set(args.runs)) < 2:
+    runs = {short_path(path): path for path in args.runs}
+    if len(runs) < 2:
         raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
     steps = steps_of(args)
-    batches = {short_path(path): select(read_spans([path]), steps) for path in dict.fromkeys(args.runs)}
+    batches = {name: selected(path, steps) for name, path in runs.items()}
     found = scaling(batches)
     empty = [run.name for run in found.runs if not run.steady.steps]
     if empty:
@@ -43,4 +43,5 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(found))
     else:
         write_scaling(found, Console(width=max(WIDTH, Console().width)))
+    tell_damage([*runs.values()])
     return 0

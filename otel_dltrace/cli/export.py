@@ -22,10 +22,9 @@ from otel_dltrace.cli.export_formats import FORMATS
 from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.cli.selection import add_selection, steps_of
+from otel_dltrace.cli.selection import add_selection, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.byteps_out import completions_of, has_stages
-from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.files import is_stream
 from otel_dltrace.export.run_stream import stream_in_turns
 from otel_dltrace.model.errors import ConfigError, DltraceError
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             raise DltraceError(_cannot(output, parts, error)) from None
     places = parts or form.places(spans, output)
     _tell(output, places, f"{written:,} {form.unit}")
-    _tell_damage(args.runs)
+    tell_damage(args.runs)
     _tell_older(sorted(path for path in form.older(output, places) if path.exists() and path not in places))
     if args.to == "byteps" and not has_stages(spans):
         print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
@@ -120,12 +119,6 @@ def _tell(output: Path, places: Sequence[Path], what: str) -> None:
         return
     size = sum(path.stat().st_size for place in places for path in _files(place))
     print(f"{_named(places)}: {what}, {size / 1e6:.1f} MB")
-
-
-def _tell_damage(runs: Sequence[Path]) -> None:
-    for run in runs:
-        if damage := damage_of(run):
-            print(f"otel-dltrace: without what is damaged in {run}: {'; '.join(damage)}", file=sys.stderr)
 
 
 def _tell_older(paths: Sequence[Path]) -> None:

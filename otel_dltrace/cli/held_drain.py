@@ -25,12 +25,14 @@ DRAIN_ENDS_S = 60.0
 class HeldDrain:
     """A drain that was started, unless one ran.
 
-    Once it has ended, *roots* are the run directories that it wrote, and *left* is why it has left rings behind.
+    Once it has ended, *roots* are the run directories that it wrote, and *left* is why it has left rings behind. If it
+    wrote none, *others* are those that came beside it, of programs that set variables of their own.
     """
 
     def __init__(self, starter: DrainStarter) -> None:
         self.starter = starter
         self.roots: list[Path] = []
+        self.others: list[Path] = []
         self.left = ""
 
 
@@ -63,6 +65,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
             _end_drain(drain)
             raise
         held.roots = _end_drain(drain)
+        held.others = [] if held.roots else _runs_since(Path(config.directory), began)
         held.left = "; ".join(filter(None, (held.starter.trouble(ring.stem) for ring in _rings_of(config))))
     except KeyboardInterrupt:  # also one of the block: nobody waits for the drain then
         _say_where_it_goes_on(Path(config.directory), began)
@@ -71,9 +74,13 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
 
 def _say_where_it_goes_on(directory: Path, since: float) -> None:
     """Say where to look for what the drain, which is not ended with us, will have read of the rings."""
-    runs = [path.parent for path in directory.glob("dltrace-*/run.json") if path.stat().st_mtime >= since]
-    where = ", ".join(map(short_path, runs)) or f"a run directory in {directory}"
+    where = ", ".join(map(short_path, _runs_since(directory, since))) or f"a run directory in {directory}"
     print(f"otel-dltrace: the drain goes on by itself: what is left of the spans goes to {where}", file=sys.stderr)
+
+
+def _runs_since(directory: Path, since: float) -> list[Path]:
+    """Return the run directories in *directory* that are no older than *since* (s since 1970)."""
+    return [path.parent for path in directory.glob("dltrace-*/run.json") if path.stat().st_mtime >= since]
 
 
 def _rings_of(config: Config) -> Iterator[Path]:

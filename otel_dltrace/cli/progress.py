@@ -14,7 +14,8 @@ def progress(title: str) -> Iterator[Callable[[int], None]]:
     if not console.is_terminal:  # rich ends even a bar that is switched off with an empty line, before 14.3
         yield _nothing
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description} {task.fields[count]}"), TimeElapsedColumn())
+    text = TextColumn("{task.description} {task.fields[count]}", markup=False)  # a path may have brackets
+    columns = (SpinnerColumn(), text, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, count="")
 

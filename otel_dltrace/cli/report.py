@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.keys import Keys, keys
 from otel_dltrace.analysis.negotiation import Negotiations, negotiations
-from otel_dltrace.analysis.select import select, select_metrics
-from otel_dltrace.cli.selection import add_selection, read_spans, steps_of
+from otel_dltrace.analysis.select import select_metrics
+from otel_dltrace.cli.selection import add_selection, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.metric_reader import read_metrics
@@ -28,6 +29,7 @@ from otel_dltrace.report.json import to_json
 from otel_dltrace.report.keys import write_keys
 from otel_dltrace.report.negotiation import write_negotiations
 from otel_dltrace.report.text import write
+from otel_dltrace.report.words import plain
 
 WIDTH = 120
 """Characters that the widest table needs."""
@@ -49,6 +51,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a report per run."""
     print_reports(args.runs, steps_of(args), args.rank, as_json=args.json, by=args.by)
+    if args.by:  # without it the report's last line says so
+        tell_damage(args.runs)
     return 0
 
 
@@ -63,13 +67,13 @@ def print_reports(
     # A narrow terminal folds lines; a table squeezed into it would lose its columns.
     console = Console(width=max(WIDTH, Console().width))
     for path in runs:
-        batches = select(read_spans([path]), steps, ranks)
+        batches = selected(path, steps, ranks)
         report = _report(path, batches, by)
         if as_json:
             console.out(to_json(report), highlight=False)
             continue
         if len(runs) > 1:
-            console.rule(short_path(path))
+            console.rule(Text(plain(short_path(path))))
         if isinstance(report, Keys):
             write_keys(report, console)
         elif isinstance(report, Negotiations):

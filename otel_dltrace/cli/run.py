@@ -15,11 +15,11 @@ from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 
-from otel_dltrace.cli.held_drain import hold_drain
+from otel_dltrace.cli.held_drain import HeldDrain, hold_drain
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
-from otel_dltrace.settings.config import VARIABLES, Config
+from otel_dltrace.settings.config import BEGAN_IN, VARIABLES, Config
 from otel_dltrace.settings.process import JOB_NAME, UNDER_RUN
 from otel_dltrace.settings.program import program_name
 
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     with hold_drain(config) as drain:
         code = _run_program(program, env)
     if not drain.roots:
-        trouble = drain.starter.trouble()
-        print(f"otel-dltrace: nothing was traced{': ' + trouble if trouble else ''}", file=sys.stderr)
+        print(f"otel-dltrace: {_why_nothing(drain)}", file=sys.stderr)
     try:
         if not args.no_report:
             print_reports([root for root in drain.roots if root.is_dir()])
@@ -68,9 +67,18 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
+def _why_nothing(drain: HeldDrain) -> str:
+    """Return what there is to say where *drain* has read nothing."""
+    if drain.others:
+        where = ", ".join(map(short_path, drain.others))
+        return f"nothing was traced with the settings of `run`; with those that the program makes itself: {where}"
+    trouble = drain.starter.trouble()
+    return f"nothing was traced{': ' + trouble if trouble else ''}"
+
+
 def traced_environment(args: argparse.Namespace) -> dict[str, str]:
     """Return our environment with tracing on, as *args* want it, under a run id that ranks share."""
-    env = {UNDER_RUN: "1", **os.environ, "OTEL_DLTRACE": "1"}
+    env = {UNDER_RUN: "1", BEGAN_IN: str(Path.cwd()), **os.environ, "OTEL_DLTRACE": "1"}
     if not env.get(VARIABLES["run"]):
         env[VARIABLES["run"]] = env[UNDER_RUN] = os.urandom(8).hex()
     if env.get(VARIABLES["drain"]) == "thread":
@@ -78,6 +86,8 @@ def traced_environment(args: argparse.Namespace) -> dict[str, str]:
     for name in ("level", "steps", "directory"):
         if getattr(args, name) is not None:
             env[VARIABLES[name]] = str(getattr(args, name))
+    if folder := env.get(VARIABLES["directory"], "").strip():
+        env[VARIABLES["directory"]] = Config(directory=folder).directory
     return env
 
 

@@ -1,11 +1,13 @@
 """The arguments by which commands choose steps and ranks of runs, and the reading of them."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.export.damage import nothing_in
+from otel_dltrace.export.damage import damage_of, nothing_in
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.errors import ConfigError, RunNotFoundError
 from otel_dltrace.model.plan import Window
@@ -33,17 +35,25 @@ def steps_of(args: argparse.Namespace) -> Window | None:
         raise ConfigError(f"--steps {text!r} is no range of steps; write A-B, both ends included") from None
 
 
-def read_spans(runs: Sequence[Path]) -> list[SpanBatch]:
-    """Return the spans of *runs*, one batch per process.
+def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None) -> list[SpanBatch]:
+    """Return the spans of *run*, one batch per process, cut to *steps* and *ranks*.
 
     Raises:
-        RunNotFoundError: One is no run directory, or none holds a span.
+        RunNotFoundError: It is no run directory, or holds no span, or none of these.
     """
-    batches: list[SpanBatch] = []
     with progress("reading spans") as count:
-        for run in runs:
-            batches += read_run(run)
-            count(sum(map(len, batches)))
+        batches = read_run(run)
+        count(sum(map(len, batches)))
     if not batches:
-        raise RunNotFoundError("; ".join(map(nothing_in, runs)))
-    return batches
+        raise RunNotFoundError(nothing_in(run))
+    try:
+        return select(batches, steps, ranks)
+    except RunNotFoundError as error:
+        raise RunNotFoundError(f"{run}: {error}") from None  # there may be several
+
+
+def tell_damage(runs: Sequence[Path]) -> None:
+    """Say which files of *runs* are in no figure, as they could not be read."""
+    for run in runs:
+        if damage := damage_of(run):
+            print(f"otel-dltrace: without what is damaged in {run}: {'; '.join(damage)}", file=sys.stderr)

@@ -9,7 +9,8 @@ def batch_size(batch: Any, depth: int = 3) -> int:
     """Return the first dimension of the first tensor in *batch*, 0 where there is none near its top."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
-        return int(shape[0]) if len(shape) else 0
+        rows = shape[0] if len(shape) else 0
+        return rows if isinstance(rows, int) else 0  # no number while a graph is made, which to ask would change
     if not depth:
         return 0
     if isinstance(batch, (list, tuple)):

@@ -165,6 +165,8 @@ class Groups:
         mine = Group(f"self.{self.rank}", 1, {0: self.rank}, is_given=True)
         self.known = {world.handle: self.world, alone.handle: mine}
         self._makers: dict[str, Group] = {}
+        self._unseen: set[int] = set()
+        self._described: dict[int, defaultdict[str, dict[Any, int]]] = {}
         self.described = 0
 
     @property
@@ -183,8 +185,10 @@ class Groups:
         if not handle:
             return None
         with suppress(self._error, AttributeError):
-            size = handle.Get_size() if hasattr(handle, "Get_rank") else 0
+            size = _size_of(handle) if hasattr(handle, "Get_rank") else 0
             group = self.known[handle.handle] = Group(UNKNOWN, size, {})
+            group.described = self._described.setdefault(size, group.described)
+            self._unseen.add(handle.handle)
             return group
         return None
 
@@ -229,6 +233,11 @@ class Groups:
         known = self.known.get(handle)
         if known is not None and not known.is_given:
             del self.known[handle]
+        # What nobody saw being made goes unseen as well, with that which is freed here: mpi4py has duplicates that do.
+        while self._unseen:
+            unseen = self._unseen.pop()
+            if unseen in self.known and not self.known[unseen].id:
+                del self.known[unseen]
 
 
 def _size_of(new: Any) -> int:

@@ -157,9 +157,10 @@ def _bind(tracer: Tracer, rank: int, size: int) -> None:
     """Bind this process, if its launcher says which run of which job it is (contract 1).
 
     Where it does not, nothing that all ranks know tells this run from another: then each process
-    is bound by itself when it ends.
+    is bound by itself when it ends. So is one whose run may have others of its rank in it.
     """
-    bind = launcher_bind(tracer)
+    is_own = tracer.recorder.home.get("alone") and (size == 1 or tracer.environment.is_spawned)
+    bind = None if is_own else launcher_bind(tracer)
     if bind is not None:
         local = bind.local_world_size if bind.world_size == size else 1
         tracer.recorder.bind(dataclasses.replace(bind, rank=rank, world_size=size, local_world_size=local))

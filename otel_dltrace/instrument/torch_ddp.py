@@ -122,10 +122,10 @@ def _backward_ended(backwards: list[Backward], _result: object) -> None:
 def _write(tracer: Tracer, model: Any, backward: Backward) -> None:
     of, recorder = backward.of, tracer.recorder
     hooks, is_rebuilt = _torch_buckets.hooks_told, backward.is_rebuilt
+    late, of.unwritten = of.unwritten if of.recorder is recorder else None, None  # steps of another one are not these
     if of.layout is None or of.recorder is not recorder or of.has_rebuilt != is_rebuilt or of.hooks != hooks:
         of.layout = layout_of(recorder, model, len(backward.ready), is_rebuilt)
         of.recorder, of.has_rebuilt, of.hooks = recorder, is_rebuilt, hooks
-    late, of.unwritten = of.unwritten, None
     if of.layout is None:
         # DDP says how it has rebuilt its buckets one step after it has.
         of.unwritten = backward

@@ -90,7 +90,7 @@ def _numbers_of_operations(
     comm, either, key = collective | p2p, collective | phase, batch.keys
     seq, partition = batch["seq"].astype(np.int64), batch["partition"].astype(np.int64)
     yield s.DL_COMM_SEQ, seq, comm & (seq > 0)
-    yield s.DL_COMM_SIZE, size, comm | (phase & (size > 0))
+    yield s.DL_COMM_SIZE, size, (comm & (size >= 0)) | (phase & (size > 0))  # what is negative was none
     yield s.DL_COMM_ROOT, b, collective & (b >= 0)
     to_rank, request = p2p | batch.is_kind(s.TICK), batch.is_request  # a ready tick says whose it is
     if (to_rank | request).any():

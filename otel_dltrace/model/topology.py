@@ -17,7 +17,8 @@ class World:
     """This process's place, as its launcher says; a process without launcher is 0 of 1.
 
     *store* is ``host:port`` of a server of the launcher's that keeps what ranks tell each other, "" for none; where it
-    *is_elastic*, ranks may come later.
+    *is_elastic*, ranks may come later. Ranks that *is_spawned* were begun by those of another world, which they are
+    not part of.
     """
 
     rank: int = 0
@@ -33,6 +34,7 @@ class World:
     run: str = ""
     store: str = ""
     is_elastic: bool = False
+    is_spawned: bool = False
 
 
 def _number(env: Env, *names: str, default: int = 0) -> int:
@@ -144,6 +146,7 @@ def _pmi(env: Env) -> World:
         _number(env, "SLURM_NODEID"),
         _number(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or _tasks_here(env) or 1,
         launcher="mpich",
+        is_spawned=bool(_number(env, "PMI_SPAWNED")),
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otel_dltrace.pushpull.compression import Compressor, Fp16, TopK
 from otel_dltrace.pushpull.engine import Engine
-from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.errors import MismatchError, PushPullError
 from otel_dltrace.pushpull.options import read_env
 from otel_dltrace.pushpull.tasks import Operation
 from otel_dltrace.pushpull.wire import Values
@@ -248,6 +248,8 @@ def start(
 
 def _carrier(tensor: Tensor) -> Tensor:
     """Return *tensor* if its memory can be read and written as it is, else a copy that can."""
+    if tensor.layout is not torch.strided:
+        raise MismatchError(f"a tensor of layout {tensor.layout} cannot be pushed; push what its to_dense() returns")
     dtype = _CARRIED_AS.get(tensor.dtype, tensor.dtype)
     if tensor.device.type == "cpu" and tensor.is_contiguous() and dtype == tensor.dtype:
         return tensor

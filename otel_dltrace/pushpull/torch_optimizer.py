@@ -20,14 +20,28 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 class _Gradients:
     """The parameters of an optimizer, and which of their gradients are under way."""
 
-    names: dict[Tensor, str]
+    given: dict[Tensor, str]
+    compression: Compressor | None
     passes: int
     asynchronous: bool
+    alone: bool
+    names: dict[Tensor, str] = field(default_factory=dict)
     handles: dict[Tensor, int] = field(default_factory=dict)
     left: dict[Tensor, int] = field(default_factory=dict)
     """How many more backward passes add to a gradient before it is pushed."""
     synchronizes: bool = True
     synchronized: bool = False
+
+    def take(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Average from now on whatever of *groups* has gradients: also what was added, or frozen, before."""
+        for parameter in () if self.alone else (one for group in groups for one in group["params"]):
+            if parameter.requires_grad and parameter not in self.names:
+                index = len(self.names)
+                name = self.names[parameter] = self.given.get(parameter, f"push_pull.noname.{index}")
+                if not self.asynchronous:
+                    # Those that the next forward pass needs first are declared first, and go first.
+                    bps.declare(f"Gradient.{name}", -index, self.compression)
+                parameter.register_post_accumulate_grad_hook(self.ready)
 
     def ready(self, parameter: Tensor) -> None:
         """Push the gradient of *parameter*, if this was the last pass that adds to it."""
@@ -52,7 +66,7 @@ class _Gradients:
         """Return when all gradients are averaged."""
         # In one order everywhere: which ones the backward pass did not reach may differ between the ranks.
         for parameter in self.names:
-            if parameter not in self.handles:
+            if parameter not in self.handles and parameter.requires_grad:
                 self.push(parameter)
         handles, self.handles = self.handles, {}
         self.left.clear()
@@ -80,7 +94,7 @@ class _Distributed:
 
     def synchronize(self) -> None:
         """Wait until all gradients are averaged, to clip them for example; `step` then does not wait again."""
-        self._pushpull.wait()
+        self._begin().wait()
         self._pushpull.synchronized = True
 
     @contextmanager
@@ -94,7 +108,7 @@ class _Distributed:
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Wait for the averaged gradients and make the step; asynchronously: make it, and exchange its effect."""
-        state = self._pushpull
+        state = self._begin()
         has_gradients = closure is None or bool(state.left)
         if closure is not None:
             closure = state.averaged(closure)
@@ -110,6 +124,10 @@ class _Distributed:
         if self._pushpull.handles:
             raise PushPullError("zero_grad() while gradients are on their way; call step() or synchronize() first")
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def _begin(self) -> _Gradients:
+        self._pushpull.take(self.param_groups)  # type: ignore[attr-defined]  # the optimizer's
+        return self._pushpull
 
     def _step_asynchronously(self, closure: Callable[[], float] | None) -> Any:
         names = self._pushpull.names
@@ -149,24 +167,17 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
         raise PushPullError("the optimizer's step is wrapped already; make the scheduler after DistributedOptimizer")
     engine = bps.engine()
     alone = engine.layout.size == 1 and not engine.layout.distributed
-    names = {} if alone else _names(optimizer, named_parameters)
-    gradients = _Gradients(names, backward_passes_per_step, engine.options.asynchronous)
-    if not gradients.asynchronous:
-        # Those that the next forward pass needs first are declared first, and go first.
-        for index, name in enumerate(names.values()):
-            bps.declare(f"Gradient.{name}", -index, compression)
+    given = _names(named_parameters or ())
+    gradients = _Gradients(given, compression, backward_passes_per_step, engine.options.asynchronous, alone)
+    gradients.take(optimizer.param_groups)
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"_pushpull": gradients})
-    for parameter in names:
-        parameter.register_post_accumulate_grad_hook(gradients.ready)  # type: ignore[no-untyped-call]  # torch's own
     return optimizer
 
 
-def _names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None) -> dict[Tensor, str]:
-    """Return the parameters of *optimizer* that have gradients, with their names."""
-    given = {parameter: name for name, parameter in named or ()}
+def _names(named: Iterable[tuple[str, Tensor]]) -> dict[Tensor, str]:
+    given = {parameter: name for name, parameter in named}
     doubled = [name for name, number in Counter(given.values()).items() if number > 1]
     if doubled:
         raise PushPullError(f"{', '.join(doubled)}: more than one parameter has this name")
-    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-    return {one: given.get(one, f"push_pull.noname.{index}") for index, one in enumerate(parameters)}
+    return given

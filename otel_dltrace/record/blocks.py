@@ -16,6 +16,7 @@ from otel_dltrace.record.tracer import Tracer, live
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF
+_NOWHERE = -1  # no step
 _error = struct.error
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
@@ -74,18 +75,19 @@ class phase:  # noqa: N801
     _recorder: Recorder | None
     _token: "Token[Open | None]"
 
-    def __init__(self, name: str, *, size: int = 0) -> None:
+    def __init__(self, name: str, size: int = 0) -> None:
         self._name = name
         self.size = size
 
     # Both inline what `guarded` does, and the end what `Recorder.span` does: frames are a part of a phase that can be
     # seen. `parent` is the parent's number and, above its 32 bits, the occurrence, as they lie in the record.
+    # Without a recorder it is a stage, or nothing: then `start` is 0.
 
     def __enter__(self) -> "phase":
         """Begin the phase."""
         tracer = live.tracer
         if tracer is None:
-            self._recorder = None
+            self._recorder, self.start = None, 0
             return self
         self._recorder = recorder = tracer.recorder
         self.number = 0  # one that is entered again is another span
@@ -96,7 +98,7 @@ class phase:  # noqa: N801
                 self.descriptor = descriptor = tracer.phase_descriptor(self._name)
             if descriptor >= 0:
                 if recorder.level < _PHASE:
-                    self._recorder = None
+                    self._recorder, self.start = None, 0
                     return self
                 outer = _get_open()
                 self.step = now = recorder.step
@@ -107,11 +109,12 @@ class phase:  # noqa: N801
                 self._token = _set_open(self)
                 self.start = monotonic_ns()
             else:
+                self._recorder = None
                 self._mark = tracer.steps.mark() if self._name in DEVICE_STAGES else None
                 self.start = start = monotonic_ns()
                 tracer.steps.blocks.append(start)
         except Exception as broken:  # noqa: BLE001  -- see above
-            self._recorder = None
+            self._recorder, self.start = None, 0
             failed("phase", broken)
         return self
 
@@ -130,20 +133,20 @@ class phase:  # noqa: N801
                 )
         return self.number
 
-    def __exit__(
+    def __exit__(  # noqa: C901  -- flat: see above
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the phase; an error of the block passes through and is noted."""
         recorder = self._recorder
         if recorder is None:
+            if self.start:
+                self._end_stage()
             return
         end = monotonic_ns()
         try:
-            if self.descriptor < 0:
-                self._end_stage(end)
-                return
+            drawn = self.number
             try:
-                if error is not None:
+                if error is not None and kind is not GeneratorExit:  # a generator that is not exhausted has not failed
                     recorder.error(self.drawn(), _PHASE, error, self.step)
                     self._write(recorder, end, self.number, _ERROR)
                     return
@@ -151,7 +154,8 @@ class phase:  # noqa: N801
                     lane = recorder.local.lane
                 except AttributeError:
                     lane = recorder.new_lane()
-                number = self.number or next(lane.numbers, 0) or recorder.next_number(lane)
+                # Kept: a task that began in the block may go on after it, and ask for its parent.
+                self.number = number = drawn or next(lane.numbers, 0) or recorder.next_number(lane)
                 chunk = lane.chunk
                 slots, lease, buffer, _ = chunk
                 offset = next(slots, 0)
@@ -176,7 +180,13 @@ class phase:  # noqa: N801
                         return
                 self._write(recorder, end, number)
             finally:
-                _reset_open(self._token)
+                try:
+                    if drawn and _get_open() is not self:
+                        self._end_before_inner()
+                    else:
+                        _reset_open(self._token)
+                except ValueError:
+                    self._end_elsewhere()
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("phase", broken)
 
@@ -195,7 +205,32 @@ class phase:  # noqa: N801
             step=self.step,
         )
 
-    def _end_stage(self, end: int) -> None:
+    def _end_before_inner(self) -> None:
+        """Leave the context where a phase that began in this one is not over: a generator's, that goes on later.
+
+        Behind that one is then what was before this one, which is over.
+        """
+        inner, token = _get_open(), self._token
+        while isinstance(inner, phase) and inner._token.old_value is not self:
+            inner = inner._token.old_value
+        if isinstance(inner, phase):
+            inner._token = token
+            _set_open(None if token.old_value is Token.MISSING else token.old_value)
+        else:
+            _reset_open(token)
+
+    def _end_elsewhere(self) -> None:
+        """Be in the way of nothing in the context that this one began in, and still is in: it ended in another.
+
+        So does an asynchronous generator that is not exhausted. What comes there is below what this one is below.
+        """
+        self.number = self.parent & _M32
+        if not self.number:
+            self.step = _NOWHERE
+
+    @guarded
+    def _end_stage(self) -> None:
+        end = monotonic_ns()
         if live.tracer is not None:
             blocks = live.tracer.steps.blocks
             if self.start in blocks:
@@ -239,6 +274,9 @@ class operation:  # noqa: N801
         """End the operation; an error of the block passes through and is noted."""
         if self._open is not None:
             try:
-                self._open.close(self._seq, error=error)
+                self._open.close(self._seq, error=None if kind is GeneratorExit else error)
             finally:
-                open_span.reset(self._token)
+                try:
+                    open_span.reset(self._token)
+                except ValueError:  # it began in another context, which a phase tells of
+                    self._open.step_aside()

@@ -19,6 +19,9 @@ ALL_RINGS = "all"
 """The name of a drain that serves every ring of its folder."""
 PRINTING_LINGER_S = "0.5"
 """A drain that may print does not wait for more writers: who reads a pipe would wait for its end as long."""
+RETRY_S = 60.0
+"""How long after the start of a drain that has ended with an error another one is tried: where it cannot begin at all
+each costs a second of a processor."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
 # Folders of a sitecustomize that traces every Python: opentelemetry-instrument's and ddtrace-run's.
 _INJECTORS = ("opentelemetry/instrumentation/auto_instrumentation", "ddtrace/bootstrap")
@@ -60,15 +63,14 @@ class DrainStarter:
         self.log = rings / f"{home}.log"
         self.bell = rings / f"{home}.bell"
         self._child: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
         self._thread: DrainThread | None = None
 
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
         """Start the drain unless it runs; called at this process's first record, and again now and then."""
-        if self._thread is not None:
+        if self._thread is not None or self._has_failed():
             return
-        if self._child is not None:
-            self._child.poll()  # one that was killed is no zombie for long
         if self.mode == "auto":
             try:
                 self.start_process()
@@ -77,6 +79,18 @@ class DrainStarter:
                 self.mode = "thread"
         if self.mode == "thread" and ring is not None:
             self._thread = self._start_thread(ring)
+
+    def after_fork(self) -> None:
+        """Forget the drain that is a thread: this child has none, and its ring is read by one of its own."""
+        self._thread = None
+
+    def _has_failed(self) -> bool:
+        """Return whether the drain that we started has ended with an error, and it is too early for another; say so."""
+        status = None if self._child is None else self._child.poll()  # one that was killed is no zombie for long
+        if status is None or status <= 0:
+            return False
+        guard.say(f"the drain has ended ({self.trouble()}); spans wait in the ring while it has room", "drain")
+        return time.monotonic() - self._started < RETRY_S
 
     def start_process(self, *, piped: bool = False) -> "subprocess.Popen[bytes] | None":
         """Start the drain process unless one runs; return it, or None. *piped*: it stays while we do, and tells us."""
@@ -97,6 +111,7 @@ class DrainStarter:
                 command.append("--while-open")
             elif self._prints:
                 command += ["--linger", PRINTING_LINGER_S]
+            self._started = time.monotonic()
             with self.log.open("wb") as log:
                 self._child = start_detached(command, drain_environment(self._env), log, keep, piped=piped)
         finally:

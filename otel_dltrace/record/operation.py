@@ -45,6 +45,10 @@ class Operation:
         """Return the span's number, for a child."""
         return self.number
 
+    def step_aside(self) -> None:
+        """Have those that ask for their parent from now on be below what this one, which is over, is below."""
+        self.number = self._parent
+
     def close(self, seq: int = 0, source: int = _HOST_DONE, error: BaseException | None = None, end: int = 0) -> None:
         """End the span at *end* (monotonic ns, default now); only the first call counts."""
         if self._closed or not self.number:

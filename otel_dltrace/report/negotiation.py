@@ -128,10 +128,10 @@ def _percent(part: int, whole: int) -> str:
 
 def _shares(found: Negotiations) -> list[RenderableType]:
     note = _SHARES if found.coordinated else _WAITS
-    first, others = ("the first epoch", "later epochs") if found.apart == FIRST_EPOCH else ("the first", "the others")
+    first, others = ("the first epoch", "later epochs") if found.apart == FIRST_EPOCH else ("the first", "later ones")
     out: list[RenderableType] = []
-    if found.first is not None:
-        rows = [(name, share) for name, share in ((first, found.first), (others, found.others)) if share]
+    rows = [(name, share) for name, share in ((first, found.first), (others, found.others)) if share]
+    if rows:
         out += section("Negotiation, by step (mean)", _share_table("steps", rows), note)
     if found.epochs:
         rows = [(str(epoch.number), epoch.share) for epoch in found.epochs[:MOST_ROWS]]

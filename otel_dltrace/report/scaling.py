@@ -8,7 +8,7 @@ from rich.text import Text
 from otel_dltrace.analysis.scaling import RANK_STEPS, WARM_UP, Part, RunScaling, Scaling
 from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.report.tables import new_table, section
-from otel_dltrace.report.words import ms, plain
+from otel_dltrace.report.words import ms, plain, rate
 
 WORTH_A_WORD = 2.0
 """The steps apart are named if one takes so many times a later one."""
@@ -74,9 +74,9 @@ def _steady(found: Scaling) -> list[RenderableType]:
     )
     for run in found.runs:
         part = run.steady
-        samples = "" if part.samples_per_second is None else f"{part.samples_per_second:,.1f}"
+        samples = "" if part.samples_per_second is None else rate(part.samples_per_second)
         speed_up = "" if run.speed_up is None else f"{run.speed_up:.2f}"
-        rates = (f"{part.steps_per_second:,.2f}", samples, speed_up, _percent(run.efficiency))
+        rates = (rate(part.steps_per_second), samples, speed_up, _percent(run.efficiency))
         table.add_row(Text(plain(run.name)), *_begin(run, part), *rates, *_shares(part))
     told = [
         f"of {plain(run.name)} {run.told} of {run.ranks} ranks tell their steps"

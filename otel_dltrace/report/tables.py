@@ -14,9 +14,9 @@ def new_table(left: Sequence[str], right: Sequence[str]) -> Table:
     """Return an empty table: names, which may fold, at the left, and numbers, which may not, at the right."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in left:
-        table.add_column(name, overflow="fold", min_width=max(4, len(name)))
+        table.add_column(Text(name), overflow="fold", min_width=max(4, len(name)))
     for name in right:
-        table.add_column(name, justify="right", no_wrap=True, min_width=max(map(len, name.split("\n"))))
+        table.add_column(Text(name), justify="right", no_wrap=True, min_width=max(map(len, name.split("\n"))))
     return table
 
 

@@ -89,7 +89,7 @@ def _stages(
     names = (*b.stages, *([OPERATIONS] if has_operations else []), RESIDUAL, BETWEEN)
     table = new_table(["rank"], [plain(name).replace("_", "_\n").replace(" ", "\n") for name in names])
     shown, hidden = _shown([r.rank for r in ranks], named)
-    for r in (r for r in ranks if r.rank in shown):
+    for r in (r for r in ranks if r.rank in shown and r.step.count):
         outside = [r.operations or Spread()] if has_operations else []
         times = [*(stage.time for stage in r.stages), *outside, r.residual, r.between]
         marked = [mark and (name, r.rank) in b.slowest for name in names]

@@ -8,12 +8,10 @@ from rich.text import Text
 from otel_dltrace.analysis.throughput import Rates
 from otel_dltrace.analysis.timings import GRAD_SYNC, TRAIN_BATCH, StageTimings, Timing, Timings
 from otel_dltrace.report.tables import new_table, section
-from otel_dltrace.report.words import ms, plain
+from otel_dltrace.report.words import ms, plain, rate
 
 MOST_RANKS = 4
 """Ranks that a part shows: the ones that spend most on it."""
-SMALL = 100
-"""Below this a rate gets two decimals."""
 _NOTE = f"{TRAIN_BATCH} and {GRAD_SYNC} (communication that a rank is blocked in) lie over other rows"
 
 
@@ -35,7 +33,7 @@ def timing_parts(timings: Timings, since: int) -> list[RenderableType]:
 def rates(found: Rates) -> list[str]:
     """Return steps, batches and samples per second as cells, "" for what is not known."""
     figures = (found.steps_per_second, found.batches_per_second, found.samples_per_second)
-    return ["" if value is None else f"{value:,.2f}" if value < SMALL else f"{value:,.1f}" for value in figures]
+    return ["" if value is None else rate(value) for value in figures]
 
 
 def _shown(ranks: Sequence[Timing]) -> list[Timing]:

@@ -12,12 +12,20 @@ from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
 _SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of its step outside any stage takes"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
+_MANY = 100
 _MOST_DAMAGE = 3
 
 
 def ms(ns: int) -> str:
     """Return a time in ms, with three digits or so."""
     return f"{ns / 1e6:,.2f}" if ns < 10_000_000 else f"{ns / 1e6:,.1f}"
+
+
+def rate(per_second: float) -> str:
+    """Return a number per second, with three digits or more; a large model's steps take minutes."""
+    if 0 < per_second < 1:
+        return f"{per_second:.3g}"
+    return f"{per_second:,.2f}" if per_second < _MANY else f"{per_second:,.1f}"
 
 
 def size(count: int) -> str:

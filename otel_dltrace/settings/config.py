@@ -15,6 +15,8 @@ from otel_dltrace.settings import byteps
 
 SWITCH = "OTEL_DLTRACE"
 """The variable that switches tracing on; the names of the others begin with it."""
+BEGAN_IN = "_OTEL_DLTRACE_BEGAN_IN"
+"""Set by ``otel-dltrace run``: its working directory, which its program may leave before it starts what is traced."""
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 _OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_METRIC_EXPORT_", "OTEL_BSP_")
 """How the names of variables begin that say where spans and metrics go, and when."""
@@ -118,6 +120,7 @@ class Config:
             text = env.get(variable, "").strip()
             if text:
                 values[name] = _parse(variable, text, cls.__dataclass_fields__[name].type)
+        values.setdefault("directory", _began_in(env))
         if byteps.is_traced(env):
             values["level"] = "partition"
         return cls(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type
@@ -141,12 +144,18 @@ class Config:
         """
         receiver = sorted(pair for pair in os.environ.items() if pair[0].startswith(_OF_EXPORTERS))
         job = "" if self.run else job_from_env(os.environ)
-        return f"{h64(str(os.getuid()), str(Path.cwd()), repr(self), repr(receiver), job):016x}"
+        return f"{h64(str(os.getuid()), _began_in(os.environ), repr(self), repr(receiver), job):016x}"
 
     @property
     def rings(self) -> Path:
         """Where rings live."""
         return Path(self.ring_directory)
+
+
+def _began_in(env: Mapping[str, str]) -> str:
+    """Return the folder that this job began in: that of ``otel-dltrace run``, if it can be written here, or ours."""
+    began = env.get(BEGAN_IN, "")
+    return began if os.access(began, os.W_OK) else str(Path.cwd())
 
 
 def _ring_directory() -> str:

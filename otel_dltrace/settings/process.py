@@ -43,7 +43,12 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
 
 
 def is_alone(config: Config, world: World, env: Mapping[str, str]) -> bool:
-    """Return whether the run's id does not make this process one of a job: what a script starts may be several."""
+    """Return whether the run's id does not make this process one of a job: what a script starts may be several.
+
+    So may be the worlds that MPI spawns: Hydra has one environment for all of them, and no name for any.
+    """
+    if world.is_spawned and not world.run:
+        return bool(config.run)
     return not world.launcher and bool(config.run) and config.run == env.get(UNDER_RUN)
 
 

@@ -91,6 +91,7 @@ class _Drawn:
 
     pid: int
     name: str = ""
+    labels: tuple[str, ...] = ()
     metadata: Sequence[str] = ()
     lanes: Lanes = field(default_factory=Lanes)
     lane_names: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -298,9 +299,11 @@ class _Trace:
         if drawn is None:
             drawn = self._processes[process.nonce] = _Drawn(rank_pid(rank, self._used()))
         name, label, order = _names(process)
-        if name != drawn.name:
+        if name != drawn.name or label not in drawn.labels:
+            # One process is in several generations where a process group is made anew.
+            drawn.labels = (*drawn.labels, label) if name == drawn.name else (label,)
             drawn.name, drawn.os_pid = name, process.pid
-            drawn.metadata = list(process_metadata(drawn.pid, name, label, order))
+            drawn.metadata = list(process_metadata(drawn.pid, name, ", ".join(drawn.labels), order))
             self._file.named.discard((drawn.pid, 0))
         drawn.rank = process.bind.rank if process.bind and process.bind.role == "worker" else HOST
         drawn.wall = process.anchor.offset
