@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := chromium chromium-driver prometheus libopenmpi-dev openmpi-bin openssh-server cmake g++ make python3-dev fish
+PACKAGES := chromium chromium-driver prometheus libopenmpi-dev openmpi-bin openssh-server cmake g++ make python3-dev fish zsh
 
 .PHONY: help demo test test-deps check bench docs clean
 

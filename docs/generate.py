@@ -85,17 +85,20 @@ def attribute_rows(first: str, last: str) -> str:
 def completion(shell: str) -> str:
     """Return the completion of all commands for *shell*."""
     parser = make_parser()
+    _complete_paths(parser)
+    text = str(shtab.complete(parser, shell))
+    # shtab has zsh take several run directories for one, and offer none after the first.
+    return re.sub(r'^  "\(\*\)::?', '  "*:', text, flags=re.MULTILINE) if shell == "zsh" else text
+
+
+def _complete_paths(parser: argparse.ArgumentParser) -> None:
+    runs, files = dict.fromkeys(("RUN", "RUN|JOB", "DIR"), shtab.DIRECTORY), ("FILE", "PATH", "-- PROGRAM ...")
+    kinds = runs | dict.fromkeys(files, shtab.FILE)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 _complete_paths(command)
-    return str(shtab.complete(parser, shell))
-
-
-def _complete_paths(parser: argparse.ArgumentParser) -> None:
-    kinds = {"RUN": shtab.DIRECTORY, "DIR": shtab.DIRECTORY, "FILE": shtab.FILE}
-    for action in parser._actions:
-        if action.metavar in kinds:
+        elif action.metavar in kinds:
             action.complete = kinds[action.metavar]  # type: ignore[attr-defined]  # shtab's own
 
 

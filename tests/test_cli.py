@@ -2,7 +2,11 @@
 
 import importlib.util
 import os
+import pty
+import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +81,39 @@ def test_fish_completes_a_command(tmp_path):
     done = subprocess.run(["fish", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
 
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["recover", "report"]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="no zsh here")
+@pytest.mark.parametrize("typed", ["compare first sec", "open sec", "import horovod sec", "run -- sec"])
+def test_zsh_completes_paths(typed, tmp_path):
+    """A real zsh, at a terminal, ends the name of a run directory, also of a second one, and of files."""
+    (tmp_path / "second").mkdir()
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        os.execlp("zsh", "zsh", "-f", "-i")
+    setup = f"""
+    autoload -U compinit; compinit -u -D; eval "$({sys.executable} -m otel_dltrace completion zsh)"
+    show() {{ print -r "line<$BUFFER>" }}; zle -N show; bindkey ^X show
+    """
+    try:
+        os.write(terminal, f"{setup}\notel-dltrace {typed}\t\x18".encode())
+        shown = read_until(terminal, rb"line<(otel-dltrace .*)>")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+    assert shown.decode().strip() == f"otel-dltrace {typed}ond/"
+
+
+def read_until(terminal: int, pattern: bytes) -> bytes:
+    """Return what *pattern* finds first in what comes from *terminal*."""
+    seen = b""
+    while not (found := re.search(pattern, seen)):
+        assert select.select([terminal], [], [], 60)[0], seen
+        seen += os.read(terminal, 4096)
+    return found[1]
 
 
 @pytest.mark.parametrize(

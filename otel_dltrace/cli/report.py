@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="another report: by key of a parameter server, seen from workers and servers; "
         "by negotiation of operations of Horovod or MPI",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text, one line per run")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text, a document per run")
 
 
 def run(args: argparse.Namespace) -> int:
