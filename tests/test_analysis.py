@@ -627,21 +627,25 @@ def test_clocks_that_differ_accuse_nobody(late, verdict):
     assert ("the clocks of the hosts may be as far apart" in found.reason) == (verdict == "cannot tell")
 
 
-def test_a_backward_of_its_own_is_named_where_ranks_meet_only_every_few_steps():
-    """Local SGD: rank 1 is slow in every backward, and late where weights are averaged, in each fifth step."""
+@pytest.mark.parametrize(
+    ("stage", "every", "times"),
+    [pytest.param("backward", 5, 8, id="each fifth step"), pytest.param("forward", 40, 1, id="one step")],
+)
+def test_a_stage_of_its_own_is_named_where_ranks_meet_only_every_few_steps(stage, every, times):
+    """Local SGD: rank 1 is slow in every step, and late where weights are averaged, be it once."""
     ranks = [Rank(r, 2) for r in range(2)]
     now = [0, 0]
     for n in range(41):
-        averages = n % 5 == 4
+        averages = n % every == every - 1
         done = [now[r] + 10 + 20 * r for r in range(2)]
         ends = [max(done) + 2] * 2 if averages else done
         for r, rank in enumerate(ranks):
-            rank.step(n, now[r], ends[r]).stage(n, "backward", now[r], done[r])
+            rank.step(n, now[r], ends[r]).stage(n, stage, now[r], done[r])
             if averages:
                 rank.collective(n, done[r], ends[r], n + 1)
         now = ends
     (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
-    assert found == Straggler(1, "backward", 30 * MS, 10 * MS, 20 * MS, 40, 8, 8, 100 * MS)
+    assert found == Straggler(1, stage, 30 * MS, 10 * MS, 20 * MS, 40, times, times, 20 * every * MS)
 
 
 def test_a_hidden_wait_is_not_taken_for_its_cause():

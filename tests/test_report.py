@@ -186,7 +186,16 @@ def test_runs_are_called_as_their_folders(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0.00"), (0.0166666, "0.0167"), (1.0, "1.00"), (99.99, "99.99"), (1234.56, "1,234.6")]
+    ("value", "text"),
+    [
+        (0.0, "0.00"),
+        (0.0166666, "0.0167"),
+        (0.5, "0.500"),
+        (0.9999, "1.00"),
+        (1.0, "1.00"),
+        (99.99, "99.99"),
+        (1234.56, "1,234.6"),
+    ],
 )
 def test_rates_have_three_digits_or_more(value, text):
     """A step of a minute is not done 0.02 times a second, a fifth more often than it is."""

@@ -1,6 +1,7 @@
 """`step`, `phase` and `operation` in a user's own code: parents, steps, stages, errors, switched on and off."""
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -271,17 +272,21 @@ def test_a_task_that_outlives_the_phase_it_was_begun_in_is_below_it(tracer: Trac
     ]
 
 
-def test_a_phase_that_a_generator_holds_open_brings_back_none_that_is_over(tracer: Tracer) -> None:
+@pytest.mark.parametrize("outer", [phase, operation])
+@pytest.mark.parametrize("held", [phase, operation])
+def test_a_block_that_a_generator_holds_open_brings_back_none_that_is_over(
+    tracer: Tracer, held: type[phase | operation], outer: type[phase | operation]
+) -> None:
     """What comes once the generator is exhausted, or left, is below none of what it was begun in; neither failed."""
 
     def batches() -> Iterator[int]:
-        with phase("source"), phase("file"):
+        with held("source"), phase("file"):
             yield 1
             yield 2
 
     for is_left in (False, True):
         source = batches()
-        with phase("warmup"):
+        with outer("epoch"), outer("warmup"):
             next(source)
         if is_left:
             source.close()
@@ -293,12 +298,31 @@ def test_a_phase_that_a_generator_holds_open_brings_back_none_that_is_over(trace
 
     assert not [r for r in read_own(tracer.recorder).records if r["kind"] == AMEND]
     assert {name: parent for name, *_, parent in spans(tracer)} == {
-        "warmup": 0,
+        "epoch": 0,
+        "warmup": "epoch",
         "source": "warmup",
         "file": "source",
         "train": 0,
         "after": 0,
     }
+
+
+def test_a_block_that_a_generator_holds_within_itself_holds_up_nobody(tracer: Tracer) -> None:
+    """One phase for all of a tree, which none is for: what ends around it looks for it, and not for ever."""
+    visits = phase("visits")
+
+    def visited() -> Iterator[int]:
+        with visits, visits:
+            yield 1
+
+    def visit() -> None:
+        walk = visited()
+        with phase("outer"):
+            next(walk)
+        walk.close()
+
+    contextvars.copy_context().run(visit)  # where it is its own outer one for ever
+    assert "outer" in [name for name, *_ in spans(tracer)]
 
 
 @pytest.mark.parametrize("block", [phase("block"), operation("block")], ids=["phase", "operation"])

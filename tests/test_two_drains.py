@@ -80,15 +80,22 @@ def test_run_drains_whatever_the_program_would_have_done(place: Place, mode: str
     assert sum(map(len, place.spans())) == 6
 
 
-@pytest.mark.parametrize("folder", [None, "runs"])
-def test_run_drains_a_program_that_its_script_starts_elsewhere(place: Place, folder: str | None) -> None:
+@pytest.mark.parametrize(
+    ("folder", "env"),
+    [
+        pytest.param("", {}, id="here"),
+        pytest.param("runs", {"OTEL_DLTRACE_DIR": "runs"}, id="a folder"),
+        pytest.param("", {"OTEL_DLTRACE_RING_DIR": "rings"}, id="rings, too"),
+    ],
+)
+def test_run_drains_a_program_that_its_script_starts_elsewhere(place: Place, folder: str, env: dict[str, str]) -> None:
     """A script that changes its directory first: the run is where `run` was, which reports on it."""
     place.write(STEPS)
     (place.folder / "source").mkdir()
     script = ["sh", "-c", 'cd source && exec "$0" ../program.py', sys.executable]
-    done = place.command("run", "--no-report", *(("--dir", folder) if folder else ()), "--", *script, **ON)
+    done = place.command("run", "--no-report", "--", *script, **ON | env)
 
-    (run,) = place.folder.joinpath(folder or "").glob("dltrace-*")
+    (run,) = place.folder.joinpath(folder).glob("dltrace-*")
     assert done.stderr == f"otel-dltrace: 6 spans recorded, none lost; in {run.relative_to(place.folder)}\n"
     assert list(place.folder.glob("source/*")) == []
 
@@ -100,7 +107,7 @@ def test_run_says_where_the_spans_of_a_script_with_its_own_settings_are(place: P
     done = place.command("run", "--", *script, **ON)
 
     (run,) = place.runs()
-    said = f"nothing was traced with the settings of `run`; with those that the program makes itself: {run.name}"
+    said = f"nothing was traced with the settings of `run`; with others, meanwhile: {run.name}"
     assert done.stderr.splitlines()[-1] == f"otel-dltrace: {said}"
 
 

@@ -119,9 +119,9 @@ def lateness(joined: Joined) -> Column:
 
 
 def beyond_chance(steps: int, share: float = SHARE_OF_STEPS) -> float:
-    """Return above how many of *steps* something is so in *share* of them for more than chance.
+    """Return a number of *steps*: what is so in more of them is so in more than *share* of all, and not by chance.
 
-    One standard deviation above: of six steps five and not four, of a hundred 56.
+    It is one standard deviation above: of six steps it takes five and not four, of a hundred 56.
     """
     return share * steps + math.sqrt(share * (1 - share) * steps)
 

@@ -26,7 +26,7 @@ class HeldDrain:
     """A drain that was started, unless one ran.
 
     Once it has ended, *roots* are the run directories that it wrote, and *left* is why it has left rings behind. If it
-    wrote none, *others* are those that came beside it, of programs that set variables of their own.
+    wrote none, *others* are those that came meanwhile, of programs that set variables of their own, or of other jobs.
     """
 
     def __init__(self, starter: DrainStarter) -> None:

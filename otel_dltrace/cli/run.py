@@ -69,11 +69,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _why_nothing(drain: HeldDrain) -> str:
     """Return what there is to say where *drain* has read nothing."""
+    if trouble := drain.starter.trouble():
+        return f"nothing was traced: {trouble}"
     if drain.others:
         where = ", ".join(map(short_path, drain.others))
-        return f"nothing was traced with the settings of `run`; with those that the program makes itself: {where}"
-    trouble = drain.starter.trouble()
-    return f"nothing was traced{': ' + trouble if trouble else ''}"
+        return f"nothing was traced with the settings of `run`; with others, meanwhile: {where}"
+    return "nothing was traced"
 
 
 def traced_environment(args: argparse.Namespace) -> dict[str, str]:
@@ -86,9 +87,10 @@ def traced_environment(args: argparse.Namespace) -> dict[str, str]:
     for name in ("level", "steps", "directory"):
         if getattr(args, name) is not None:
             env[VARIABLES[name]] = str(getattr(args, name))
-    if folder := env.get(VARIABLES["directory"], "").strip():
-        env[VARIABLES["directory"]] = Config(directory=folder).directory
-    return env
+    config = Config.from_env(env)
+    # A script may change its directory before it starts what is traced.
+    told = (name for name in ("directory", "ring_directory") if env.get(VARIABLES[name]))
+    return env | {VARIABLES[name]: getattr(config, name) for name in told}
 
 
 def _name_of_programs(program: list[str]) -> dict[str, str]:

@@ -17,8 +17,8 @@ class World:
     """This process's place, as its launcher says; a process without launcher is 0 of 1.
 
     *store* is ``host:port`` of a server of the launcher's that keeps what ranks tell each other, "" for none; where it
-    *is_elastic*, ranks may come later. Ranks that *is_spawned* were begun by those of another world, which they are
-    not part of.
+    *is_elastic*, ranks may come later. A world that *is_spawned* was begun by the ranks of another one, and has none of
+    them; only MPICH and Intel MPI say so.
     """
 
     rank: int = 0

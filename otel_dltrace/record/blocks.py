@@ -8,7 +8,7 @@ from types import TracebackType
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
-from otel_dltrace.record.operation import Open, Operation, open_span
+from otel_dltrace.record.operation import Open, Operation, end_before_inner, open_span
 from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase, whole
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import RECORD
@@ -64,17 +64,19 @@ class step:  # noqa: N801  -- used as a context manager, named as one
 class phase:  # noqa: N801
     """Record the enclosed block as a phase of the current step (or operation).
 
-    A name that is one of the stages (``to_device``, ``reduce_metrics``, ...) counts as that stage.
+    A name that is one of the stages (``to_device``, ``reduce_metrics``, ...) counts as that stage. It may be entered
+    again when it is over; within itself, and on several threads at a time, each has its own.
 
     Args:
         name: A name of few kinds, such as ``rollout``: it becomes the span's name.
         size: Bytes moved, if any.
     """
 
-    __slots__ = ("_mark", "_name", "_recorder", "_token", "descriptor", "number", "parent", "size", "start", "step")
+    __slots__ = ("_mark", "_name", "_recorder", "descriptor", "number", "parent", "size", "start", "step", "token")
     _recorder: Recorder | None
-    _token: "Token[Open | None]"
+    token: "Token[Open | None] | None"
 
+    # Not by keyword alone: filling in what such a one is costs a hundredth of a phase.
     def __init__(self, name: str, size: int = 0) -> None:
         self._name = name
         self.size = size
@@ -106,7 +108,7 @@ class phase:  # noqa: N801
                 if now == NO_STEP and not self.parent:
                     # It is a trace of its own, which all ranks name by its name and how often that came (contract 4).
                     self.parent = next(tracer.turns[self._name]) << 32
-                self._token = _set_open(self)
+                self.token = _set_open(self)
                 self.start = monotonic_ns()
             else:
                 self._recorder = None
@@ -182,10 +184,10 @@ class phase:  # noqa: N801
             finally:
                 try:
                     if drawn and _get_open() is not self:
-                        self._end_before_inner()
+                        end_before_inner(self)
                     else:
-                        _reset_open(self._token)
-                except ValueError:
+                        _reset_open(self.token)  # type: ignore[arg-type]  # None raises
+                except (ValueError, TypeError):
                     self._end_elsewhere()
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("phase", broken)
@@ -205,25 +207,13 @@ class phase:  # noqa: N801
             step=self.step,
         )
 
-    def _end_before_inner(self) -> None:
-        """Leave the context where a phase that began in this one is not over: a generator's, that goes on later.
-
-        Behind that one is then what was before this one, which is over.
-        """
-        inner, token = _get_open(), self._token
-        while isinstance(inner, phase) and inner._token.old_value is not self:
-            inner = inner._token.old_value
-        if isinstance(inner, phase):
-            inner._token = token
-            _set_open(None if token.old_value is Token.MISSING else token.old_value)
-        else:
-            _reset_open(token)
-
     def _end_elsewhere(self) -> None:
         """Be in the way of nothing in the context that this one began in, and still is in: it ended in another.
 
         So does an asynchronous generator that is not exhausted. What comes there is below what this one is below.
         """
+        if self.token is None:
+            return  # it is in the way nowhere: what it began in has ended first
         self.number = self.parent & _M32
         if not self.number:
             self.step = _NOWHERE
@@ -248,7 +238,7 @@ class operation:  # noqa: N801
         group: The process group or set.
     """
 
-    __slots__ = ("_fields", "_open", "_seq", "_size", "_token")
+    __slots__ = ("_fields", "_open", "_seq", "_size")
     _open: Operation | None
 
     def __init__(self, name: str, *, size: int = 0, tensor: str = "", group: str = "") -> None:
@@ -264,7 +254,7 @@ class operation:  # noqa: N801
             descriptor, occurrences = tracer.operation_descriptor(*self._fields)
             self._seq = next(occurrences)
             self._open = Operation(tracer.recorder, descriptor, self._size)
-            self._token = open_span.set(self._open)
+            self._open.token = _set_open(self._open)
         return self
 
     @guarded
@@ -277,6 +267,9 @@ class operation:  # noqa: N801
                 self._open.close(self._seq, error=None if kind is GeneratorExit else error)
             finally:
                 try:
-                    open_span.reset(self._token)
+                    if self._open.token is not None and _get_open() is self._open:
+                        _reset_open(self._open.token)
+                    else:
+                        end_before_inner(self._open)
                 except ValueError:  # it began in another context, which a phase tells of
                     self._open.step_aside()

@@ -1,6 +1,6 @@
 """The spans that are open in a context: a program's phases, and operations, which are written twice (contract 3)."""
 
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from time import monotonic_ns
 from typing import Protocol
 
@@ -9,12 +9,15 @@ from otel_dltrace.record.recorder import Recorder
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _COLLECTIVE, _HOST_DONE = int(Level.COLLECTIVE), int(Source.HOST_DONE)
+_MOST_NESTED = 1000  # one that is entered within itself has no end of outer ones
 
 
 class Open(Protocol):
     """A span that is open in a context: a phase or an operation."""
 
     step: int
+    token: "Token[Open | None] | None"
+    """What brings back the span that was open before; None where that one has ended first."""
 
     def drawn(self) -> int:
         """Return the span's number, for a child."""
@@ -24,10 +27,56 @@ open_span: ContextVar[Open | None] = ContextVar("otel_dltrace.open_span", defaul
 """The innermost open span of this context; it is a parent in its own step alone."""
 
 
+def end_before_inner(over: Open) -> None:
+    """Leave the context where blocks that began in *over* are not over: a generator's, that goes on later.
+
+    Behind them is then what was before *over*, and their own ends change nothing.
+
+    Raises:
+        ValueError: *over* began in another context.
+    """
+    token = over.token
+    if token is None:
+        return
+    inners = _begun_in(over)
+    for inner in inners:
+        inner.token = None
+    if inners:  # be it in a copy of the context, where the token resets nothing
+        open_span.set(None if token.old_value is Token.MISSING else token.old_value)
+    open_span.reset(token)
+
+
+def _begun_in(over: Open) -> list[Open]:
+    """Return the open blocks of this context that began in *over*."""
+    inners: list[Open] = []
+    inner = open_span.get()
+    while inner is not None and inner is not over:
+        inners.append(inner)
+        begun: Token[Open | None] | None = getattr(inner, "token", None)
+        if begun is None or begun.old_value is Token.MISSING or len(inners) > _MOST_NESTED:
+            return []
+        inner = begun.old_value
+    return inners if inner is over else []
+
+
 class Operation:
     """A span that is written when it begins and again when it is over: a collective, a push-pull."""
 
-    __slots__ = ("_closed", "_parent", "a", "b", "descriptor", "flags", "number", "recorder", "size", "start", "step")
+    __slots__ = (
+        "_closed",
+        "_parent",
+        "a",
+        "b",
+        "descriptor",
+        "flags",
+        "number",
+        "recorder",
+        "size",
+        "start",
+        "step",
+        "token",
+    )
+    token: "Token[Open | None] | None"
 
     def __init__(
         self, recorder: Recorder, descriptor: int, size: int = 0, a: int = 0, b: int = -1, flags: int = 0

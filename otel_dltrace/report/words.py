@@ -24,7 +24,7 @@ def ms(ns: int) -> str:
 def rate(per_second: float) -> str:
     """Return a number per second, with three digits or more; a large model's steps take minutes."""
     if 0 < per_second < 1:
-        return f"{per_second:.3g}"
+        return f"{per_second:#.3g}"  # with its zeros: 0.50 says less than 0.500
     return f"{per_second:,.2f}" if per_second < _MANY else f"{per_second:,.1f}"
 
 
