@@ -56,7 +56,7 @@ MEANING = {
     semconv.DL_COMM_ROOT: "by its rank in the world",
     semconv.DL_COMM_TAG: "of a message",
     semconv.DL_TENSOR_NAME: "",
-    semconv.DL_KEY: "declared key << 16 | partition",
+    semconv.DL_KEY: r"declared key << 16 \| partition",
     semconv.DL_PARTITION: "",
     semconv.DL_QUEUE_TYPE: "",
     semconv.DL_QUEUE_WAIT: "microseconds",
@@ -196,6 +196,7 @@ calls `Finalize`.
 
 Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in; to and
 from `PROC_NULL` none. A Python object has no size before it is pickled; its receive says how many bytes came.
+Of a collective on files in two halves (`Write_all_begin`, `Write_all_end`) the first has the bytes.
 `dl.comm.group.id` is `world`, `self.<rank>`, or a hash that the ranks of a communicator, window or file compute alike
 from how it was made, without a message. What other processes than those of `COMM_WORLD` share (`Spawn`, `Accept`,
 `Connect`) has no id, and so has a communicator that was made by other means than a method below. What is spawned is a

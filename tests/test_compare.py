@@ -177,6 +177,15 @@ def _initialised(number: int) -> SpanBatch:
     return rank.batch()
 
 
+def test_what_communicates_after_the_loop_is_none_of_its_time():
+    """It has the number of the last step, and more than its time."""
+    rank = Rank(0)
+    for n in range(4):
+        rank.step(n, 10 * n, 10 * n + 10).collective(n, 10 * n + 6, 10 * n + 8, n + 1)
+    rank.collective(3, 45, 95, 5)
+    assert scaling({"one": [rank.batch()]}).runs[0].steady.communication == 2 / 10
+
+
 def test_a_rank_without_a_step_in_a_part_is_not_taken_for_a_slow_one():
     """It came after the first steps: it does nothing there, and what the others do is known."""
     early, late = ddp(2, 10)

@@ -630,3 +630,17 @@ def test_the_last_run_is_looked_at(figures, verdict, tmp_path):
     assert found.verdict == verdict
     assert found.what.startswith("dltrace-job-00000000, ")
     assert " ago: 5 spans recorded" in found.what
+
+
+def test_the_last_run_is_the_one_that_began_last(tmp_path):
+    """The figures of an earlier run are written anew when its drain has lingered, or by `recover`."""
+    for number, name in enumerate(["dltrace-later-00000000", "dltrace-earlier-00000000"]):
+        folder = tmp_path / name / "hosts" / "node"
+        folder.mkdir(parents=True)
+        (folder / "drain.json").write_text(json.dumps({"summary": {"spans": 5}}))
+        (folder.parents[1] / "run.json").write_text("{}")
+        os.utime(folder.parents[1] / "run.json", (1000 - number, 1000 - number))
+        os.utime(folder / "drain.json", (2000 + number, 2000 + number))
+    (found,) = runs.check(Config(directory=str(tmp_path), ring_directory=str(tmp_path / "rings")))
+
+    assert found.what.startswith("dltrace-later-00000000, ")

@@ -295,3 +295,34 @@ def test_ranks_agree_on_a_run_that_nobody_named(place: Place, horovod_site: Path
     place.wait_for_rings()
     binds = [batch.process.bind for batch in by_rank(place, 2)]
     assert len({(bind.job, bind.generation) for bind in binds}) == 1
+
+
+def test_programs_that_a_script_starts_by_themselves_are_runs_of_their_own(place: Place, horovod_site: Path) -> None:
+    """Each is rank 0 of 1 of its Horovod, and would have the other's ids."""
+    need("mpi")
+    python = f"{sys.executable} {place.write(ALONE)}"
+    command = [*horovod_job.TRACED, "sh", "-c", f"{python} && {python}"]
+    done = place.finish(place.popen(command, **horovod_job.environment(horovod_site)), horovod_job.ENDS_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len({number for batch in place.spans() for number in collective_ids(operations(batch)["allreduce.x"])}) == 2
+
+
+HALVES = """
+import os, torch, horovod.torch as hvd
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+hvd.init(comm=[0, 2] if rank % 2 == 0 else [1, 3])
+hvd.allreduce(torch.ones(4), name="x")
+"""
+
+
+def test_ranks_that_horovod_divides_stay_apart(place: Place, horovod_site: Path) -> None:
+    """Each half has a Horovod of its own with ranks 0 and 1; in the run they are mpirun's, and share no operation."""
+    need("mpi")
+    command = [*horovod_job.TRACED, *horovod_job.launcher("mpi", 4), sys.executable, str(place.write(HALVES))]
+    done = place.finish(place.popen(command, **horovod_job.environment(horovod_site)), horovod_job.ENDS_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [operations(batch)["allreduce.x"] for batch in by_rank(place, 4)]
+    assert [one.descriptor_of(0).group for one in found] == ["0", "0@1", "0", "0@1"]
+    ids = [collective_ids(one).tolist() for one in found]
+    assert (ids[0], ids[1]) == (ids[2], ids[3])
+    assert ids[0] != ids[1]

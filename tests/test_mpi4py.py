@@ -1,6 +1,7 @@
 """Programs that use mpi4py: every call is a span, all ranks know it by one id, and nothing else changes."""
 
 import ast
+import ctypes
 import importlib.util
 import os
 import re
@@ -11,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from ring_files import read_own
@@ -18,9 +20,9 @@ from ring_files import read_own
 from otel_dltrace.instrument import _mpi_groups
 from otel_dltrace.instrument._mpi_buffers import content_of, name_of
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
-from otel_dltrace.instrument._mpi_comm import current
-from otel_dltrace.instrument._mpi_groups import Group
-from otel_dltrace.instrument._mpi_usual import shortened
+from otel_dltrace.instrument._mpi_comm import Comm, current
+from otel_dltrace.instrument._mpi_groups import NOBODY, Group
+from otel_dltrace.instrument._mpi_usual import _learned, shortened
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.semconv import Flag, Source
 from otel_dltrace.model.spans import SpanBatch
@@ -454,6 +456,30 @@ def test_requests_end_as_they_are_waited_for(tmp_path: Path) -> None:
     assert not any(batch["flags"] & Flag.TRUNCATED)
 
 
+class OnDevice:
+    """An array that only says where it lies, as what is on a device may."""
+
+    def __init__(self, array: Any) -> None:
+        """Lie where *array* does."""
+        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3, "strides": None, "keep": array}
+
+
+class Lent:
+    """An array that only lends its memory, and only where it lies in one piece."""
+
+    def __init__(self, array: Any) -> None:
+        """Lend *array*."""
+        self._array = array
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        """Return what others read it by."""
+        return self._array.__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> Any:
+        """Return where it lies."""
+        return self._array.__dlpack_device__()
+
+
 def specifications() -> dict[str, tuple[object, tuple[int, str]]]:
     """Return what mpi4py takes as a buffer, and what it holds."""
     np = pytest.importorskip("numpy")
@@ -468,6 +494,12 @@ def specifications() -> dict[str, tuple[object, tuple[int, str]]]:
         "array with type": ([six, "d"], (48, "d")),
         "bytes": (b"abc", (3, "")),
         "bytes with count": ([bytearray(8), 4], (4, "")),
+        "memory of C with count": ([(ctypes.c_double * 6)(), 4], (32, "")),
+        "array of a device": (OnDevice(six), (48, "")),
+        "array of a device with count": ([OnDevice(six), 4], (32, "")),
+        "array of a device with type": ([OnDevice(six), "d"], (48, "d")),
+        "array that is lent": (Lent(six), (48, "")),
+        "array with gaps that is lent": (Lent(six[::2]), (0, "")),
         "nothing": (None, (0, "")),
         "what is no buffer": ([object()], (0, "")),
     }
@@ -523,6 +555,38 @@ def test_bytes_are_those_that_move(tmp_path: Path) -> None:
     parts = [[48, 16, 16, 32, 24, 56, 32], [48, 16, 16, 16, 8, 56, 32]]
     names = ["alltoall", "alltoallv", "alltoallw", "scatter", "scatterv", "allgatherv", "neighbor_alltoall"]
     assert [rank[-7:] for rank in sizes] == [list(zip(names, of_rank, strict=True)) for of_rank in parts]
+
+
+def test_more_bytes_than_an_int_counts_are_received() -> None:
+    """Of which Open MPI says that they are no count."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    status.Set_source(0)
+    status.Set_tag(7)
+    status.Set_elements(MPI.BYTE, 3 << 30)
+    comm = cast("Comm", SimpleNamespace(module=MPI))
+    assert Comm.learned(comm, Group("world", 1), MPI.COMM_WORLD, status, 0) == (3 << 30, 0, 7)
+    assert _learned(comm, Group("world", 1), MPI.COMM_WORLD, status, 0, NOBODY, NOBODY) == (3 << 30, 0, 7, 1)
+
+
+IN_HALVES = """
+import numpy as np
+from mpi4py import MPI
+
+data = np.zeros(6)
+file = MPI.File.Open(MPI.COMM_WORLD, "halves.bin", MPI.MODE_CREATE | MPI.MODE_RDWR)
+file.Write_at_all_begin(0, data)
+file.Write_at_all_end(data)
+file.Close()
+"""
+
+
+def test_bytes_to_a_file_in_two_halves_are_counted_once(tmp_path: Path) -> None:
+    """Both calls are given the same memory."""
+    (batch,) = spans_of(IN_HALVES, 1, tmp_path)
+    sizes = {batch.descriptor_of(row).name: int(batch["size"][row]) for row in range(len(batch))}
+    assert sizes == {"init": 0, "open": 0, "write_at_all_begin": 48, "write_at_all_end": 0, "close": 0}
 
 
 def test_a_new_tag_for_each_message_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,7 +303,29 @@ def test_a_killed_root_is_noticed_by_its_servers(tmp_path):
     """The session with the server breaks, and the server tells the other workers."""
     done = run_job(tmp_path, DYING.format(dies=1), (2, 1, 2), SMALL)
     assert done.code == 128 + signal.SIGKILL
-    assert done.each("message") == {"worker0": "worker 1: its connection closed; it died or was killed"}
+    silent = "its connection closed; it died, was killed, or did not answer for 120 s"
+    assert done.each("message") == {"worker0": f"worker 1: {silent}"}
+
+
+def test_a_root_that_stands_still_is_given_the_timeout(tmp_path):
+    """As long as that, not as long as gRPC would; it is not called dead, which nobody knows."""
+    server = """
+    global options
+    import dataclasses
+    options = dataclasses.replace(options, timeout_s=2)
+    """
+    program = """
+    import time
+    if layout.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    end = time.monotonic() + 40  # gRPC gives a ping a minute
+    while engine.error is None and time.monotonic() < end:
+        time.sleep(0.01)
+    push_pull("w", np.ones(2, np.float32))
+    """
+    done = run_job(tmp_path, program, (2, 1, 1), server=server, grace_s=0.2)
+    silent = "its connection closed; it died, was killed, or did not answer for 2 s"
+    assert done.each("message") == {"worker0": f"worker 1: {silent}"}
 
 
 GOING = """
@@ -531,6 +553,23 @@ def test_a_port_has_one_server():
             first.terminate()
     assert second.returncode == 2
     assert "is the port taken?" in second.stderr
+
+
+def test_a_server_does_not_wait_for_ever_for_who_never_comes():
+    """Once the job has failed the timeout is enough: a worker that crashed before its `init` would keep it up."""
+    port = free_port()
+    counts = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_PORT": str(port), "PUSHPULL_TOKEN": "x"}
+    env = {**os.environ, **counts, "PYTHONPATH": str(ROOT), "PUSHPULL_TIMEOUT": "4"}
+    with subprocess.Popen(SERVE, env=env | {"PUSHPULL_TIMEOUT": "1"}) as serving:
+        try:
+            wait_until(lambda: answers(port), what="the server")
+            came = subprocess.run(
+                [sys.executable, "-c", STRANGER], env=env, capture_output=True, text=True, timeout=240, check=True
+            )
+            assert serving.wait(60) == 0
+        finally:
+            serving.kill()
+    assert came.stdout == f"not all workers came to server 0 at 127.0.0.1:{port} in 4 s\n"
 
 
 def answers(port: int) -> bool:

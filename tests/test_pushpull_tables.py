@@ -322,6 +322,7 @@ def test_an_asynchronous_key_is_pulled_at_once():
     ("change", "says"),
     [
         pytest.param({"name": "v"}, "('v', 16 bytes of float32) of worker 1 is key 65536 ('w',", id="name"),
+        pytest.param({"key": 2 << 16}, "'w' has the key 131072 on worker 1, and 65536 on worker 0", id="key"),
         pytest.param({"dtype": "int32"}, "16 bytes of int32) of worker 1 is key 65536", id="dtype"),
         pytest.param({"packing": 1}, "worker 1 compresses it in another way", id="packing"),
         pytest.param({"worker": 0}, "worker 0 pushes round 0 again", id="again"),

@@ -301,6 +301,39 @@ def test_a_call_may_say_another_priority_than_the_declaration(tmp_path):
     assert done.each("found") == {"worker0": [1, 5, 5, 0]}
 
 
+NAMELESS = """
+torch.manual_seed(0)
+makes, judges = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+before = makes.weight.detach().clone()
+optimizers = [bps.DistributedOptimizer(torch.optim.SGD(one.parameters(), lr=0.0)) for one in (judges, makes)]
+judges(makes(torch.full((2, 4), layout.rank + 1.0))).sum().backward()  # reaches both
+for one in optimizers:
+    one.step()
+say(kept=bool((makes.weight == before).all()), means=[float(one.weight.grad.sum()) for one in (makes, judges)])
+def refused(*parameters):
+    try:
+        for one in parameters:
+            bps.DistributedOptimizer(torch.optim.SGD([one], lr=0.0), [("weight", one)])
+    except bps.PushPullError as error:
+        return str(error)
+say(error=refused(nn.Linear(4, 4).weight, nn.Linear(4, 4).weight), twice=refused(makes.weight))
+"""
+
+
+@pytest.mark.parametrize(
+    "env", [pytest.param({}, id="together"), pytest.param({"BYTEPS_ENABLE_ASYNC": "1"}, id="asynchronously")]
+)
+def test_parameters_of_two_optimizers_are_not_taken_for_each_other(env, tmp_path):
+    """Those without a name have one each; where servers keep values, one name for two is refused."""
+    done = run_job(tmp_path, START + NAMELESS, (2, 1, 1), {**SMALL, **env}, torch=True)
+    assert done.code == 0, done.stderr
+    assert done.each("kept") == {"worker0": True, "worker1": True}
+    assert ("'weight' is a parameter of another" in (done.each("error")["worker0"] or "")) is bool(env)
+    assert "(4, 4) is of two DistributedOptimizers" in done.each("twice")["worker0"]
+    if not env:
+        assert done.each("means")["worker0"] == done.each("means")["worker1"]
+
+
 ASYNCHRONOUS = """
 ours = model_of(0)
 first = [one.detach().clone() for one in ours.parameters()]

@@ -154,13 +154,16 @@ def _slowest(tables: Sequence[StepTable], steps: Column) -> Column:
 
 def _communication(tables: Sequence[StepTable], steps: Column) -> int:
     """Return for how long any operation was under way on the ranks, summed over them."""
-    time = 0
-    for table in tables:
-        batch = table.batch
-        rows = batch.rows[batch.lookup(_communicates, bool) & np.isin(batch["step"], steps)]
-        rows = rows[rows["flags"] & s.Flag.TRUNCATED == 0]
-        time += union(rows["start"], rows["end"])
-    return time
+    return sum(_communicating(table, steps) for table in tables if table.rows_of(steps).any())
+
+
+def _communicating(table: StepTable, steps: Column) -> int:
+    batch, here = table.batch, table.rows_of(steps)
+    rows = batch.rows[batch.lookup(_communicates, bool) & np.isin(batch["step"], steps)]
+    rows = rows[rows["flags"] & s.Flag.TRUNCATED == 0]
+    # What comes after a loop has the number of its last step, and is not of its time.
+    extent = (table.start - table.between)[here].min(), table.end[here].max()
+    return union(np.clip(rows["start"], *extent), np.clip(rows["end"], *extent))
 
 
 def _communicates(d: Descriptor) -> bool:

@@ -19,14 +19,21 @@ _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
 def check(config: Config) -> list[Finding]:
     """Return what the newest run directory says of its spans, and which rings wait for somebody to read them."""
-    runs = sorted(Path(config.directory).glob("dltrace-*/hosts/*/drain.json"), key=lambda path: path.stat().st_mtime)
+    runs = sorted(Path(config.directory).glob("dltrace-*/hosts/*/drain.json"), key=lambda path: _begun(path.parents[2]))
     if not runs:
         found = [Finding(AREA, FINE, f"there is no run in {config.directory} yet")]
     else:
         newest = runs[-1].parents[2]
-        ago = _ago(time.time() - runs[-1].stat().st_mtime)
-        found = [_host(newest, ago, path) for path in runs if path.parents[2] == newest]
+        of_newest = [path for path in runs if path.parents[2] == newest]
+        ago = _ago(time.time() - max(path.stat().st_mtime for path in of_newest))
+        found = [_host(newest, ago, path) for path in of_newest]
     return [*found, *_orphans(config.rings)]
+
+
+def _begun(run: Path) -> float:
+    """Return when *run* was made: a drain that lingers, or `recover`, writes its figures long after a later one's."""
+    described = run / "run.json"
+    return (described if described.exists() else run).stat().st_mtime
 
 
 def _host(run: Path, ago: str, path: Path) -> Finding:

@@ -10,7 +10,8 @@ def batch_size(batch: Any, depth: int = 3) -> int:
     shape = getattr(batch, "shape", None)
     if shape is not None:
         rows = shape[0] if len(shape) else 0
-        return rows if isinstance(rows, int) else 0  # no number while a graph is made, which to ask would change
+        # While a graph is made of the model it is no int, and to make one of it would be a part of the graph.
+        return rows if isinstance(rows, int) else 0
     if not depth:
         return 0
     if isinstance(batch, (list, tuple)):

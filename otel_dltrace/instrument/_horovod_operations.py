@@ -65,6 +65,7 @@ class Operations(Calls):
         self._series: dict[tuple[str, str], Series] = {}
         self._joins = 0
         self._removed: Counter[int] = Counter()
+        self._first = 0
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -149,7 +150,8 @@ class Operations(Calls):
     def group_of(self, number: int) -> str:
         """Return the id of the process set *number*: Horovod gives the number of a removed one to another."""
         removed = self._removed[number]
-        return f"{number}.{removed}" if removed else str(number)
+        own = f"{number}.{removed}" if removed else str(number)
+        return f"{own}@{self._first}" if self._first else own
 
     def removed(self, number: int) -> None:
         """Know that the process set *number* is no more."""
@@ -167,9 +169,10 @@ class Operations(Calls):
 
     # -- the beginning and the end -------------------------------------------------------------------
 
-    def initialised(self) -> None:
-        """Forget what was numbered: Horovod begins anew, maybe with other ranks."""
+    def initialised(self, first: int) -> None:
+        """Forget what was numbered: Horovod begins anew, maybe with other ranks; its 0 is the launcher's *first*."""
         self.starts += 1
+        self._first = first
         self.last = self._joins = 0
         self._described.clear()
         self._series.clear()

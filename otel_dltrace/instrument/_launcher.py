@@ -14,6 +14,16 @@ def launcher_bind(tracer: Tracer) -> Bind | None:
     return Bind.read(said)
 
 
+def world_bind(tracer: Tracer, size: int) -> Bind | None:
+    """Return the bind of a rank whose world, by its framework, is of *size*, as `launcher_bind` does.
+
+    Where the launcher says no run, nothing that all ranks know tells this run from another: then each process is
+    bound by itself when it ends. So is one whose run may have others of its rank in it.
+    """
+    is_own = tracer.recorder.home.get("alone") and (size == 1 or tracer.environment.is_spawned)
+    return None if is_own else launcher_bind(tracer)
+
+
 def has_servers_run(tracer: Tracer) -> bool:
     """Return whether this is a process of a push_pull job that was told its run, as the servers were."""
     said = tracer.recorder.home.get("bind") or {}

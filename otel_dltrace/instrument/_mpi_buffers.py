@@ -29,17 +29,32 @@ def content_of(value: Any, *, is_object: bool, ranks: int = 0, is_vector: bool =
         try:
             return value.nbytes, value.dtype
         except AttributeError:
-            return _of_buffer(value), getattr(value, "typecode", "")
-    except (TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError):
+            return int(_viewed(value, is_object=is_object).nbytes), getattr(value, "typecode", "")
+    except (TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError, BufferError):
         return NOTHING  # wrong, or not to be known: that is for the call to say
 
 
-def _of_buffer(data: Any) -> int:
-    known = getattr(data, "nbytes", None)
-    if known is not None:
-        return int(known)
-    with memoryview(data) as view:
-        return view.nbytes
+def _viewed(data: Any, *, is_object: bool = False) -> Any:
+    """Return *data*, or its memory as mpi4py sees it, which devices and other libraries may hand out, too."""
+    if hasattr(data, "nbytes"):
+        return data
+    try:
+        return memoryview(data)
+    except TypeError:
+        if is_object:
+            raise
+        from mpi4py import MPI
+
+        return MPI.memory.frombuffer(data, readonly=True)
+
+
+def _size_of_one(data: Any) -> int:
+    """Return how many bytes an element of *data* has."""
+    known = getattr(data, "itemsize", None)
+    if known is None:
+        on_device = getattr(data, "__cuda_array_interface__", None)
+        known = on_device["typestr"][2:] if on_device else memoryview(data).itemsize
+    return int(known)
 
 
 def _of_specification(value: Any, ranks: int, is_vector: bool) -> Content:
@@ -50,7 +65,7 @@ def _of_specification(value: Any, ranks: int, is_vector: bool) -> Content:
         counts = (rest[0][0] if len(rest) == 1 else rest[0]) if rest else [1] * len(datatype)
         return sum(n * _size_of(kind) for n, kind in zip(counts, datatype, strict=True)), datatype[0]
     named = getattr(data, "dtype", "") if datatype is None else datatype
-    each = getattr(data, "itemsize", 1) if datatype is None else _size_of(datatype)
+    each = _size_of_one(data) if datatype is None else _size_of(datatype)
     count = rest[0] if rest else None
     offset = rest[1] if len(rest) > 1 else None
     if isinstance(count, tuple if is_vector else _SEQUENCE):
@@ -59,7 +74,7 @@ def _of_specification(value: Any, ranks: int, is_vector: bool) -> Content:
         return _total(count, ranks) * each, named
     apart = each if datatype is None else _extent_of(datatype)
     start = 0 if is_vector or offset is None else index(offset) * apart
-    return (_of_buffer(data) - start) // apart * each, named
+    return (_viewed(data).nbytes - start) // apart * each, named
 
 
 def _is_datatype(value: Any) -> bool:

@@ -299,7 +299,8 @@ def _files() -> Iterator[Call]:
         for kind in ("all", "at_all", "ordered"):
             begin = "offset buf" if kind == "at_all" else "buf"
             yield _file(f"{verb}_{kind}_begin", Role.COLLECTIVE, begin)
-            yield _file(f"{verb}_{kind}_end", Role.COLLECTIVE)
+            # Its bytes are those of the call that began it.
+            yield Call(f"{verb}_{kind}_end", "buf status", holder="File")
 
 
 FILES = (

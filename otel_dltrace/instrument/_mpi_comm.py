@@ -105,7 +105,7 @@ class Comm:
         source, tag = status.Get_source(), status.Get_tag()
         if source < 0:
             return None
-        count = status.Get_count(self.module.BYTE)
+        count = status.Get_elements(self.module.BYTE)  # Open MPI has no count above 2 GiB
         return count if count >= 0 else size, group.rank_in_world(handle, source), tag
 
 

@@ -233,11 +233,13 @@ class Groups:
         known = self.known.get(handle)
         if known is not None and not known.is_given:
             del self.known[handle]
-        # What nobody saw being made goes unseen as well, with that which is freed here: mpi4py has duplicates that do.
-        while self._unseen:
-            unseen = self._unseen.pop()
-            if unseen in self.known and not self.known[unseen].id:
-                del self.known[unseen]
+        # mpi4py frees duplicates that it made for itself along with what they are of, and nobody sees either. So all
+        # that nobody saw being made is asked about anew.
+        with suppress(KeyError):  # other threads forget them, too
+            while True:
+                unseen = self._unseen.pop()
+                if unseen in self.known and self.known[unseen].id == UNKNOWN:
+                    self.known.pop(unseen, None)
 
 
 def _size_of(new: Any) -> int:

@@ -56,7 +56,7 @@ class Probe:
         if status is not None and status.Get_source() >= 0:
             operation.a = self._group.rank_in_world(self._handle, status.Get_source())
             operation.b = status.Get_tag()
-            operation.size = max(0, status.Get_count(comm.module.BYTE))
+            operation.size = max(0, status.Get_elements(comm.module.BYTE))
             if result is not True:
                 self._match(result, operation)
         operation.close()

@@ -176,7 +176,7 @@ def _learned(
             except KeyError:
                 a, b, numbers = group.side(handle, source, tag, sends=False)
             seq = next(numbers) if numbers is not None else 0
-            count = status.Get_count(comm.module.BYTE)
+            count = status.Get_elements(comm.module.BYTE)  # Open MPI has no count above 2 GiB
             size = count if count >= 0 else size
         else:
             size = 0

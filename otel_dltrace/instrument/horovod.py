@@ -15,8 +15,9 @@ from otel_dltrace.instrument._handle_sites import LEVEL, Plugin
 from otel_dltrace.instrument._handles import Pending
 from otel_dltrace.instrument._horovod_calls import BLOCKING, CALLS, OPS, SETS, Call
 from otel_dltrace.instrument._horovod_operations import Described, Operations, Series
+from otel_dltrace.instrument._horovod_part import first_of, is_part
 from otel_dltrace.instrument._horovod_store import agreed, following, propose, tell, told
-from otel_dltrace.instrument._launcher import launcher_bind
+from otel_dltrace.instrument._launcher import world_bind
 from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
 from otel_dltrace.model.identity import Bind
@@ -74,45 +75,49 @@ def _plain_failed(plain: Plain, error: BaseException) -> None:
 # -- the beginning and the end ----------------------------------------------------------------------
 
 
-def _init_begins(_args: Args, _kwargs: Kwargs) -> Operations | None:
+def _init_begins(args: Args, kwargs: Kwargs) -> tuple[Operations, Any] | None:
     here = _plugin.here()
     if here.starts and sys.modules[OPS].is_initialized():
         return None  # a library may call it once more, and then nothing begins
     propose(here.tracer)
-    return here
+    return here, args[0] if args else kwargs.get("comm")
 
 
-def _initialised(here: Operations, _result: object) -> None:
+def _initialised(begun: tuple[Operations, Any], _result: object) -> None:
     """Bind by what Horovod and the launcher say, and follow the timeline that the user asked for."""
     ops = sys.modules[OPS]
-    here.initialised()
+    here, comm = begun
+    here.initialised(first_of(comm, here.tracer.environment, ops))
     _bind(here, ops)
     _follow(ops, here.tracer.horovod_timeline())
 
 
 def _bind(here: Operations, ops: Any) -> None:
     tracer = here.tracer
-    bind = _run_of(here, ops.rank())
+    bind = _run_of(here, ops)
     if bind is None:
         return
     if tracer.environment.is_elastic and ops.rank() == 0:
         tell(tracer, bind)
-    place = {"rank": ops.rank(), "world_size": ops.size(), "local_rank": ops.local_rank()}
-    place |= {"local_world_size": ops.local_size(), "node_rank": ops.cross_rank()}
+    if not is_part(tracer.environment, ops):
+        place = {"rank": ops.rank(), "world_size": ops.size(), "local_rank": ops.local_rank()}
+        place |= {"local_world_size": ops.local_size(), "node_rank": ops.cross_rank()}
+        bind = dataclasses.replace(bind, **place)
     if here.starts > 1:
         loop_of(tracer).interrupted()  # the step that is open is of the start before
-    tracer.recorder.bind(dataclasses.replace(bind, **place), tracer.steps.upcoming)
+    tracer.recorder.bind(bind, tracer.steps.upcoming)
 
 
-def _run_of(here: Operations, rank: int) -> Bind | None:
+def _run_of(here: Operations, ops: Any) -> Bind | None:
     """Return the bind, less this rank's place, for what `hvd.init` has begun; None if it is not known, or not ours."""
     tracer = here.tracer
     before = tracer.recorder.bound
     if before is not None:
         return following(before) if here.starts > 1 else None
-    tracer.steps.group_seq = lambda: here.last
-    bind = told(tracer) if rank and tracer.environment.is_elastic else None
-    return bind or launcher_bind(tracer) or agreed(tracer)
+    if not is_part(tracer.environment, ops):
+        tracer.steps.group_seq = lambda: here.last
+    bind = told(tracer) if ops.rank() and tracer.environment.is_elastic else None
+    return bind or world_bind(tracer, ops.size()) or agreed(tracer)
 
 
 def _follow(ops: Any, path: str) -> None:

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._launcher import launcher_bind
+from otel_dltrace.instrument._launcher import world_bind
 from otel_dltrace.instrument._mpi_buffers import NOTHING
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
 from otel_dltrace.instrument._mpi_comm import Comm, current
@@ -154,13 +154,8 @@ def _initialised(since: int, _result: object) -> None:
 
 
 def _bind(tracer: Tracer, rank: int, size: int) -> None:
-    """Bind this process, if its launcher says which run of which job it is (contract 1).
-
-    Where it does not, nothing that all ranks know tells this run from another: then each process
-    is bound by itself when it ends. So is one whose run may have others of its rank in it.
-    """
-    is_own = tracer.recorder.home.get("alone") and (size == 1 or tracer.environment.is_spawned)
-    bind = None if is_own else launcher_bind(tracer)
+    """Bind this process, if its launcher says which run of which job it is (contract 1)."""
+    bind = world_bind(tracer, size)
     if bind is not None:
         local = bind.local_world_size if bind.world_size == size else 1
         tracer.recorder.bind(dataclasses.replace(bind, rank=rank, world_size=size, local_world_size=local))

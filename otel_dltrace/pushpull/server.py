@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -70,9 +71,11 @@ class Server:
         return grpc.method_handlers_generic_handler(SERVICE, table)
 
     async def deserted(self) -> None:
-        """Return when all workers have come and gone."""
+        """Return when all workers have come and gone; one that has not come to a failed job is given the timeout."""
         async with self.changed:
-            await self.changed.wait_for(lambda: self.store.deserted)
+            await self.changed.wait_for(lambda: self.store.deserted or bool(self.store.failure))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.changed.wait_for(lambda: self.store.deserted), self.options.timeout_s)
 
     def _guarded(self, call: Call) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def answer(body: bytes, context: Context) -> bytes:
@@ -136,7 +139,8 @@ class Server:
                 yield self.store.failure.encode()
         finally:
             # In its own task: the one we are in may be cancelled, and the condition has to be taken.
-            lost = asyncio.ensure_future(self._let_go(worker, "its connection closed; it died or was killed"))
+            silent = f"its connection closed; it died, was killed, or did not answer for {self.options.timeout_s:g} s"
+            lost = asyncio.ensure_future(self._let_go(worker, silent))
             await asyncio.shield(lost)
 
     async def _until(self, condition: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from otel_dltrace.pushpull.errors import MismatchError, PeerLostError
+from otel_dltrace.pushpull.keys import PARTITION_BITS
 from otel_dltrace.pushpull.wire import Request, Values
 
 
@@ -41,6 +42,7 @@ class Store:
         self.joined: set[int] = set()
         self.left: set[int] = set()
         self._entries: dict[int, _Entry] = {}
+        self._names: dict[str, Request] = {}
 
     @property
     def complete(self) -> bool:
@@ -133,7 +135,10 @@ class Store:
             raise PeerLostError(f"worker {gone[0]} has left and never pushed round {request.round} of {request.name!r}")
 
     def _entry(self, request: Request) -> _Entry:
-        entry = self._entries.setdefault(request.key, _Entry(request))
+        entry = self._entries.get(request.key)
+        if entry is None:
+            self._check_name(request)
+            entry = self._entries[request.key] = _Entry(request)
         if _facts(entry.first) != _facts(request):
             first = entry.first
             raise MismatchError(
@@ -141,6 +146,15 @@ class Store:
                 "declare the same tensors in the same order everywhere, with the same partition size"
             )
         return entry
+
+    def _check_name(self, request: Request) -> None:
+        """See that no worker gives the name another key: each would wait for the other's push until the timeout."""
+        first = self._names.setdefault(request.name, request)
+        if first.key >> PARTITION_BITS != request.key >> PARTITION_BITS:
+            raise MismatchError(
+                f"{request.name!r} has the key {request.key} on worker {request.worker}, and {first.key} on worker "
+                f"{first.worker}; declare the same tensors in the same order everywhere"
+            )
 
     @staticmethod
     def _add(entry: _Entry, values: Values) -> None:

@@ -48,6 +48,8 @@ class _Live:
     engine: Engine | None = None
     pending: dict[int, _Pending] = field(default_factory=dict)
     handles: "itertools.count[int]" = field(default_factory=itertools.count)
+    parameters: set[str] = field(default_factory=set)
+    """The names of what all optimizers train."""
 
 
 _live = _Live()
@@ -78,6 +80,7 @@ def shutdown() -> None:
         _live.engine.stop()
         _live.engine = None
         _live.pending.clear()
+        _live.parameters.clear()
         atexit.unregister(shutdown)
 
 
@@ -218,6 +221,11 @@ def engine() -> Engine:
     if _live.engine is None:
         raise PushPullError("pushpull is not running; call init() first")
     return _live.engine
+
+
+def parameters() -> set[str]:
+    """Return the names that parameters of optimizers have so far, for whoever gives another one."""
+    return _live.parameters
 
 
 def _pending(handle: int) -> _Pending:

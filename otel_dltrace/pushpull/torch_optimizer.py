@@ -37,11 +37,28 @@ class _Gradients:
         for parameter in () if self.alone else (one for group in groups for one in group["params"]):
             if parameter.requires_grad and parameter not in self.names:
                 index = len(self.names)
-                name = self.names[parameter] = self.given.get(parameter, f"push_pull.noname.{index}")
+                name = self.names[parameter] = self._name(parameter)
                 if not self.asynchronous:
                     # Those that the next forward pass needs first are declared first, and go first.
                     bps.declare(f"Gradient.{name}", -index, self.compression)
                 parameter.register_post_accumulate_grad_hook(self.ready)
+
+    def _name(self, parameter: Tensor) -> str:
+        """Return the name of *parameter*; without one it has a number, of its own over all optimizers, as in a GAN."""
+        if any(isinstance(getattr(hook, "__self__", None), _Gradients) for hook in _hooks(parameter)):
+            raise PushPullError(
+                f"a parameter of shape {tuple(parameter.shape)} is of two DistributedOptimizers; one alone can average "
+                "its gradient"
+            )
+        taken = bps.parameters()
+        name = self.given.get(parameter, f"push_pull.noname.{len(taken)}")
+        if self.asynchronous and name in taken:  # the servers would give it the other one's value
+            raise PushPullError(
+                f"{name!r} is a parameter of another DistributedOptimizer; with BYTEPS_ENABLE_ASYNC give "
+                "named_parameters names of their own"
+            )
+        taken.add(name)
+        return name
 
     def ready(self, parameter: Tensor) -> None:
         """Push the gradient of *parameter*, if this was the last pass that adds to it."""
@@ -156,7 +173,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
 
     Args:
         optimizer: Any optimizer of torch; a learning rate scheduler is made after this.
-        named_parameters: The model's; without them parameters are named by their place in *optimizer*.
+        named_parameters: The model's; without them parameters are numbered, over all optimizers of the process.
         compression: One of `Compression`; with BYTEPS_ENABLE_ASYNC nothing is compressed, as in BytePS.
         backward_passes_per_step: How often ``backward`` adds to the gradients before a step.
 
@@ -173,6 +190,10 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), {"_pushpull": gradients})
     return optimizer
+
+
+def _hooks(parameter: Tensor) -> Iterable[Any]:
+    return (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
 
 
 def _names(named: Iterable[tuple[str, Tensor]]) -> dict[Tensor, str]:

@@ -26,12 +26,15 @@ def method(name: str) -> str:
 def channel_options(options: Options) -> list[tuple[str, int]]:
     """Return what client and server set alike: room for one partition, and finding out that the other is gone."""
     limit = 2 * options.partition_bytes + _ROOM_FOR_HEAD  # a sparse sum may be twice as long as a dense one
-    ping = int(min(max(options.timeout_s * 1000 / 4, 1000), 20_000))
+    wait = int(min(options.timeout_s * 1000, _NO_LIMIT))
+    ping = min(max(wait // 4, 1000), 20_000)
     return [
         ("grpc.max_send_message_length", limit),
         ("grpc.max_receive_message_length", limit),
         ("grpc.keepalive_time_ms", ping),
-        ("grpc.keepalive_timeout_ms", ping),
+        # A process may stand still in a debugger, or its network for a while; gRPC has a minute for each ping besides.
+        ("grpc.keepalive_timeout_ms", wait),
+        ("grpc.http2.ping_timeout_ms", wait),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
