@@ -17,6 +17,7 @@ from otel_dltrace.record.tracer import Tracer, live
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF
 _NOWHERE = -1  # no step
+_SMALL = (1 << 30) - 1  # CPython compares ints up to here at once, and the others by a call
 _error = struct.error
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
@@ -105,7 +106,7 @@ class phase:  # noqa: N801
                 outer = _get_open()
                 self.step = now = recorder.step
                 self.parent = 0 if outer is None or outer.step != now else outer.drawn()
-                if now == NO_STEP and not self.parent:
+                if now > _SMALL and now == NO_STEP and not self.parent:
                     # It is a trace of its own, which all ranks name by its name and how often that came (contract 4).
                     self.parent = next(tracer.turns[self._name]) << 32
                 self.token = _set_open(self)

@@ -11,6 +11,8 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.ring import BEGIN, RECORD, SPAN
 
 HOLE = bytes(RECORD)
+BEGINS, SPANS = (tuple(kind | level << 12 for level in range(16)) for kind in (BEGIN, SPAN))
+"""Kind and level as the one field that they are with the flags, by the level: reading them costs less than a shift."""
 PHASE_SPAN = SPAN | Level.PHASE << 12
 """Kind and level of a phase that is over, as the one field that they are to `pack_phase`."""
 CALL_BEGIN, CALL_SPAN = BEGIN | Level.COLLECTIVE << 12, SPAN | Level.COLLECTIVE << 12
@@ -28,10 +30,10 @@ def _packer(layout: str) -> Callable[..., None]:
     return struct.Struct(native if is_same else "<" + layout).pack_into
 
 
-# RECORD_FORMAT with its spare field as padding, which costs nothing to pack.
-pack_span = _packer("IIIBBHQQQIIiiH2xI")
+# RECORD_FORMAT with its spare field as padding, which costs nothing to pack, and kind, level and flags as one field.
+pack_span = _packer("IIIIQQQIIiiH2xI")
 # A BEGIN has no end and no partition yet.
-pack_begin = _packer("IIIBBHQ8xQIIii4xI")
+pack_begin = _packer("IIIIQ8xQIIii4xI")
 # The same bytes for a phase, whose flags, source, a, b and partition are 0; parent and, above it, seq are one field.
 pack_phase = _packer("IIIIQQQQ12xI")
 # And for a call that communicates and blocks, whose flags, source and partition are 0, as is seq until it is over.
@@ -72,9 +74,7 @@ def masked(
         index(number) & _M32,
         index(step) & _M32,
         index(descriptor) & _M32,
-        kind,
-        level & 0xFF,
-        flags & _M16,
+        kind | (level & 0xFF) << 8 | (flags & _M16) << 16,
         index(start) & _M64,
         index(end) & _M64,
         whole(size) & _M64,

@@ -13,7 +13,9 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.lanes import Lane, Lanes
 from otel_dltrace.record.names import Followed
 from otel_dltrace.record.packing import (
+    BEGINS,
     HOLE,
+    SPANS,
     masked,
     pack_amend_device,
     pack_amend_error,
@@ -72,9 +74,7 @@ class Recorder(Lanes):
                     number,
                     step,
                     descriptor,
-                    2,  # SPAN
-                    level << 4 | source,
-                    flags,
+                    SPANS[level] | source << 8 | flags << 16 if source or flags else SPANS[level],
                     start,
                     end,
                     size,
@@ -131,9 +131,7 @@ class Recorder(Lanes):
                     number,
                     step,
                     descriptor,
-                    1,  # BEGIN
-                    level << 4,
-                    flags,
+                    BEGINS[level] | flags << 16 if flags else BEGINS[level],
                     start,
                     size,
                     parent,
