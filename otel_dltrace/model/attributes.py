@@ -129,7 +129,7 @@ def collective_ids(batch: SpanBatch, owners: Sequence[tuple[Bind | None, int]] =
 
 def _ids_of_series(d: Descriptor, bind: Bind, seqs: Column) -> Column:
     numbers, which = distinct(seqs)  # ranks have the same
-    ids = identity.collective_ids(bind, s.COLLECTIVE, d.group, _series_name(d), numbers.tolist())
+    ids = identity.collective_ids(bind, s.COLLECTIVE, d.group, series_name(d), numbers.tolist())
     return np.array(ids, np.uint64)[which]
 
 
@@ -139,13 +139,14 @@ def _by_series(batch: SpanBatch, rows: Column) -> Iterator[tuple[Descriptor, Col
     series: dict[tuple[str, str, str], list[int]] = {}
     for i, number in enumerate(numbers.tolist()):
         d = batch.descriptors[number]
-        series.setdefault((d.kind, d.group, _series_name(d)), []).append(i)
+        series.setdefault((d.kind, d.group, series_name(d)), []).append(i)
     for members in series.values():
         some = rows if len(series) == 1 else rows[np.isin(which, members)]
         yield batch.descriptors[numbers[members[0]]], some
 
 
-def _series_name(d: Descriptor) -> str:
+def series_name(d: Descriptor) -> str:
+    """Return by what, beside its kind and group, *d* is numbered."""
     if d.kind == s.P2P:
         return d.name
     # torch counts per group, so the name says nothing; elsewhere the tensor's own count does.

@@ -1,0 +1,141 @@
+"""What was open when ranks were cut off: who stood in which operation, and who never came to it."""
+
+import os
+import signal
+import sys
+
+import pytest
+from runs import Rank
+
+from otel_dltrace.analysis.left_open import Elsewhere, LeftOpen, Standing, left_open
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import P2P, Flag, Level
+from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.report.words import left_open as in_words
+from tests import servers
+
+CUT = int(Flag.TRUNCATED)
+HANG = """
+    import os, pathlib, sys, time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank, folder = dist.get_rank(), pathlib.Path(sys.argv[1])
+    ddp = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        ddp(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        stands = step == 3 and rank == 0
+        if step == 3 and rank == 1:
+            (folder / "pid.1").write_text(str(os.getpid()))
+            time.sleep(600)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        if step == 3:
+            (folder / "pid.0").write_text(str(os.getpid()))
+        work.wait()
+"""
+
+
+def two_steps(rank: int, world_size: int = 3) -> Rank:
+    """Return a rank that has done a step, and an all-reduce in it, and was cut off in the next."""
+    done = Rank(rank, world_size).step(0, 0, 10).stage(0, "forward", 1, 4).collective(0, 5, 6, seq=7)
+    return done.step(1, 10, 20, flags=CUT).stage(1, "forward", 11, 12)
+
+
+def test_who_ended_by_itself_left_nothing_open():
+    """No sentence, whatever was done last."""
+    assert left_open([Rank(r, 2).step(0, 0, 10).collective(0, 5, 6, seq=7).batch() for r in range(2)]) == LeftOpen()
+
+
+def absent() -> list[SpanBatch]:
+    """Return a run in which ranks 0 and 2 stand in an all-reduce, and rank 1 never came."""
+    standing = [two_steps(rank).collective(1, 13, 20, seq=0, flags=CUT) for rank in (0, 2)]
+    return [rank.batch() for rank in (standing[0], two_steps(1).stage(1, "backward", 12, 14), standing[1])]
+
+
+def test_who_never_came_is_named():
+    """The number of what is open follows from what each rank had ended."""
+    found = left_open(absent())
+
+    assert found == LeftOpen(
+        (Standing("all_reduce", "gloo", "0", "", 8, -1, (0, 2), (1,), ()),), (Elsewhere(1, "backward", (1,)),)
+    )
+    assert in_words(found) == [
+        "When cut off, ranks 0, 2 stood in all_reduce (number 8, of gloo 0); rank 1 had not come to it.",
+        "When cut off, rank 1 had no operation open, and stood in step 1; what ended last was backward.",
+    ]
+
+
+def test_who_has_gone_through_is_not_waited_for():
+    """A rank that has ended it, and by itself, is told as such."""
+    through = Rank(1, 2).step(0, 0, 10).collective(0, 5, 6, seq=7).collective(0, 7, 8, seq=8)
+    found = left_open([two_steps(0, 2).collective(1, 13, 20, seq=0, flags=CUT).batch(), through.batch()])
+
+    assert found == LeftOpen((Standing("all_reduce", "gloo", "0", "", 8, -1, (0,), (), (1,)),))
+    assert in_words(found) == ["When cut off, rank 0 stood in all_reduce (number 8, of gloo 0); rank 1 had ended it."]
+
+
+def test_ranks_that_stand_in_different_operations_are_seen():
+    """The same number of one group, and not the same operation: each waits for the other for ever."""
+    found = left_open(
+        [
+            two_steps(0, 2).collective(1, 13, 20, seq=0, flags=CUT).batch(),
+            two_steps(1, 2).collective(1, 13, 20, seq=0, name="barrier", flags=CUT).batch(),
+        ]
+    )
+    assert in_words(found) == [
+        "When cut off, rank 0 stood in all_reduce (number 8, of gloo 0).",
+        "When cut off, rank 1 stood in barrier (number 8, of gloo 0).",
+    ]
+
+
+def test_a_message_names_its_other_side_and_the_innermost_counts():
+    """Of operations within each other the inner one is where the rank stands; sub-groups have their own members."""
+    receive = Descriptor(P2P, "recv", group="0", backend="gloo")
+    inner = two_steps(0, 2).collective(1, 13, 20, seq=0, name="all_gather_object", flags=CUT)
+    inner.collective(1, 14, 20, seq=0, name="all_gather", flags=CUT, parent_no=len(inner.rows))
+    receiver = two_steps(1, 2).add(receive, 1, 13, 20, a=0, b=5, flags=CUT, level=Level.COLLECTIVE)
+
+    assert in_words(left_open([inner.batch(), receiver.batch()])) == [
+        "When cut off, rank 1 stood in recv with rank 0 (of gloo 0).",
+        "When cut off, rank 0 stood in all_gather (number 8, of gloo 0); rank 1 had not come to it.",
+    ]
+
+
+def test_what_the_program_does_not_number_has_no_number():
+    """Operations of its own are open on a rank, and say nothing of others."""
+    own = [two_steps(0, 2).collective(1, 1, 2, 0, "push", backend="", group="", tensor="a") for _ in range(1)]
+    own[0].collective(1, 13, 20, 0, "push", backend="", group="", tensor="a", flags=CUT)
+
+    assert in_words(left_open([own[0].batch(), two_steps(1, 2).batch()])) == [
+        "When cut off, rank 0 stood in push a.",
+        "When cut off, rank 1 had no operation open, and stood in step 1; what ended last was forward.",
+    ]
+
+
+def test_many_places_are_told_in_part():
+    """A report is no list of all ranks."""
+    assert in_words(LeftOpen((), tuple(Elsewhere(n, "", (n,)) for n in range(9))))[5:] == [
+        "When cut off, rank 5 had no operation open, and stood in step 5.",
+        "3 more places were left open: --json has all.",
+    ]
+
+
+def test_a_hang_that_is_killed_is_told(place):
+    """Two real ranks, one of which never comes to an all-reduce: the report says who, and to what."""
+    pytest.importorskip("torch")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [str(place.write(HANG)), str(place.folder)]
+    place.popen([*launcher, *program], OTEL_DLTRACE="1", OMP_NUM_THREADS="1")
+    pids = [place.folder / f"pid.{rank}" for rank in range(2)]
+    servers.wait_until(lambda: all(pid.exists() and pid.read_text() for pid in pids), what="the hang")
+    for pid in pids:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    place.wait_for_rings()
+
+    (standing,), (elsewhere,) = (found := left_open(place.spans())).standing, found.elsewhere
+    assert (standing.operation, standing.ranks, standing.absent) == ("all_reduce", (0,), (1,))
+    assert elsewhere == Elsewhere(3, "optimizer", (1,))
