@@ -1,5 +1,6 @@
 """A worker's push_pulls as records: an operation for each tensor, below it the stages of its partitions."""
 
+import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +11,9 @@ from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, 
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, traceparent_head, tracestate_entry
 from otel_dltrace.record.guard import failed
 from otel_dltrace.record.operation import open_span
+from otel_dltrace.record.packing import HOLE, SPANS, pack_span
 from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.ring import RECORD
 from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ BACKEND = "pushpull"
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _COLLECTIVE, _PHASE, _PARTITION = int(Level.COLLECTIVE), int(Level.PHASE), int(Level.PARTITION)
 _ASYNC, _ERROR = int(Flag.ASYNC), int(Flag.ERROR)
+_STAGE = SPANS[_PARTITION]
+_error = struct.error
 _MOST_WAIT = (1 << 31) - 1
 _AT_ONCE = 16
 _ERRORS = "otel_dltrace.pushpull.errors"
@@ -187,32 +192,48 @@ class _Pushed:
     def stage_finished(
         self, partition: int, queue: "QueueType", nbytes: int, server: int | None, enqueued: int, started: int, end: int
     ) -> None:
-        """Write a stage of a partition."""
+        """Write a stage of a partition, as `Recorder.span` does, which takes over what is not usual."""
         try:
             descriptor = self._stages.get(queue) or self._worker.stage(self._tensor, queue)
-            number = 0
+            recorder, number, wait = self._recorder, 0, (started - enqueued) // 1000
             if server is None:
                 server = -1
             else:
                 number = self._sending.pop(partition, 0)
-            wait = (started - enqueued) // 1000
-            # By position, and as few calls as can be: this is done for each stage of each partition.
-            self._recorder.span(
-                descriptor,
-                _PARTITION,
-                started,
-                end,
-                nbytes,
-                self._number,
-                self._seq,
-                partition,
-                wait if wait < _MOST_WAIT else _MOST_WAIT,  # noqa: FURB136  -- `min` is a call
-                server,
-                0,
-                0,
-                number,
-                self._step,
-            )
+            try:
+                lane = recorder.local.lane
+            except AttributeError:
+                lane = recorder.new_lane()
+            if not number:
+                number = next(lane.numbers, 0) or recorder.next_number(lane)
+            chunk = lane.chunk
+            slots, lease, buffer, _ = chunk
+            offset = next(slots, 0)
+            if offset and recorder.level >= _PARTITION and lane.chunk is chunk:
+                try:
+                    pack_span(
+                        buffer,
+                        offset,
+                        number,
+                        self._step,
+                        descriptor,
+                        _STAGE,
+                        started,
+                        end,
+                        nbytes,
+                        self._number,
+                        self._seq,
+                        wait,
+                        server,
+                        partition,
+                        lease,
+                    )
+                except _error:
+                    buffer[offset : offset + RECORD] = HOLE
+                else:
+                    return
+            where = (self._number, self._seq, partition, min(wait, _MOST_WAIT), server, 0, 0, number, self._step)
+            recorder.span(descriptor, _PARTITION, started, end, nbytes, *where)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
 

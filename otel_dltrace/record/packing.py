@@ -6,13 +6,15 @@ from collections.abc import Callable
 from operator import index
 from typing import Any
 
-from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import BEGIN, RECORD, SPAN
+from otel_dltrace.record.ring import AMEND, BEGIN, RECORD, SPAN
 
 HOLE = bytes(RECORD)
 BEGINS, SPANS = (tuple(kind | level << 12 for level in range(16)) for kind in (BEGIN, SPAN))
 """Kind and level as the one field that they are with the flags, by the level: reading them costs less than a shift."""
+PARENTS = tuple(AMEND | level << 12 | Flag.REMOTE << 16 for level in range(16))
+"""The same of what tells a parent in another process."""
 PHASE_SPAN = SPAN | Level.PHASE << 12
 """Kind and level of a phase that is over, as the one field that they are to `pack_phase`."""
 CALL_BEGIN, CALL_SPAN = BEGIN | Level.COLLECTIVE << 12, SPAN | Level.COLLECTIVE << 12
@@ -41,7 +43,7 @@ pack_call_begin = _packer("IIIIQ8xQI4xii4xI")
 pack_call = _packer("IIIIQQQIIii4xI")
 pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
 pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
-pack_amend_parent = struct.Struct("<IIIBBH16s8sII8xII").pack_into
+pack_amend_parent = _packer("IIII16s8sII8xII")
 
 
 def whole(value: Any, default: int = 0) -> int:

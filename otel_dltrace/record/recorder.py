@@ -15,6 +15,7 @@ from otel_dltrace.record.names import Followed
 from otel_dltrace.record.packing import (
     BEGINS,
     HOLE,
+    PARENTS,
     SPANS,
     masked,
     pack_amend_device,
@@ -26,7 +27,6 @@ from otel_dltrace.record.packing import (
 from otel_dltrace.record.ring import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
 
 _error = struct.error
-_REMOTE = int(Flag.REMOTE)
 _M32, _M64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -200,10 +200,28 @@ class Recorder(Lanes):
             step: Of the process that has sent the request.
             rank: Likewise.
         """
-        if level <= self.level:
-            step, number = step & _M32, number & _M32
-            fields = (number, step, 0, AMEND, level << 4, _REMOTE, trace, span, step, rank & _M32, AMEND_PARENT)
-            self._write(self.lane(), pack_amend_parent, fields)
+        if level > self.level:
+            return
+        try:
+            lane = self.local.lane
+        except AttributeError:
+            lane = self.new_lane()
+        chunk = lane.chunk
+        slots, lease, buffer, _ = chunk
+        offset = next(slots, 0)
+        if offset and lane.chunk is chunk:
+            try:
+                pack_amend_parent(
+                    buffer, offset, number, step, 0, PARENTS[level], trace, span, step, rank, AMEND_PARENT, lease
+                )
+            except _error:
+                buffer[offset : offset + RECORD] = HOLE
+            else:
+                return
+        step, number = step & _M32, number & _M32
+        self._write(
+            lane, pack_amend_parent, (number, step, 0, PARENTS[level], trace, span, step, rank & _M32, AMEND_PARENT)
+        )
 
     def _write(self, lane: Lane, pack: Callable[..., None], fields: tuple[int | bytes, ...]) -> None:
         """Pack *fields* into the next slot, of a newly leased chunk if need be."""
