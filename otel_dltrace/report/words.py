@@ -112,13 +112,15 @@ def left_open(found: LeftOpen) -> list[str]:
 
 
 def _standing(one: Standing) -> str:
-    where = " ".join(filter(None, (one.backend, one.group)))
     named = " ".join(filter(None, (plain(one.operation), plain(one.tensor))))
-    told = ", ".join(filter(None, (one.number and f"number {one.number}", where and f"of {plain(where)}")))
+    where = " ".join(filter(None, (one.backend, one.group)))
+    facts = [f"number {one.number}"] * (one.number > 0) + [f"of {plain(where)}"] * bool(where)
+    told = f" ({', '.join(facts)})" if facts else ""
     peer = f" with rank {one.peer}" if one.peer >= 0 else ""
     others = [f"{_ranks(one.absent)} had not come to it"] * bool(one.absent)
     others += [f"{_ranks(one.past)} had ended it"] * bool(one.past)
-    return f"When cut off, {_ranks(one.ranks)} stood in {named}{peer}{told and f' ({told})'}{_listed(others)}."
+    rest = f"; {', '.join(others)}" if others else ""
+    return f"When cut off, {_ranks(one.ranks)} stood in {named}{peer}{told}{rest}."
 
 
 def _elsewhere(one: Elsewhere) -> str:
@@ -129,10 +131,6 @@ def _elsewhere(one: Elsewhere) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {spell(ranks)}"
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return f"; {', '.join(parts)}" if parts else ""
 
 
 def rests_on(g: Guards) -> str:
