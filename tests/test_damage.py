@@ -378,7 +378,7 @@ def test_a_flipped_bit_in_a_parquet_is_told_or_changes_no_span(tmp_path, seed):
     run, choose = a_run(tmp_path / "run", compacted=True), random.Random(seed)
     path = next((run / HOSTS[1]).glob(PARQUET))
     whole, before = path.read_bytes(), spans_of(run)
-    for _ in range(40):
+    for _ in range(120):
         flipped = bytearray(whole)
         flipped[choose.randrange(len(whole))] ^= 1 << choose.randrange(8)
         path.write_bytes(flipped)

@@ -12,12 +12,17 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.files import UNREADABLE, open_parquet, read_through
 from otel_dltrace.export.run_reader import read_descriptors, read_processes
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, distinct
+from otel_dltrace.model.arrays import compact as compact_codes
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.semconv import Level
 
 _READABLE = ("name", "kind", "group", "backend", "tensor", "queue_type", "activity", "dtype")
+_EACH_ITS_OWN = ("span_no", "start", "end", "start_unix_ns", "span_id")
+"""Columns in which hardly a value comes twice: to look for those that do costs a fifth of the writing."""
+_GROWING = ("span_no", "start", "end", "start_unix_ns")
+"""Columns of which the differences are small: they take a tenth less room."""
 _BELOW = b"kept_below"
 """In a Parquet's metadata: the level from which on the quota took its spans."""
 
@@ -64,16 +69,28 @@ def _batches_in(segment: Path) -> list[pa.RecordBatch] | None:
 
 def _write(table: pa.Table, target: Path) -> None:
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
+    names = table.column_names
+    pq.write_table(
+        table,
+        partial,
+        compression="zstd",
+        write_page_checksum=True,
+        use_dictionary=[name for name in names if name not in _EACH_ITS_OWN],
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _GROWING},
+    )
     partial.replace(target)
 
 
 def _with_names(table: pa.Table, folder: Path) -> pa.Table:
     """Add what the numbers mean, for readers that are not ours: rank, role, wall start, and the descriptor's words."""
     names, processes = read_descriptors(folder), read_processes(folder)
-    nonces, who = np.unique(columns.numbers_of(table.column("process")), return_inverse=True)
-    pairs, which = np.unique(who << 32 | columns.numbers_of(table.column("descriptor")), return_inverse=True)
-    words = [_descriptor(names, int(nonces[pair >> 32]), pair & 0xFFFF_FFFF) for pair in pairs.tolist()]
+    nonces, who = _processes_in(table)
+    numbers, descriptor = distinct(columns.numbers_of(table.column("descriptor")))
+    pairs, which = compact_codes(who * len(numbers) + descriptor, len(nonces) * len(numbers))
+    words = [
+        _descriptor(names, int(nonces[pair // len(numbers)]), int(numbers[pair % len(numbers)]))
+        for pair in pairs.tolist()
+    ]
     for field in _READABLE:
         table = table.append_column(field, _looked_up(which, [getattr(d, field) for d in words]))
     known = [processes.get(nonce) for nonce in nonces.tolist()]
@@ -84,6 +101,13 @@ def _with_names(table: pa.Table, folder: Path) -> pa.Table:
     table = table.append_column("rank", ranks.take(at))
     table = table.append_column("role", _looked_up(who, [bind.role if bind else None for bind in binds]))
     return table.append_column("start_unix_ns", pc.add(table.column("start"), offsets.take(at)))
+
+
+def _processes_in(table: pa.Table) -> tuple[Column, Column]:
+    """Return the nonces in *table*, and for each row which of them it has; by hashing, since there are few."""
+    encoded = table.column("process").combine_chunks().dictionary_encode()
+    which = columns.numbers_of(pa.chunked_array([encoded.indices]))
+    return columns.numbers_of(pa.chunked_array([encoded.dictionary])), which.astype(np.intp)
 
 
 def _looked_up(numbers: Column, values: list[str | None]) -> pa.DictionaryArray:
