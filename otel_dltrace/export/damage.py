@@ -73,7 +73,7 @@ def _in_parquet(path: Path) -> str:
     with open_parquet(path) as file:
         if not columns.are_spans(file.schema_arrow):
             return _FOREIGN
-        # Reading them is what checks pages; what is between them and behind has no checksum, but says how many there are.
+        # Reading checks the pages. What is between and behind them has no checksum, but says how many rows there are.
         read = sum(batch.num_rows for batch in file.iter_batches(columns=columns.SPANS.names))
         told, groups = file.metadata.num_rows, range(file.metadata.num_row_groups)
         # No more of a row group: where its columns are described a flipped bit has pyarrow end the process.
