@@ -103,6 +103,36 @@ def test_of_those_that_failed_at_once_the_killed_one_is_to_blame():
     assert said == "otel-dltrace: local rank 0 of worker 1 was killed by SIGKILL; ending the others\n"
 
 
+BEREFT = """
+import os, sys, time
+import torch
+import otel_dltrace.pushpull.torch as bps
+bps.init()
+bps.push_pull(torch.ones(4), name="x")
+if bps.rank() == 0:
+    bps.shutdown()
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    time.sleep(1.0)  # it takes long to end
+    sys.exit(7)
+try:
+    bps.push_pull(torch.ones(4), name="x")
+finally:
+    open(sys.argv[1], "w").close()
+"""
+
+
+def test_who_fails_for_want_of_another_is_not_to_blame(tmp_path):
+    """It ends before the one that has left it alone, and gives no exit code."""
+    pytest.importorskip("torch")
+    program = [sys.executable, "-c", BEREFT, str(tmp_path / "failed")]
+    done = subprocess.run(
+        [*LAUNCH, "--workers", "2", "--servers", "1", "--", *program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    assert "otel-dltrace: local rank 0 of worker 0 ended with exit code 7; ending the others\n" in done.stderr
+
+
 def test_a_signal_reaches_the_program():
     """Who ends the launcher ends the job, in order."""
     program = """

@@ -98,6 +98,7 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
     rows, table = _rows(told, _is_told)
     kinds = np.array([_kind(d) for d in table], np.int8)[rows["descriptor"]]
     negotiated, bars = rows[kinds == _NEGOTIATION], rows[kinds == _BAR]
+    negotiated = negotiated[_is_genuine(negotiated, bars, table, _ticked(told))]
     is_called = len(calls.ready) > 0
     ready, whose = (calls.ready, calls.tensors) if is_called else _ready(told, negotiated, table)
     ticked = len(np.unique(ready["group"]))
@@ -175,6 +176,37 @@ def _rows(batches: Iterable[SpanBatch], which: Callable[[Descriptor], bool]) -> 
     return np.concatenate(parts), table
 
 
+def _ticked(batches: Iterable[SpanBatch]) -> Column:
+    """Return the ids of the negotiations that have ready ticks."""
+    ticks = (batch["parent_id"][batch.lookup(_is_tick, bool)] for batch in batches)
+    return np.concatenate([np.zeros(0, np.uint64), *ticks])
+
+
+def _is_tick(d: Descriptor) -> bool:
+    return d.kind == s.TICK and d.name == h.READY
+
+
+def _is_genuine(negotiated: Column, bars: Column, table: Sequence[Descriptor], ticked: Column) -> Column:
+    """Return a mask of the negotiations that were some; while a rank has joined, Horovod marks more of cached tensors.
+
+    These have no ticks and no operation behind them. A tensor that has an operation for each has none of these.
+    """
+    names = {name: i for i, name in enumerate(dict.fromkeys(d.tensor for d in table))}
+    number = np.array([names[d.tensor] for d in table], np.int64)
+    events = np.concatenate((negotiated, bars))
+    is_bar = np.arange(len(events)) >= len(negotiated)
+    tensor = number[events["descriptor"]]
+    order = np.lexsort((is_bar, events["start"], events["rank"], tensor))
+    same = (tensor[order[1:]] == tensor[order[:-1]]) & (events["rank"][order[1:]] == events["rank"][order[:-1]])
+    is_followed = np.zeros(len(events), bool)
+    is_followed[order[:-1]] = same & is_bar[order[1:]]
+    of_tensor = tensor[~is_bar]
+    more = np.bincount(of_tensor, minlength=len(names)) > np.bincount(tensor[is_bar], minlength=len(names))
+    has_bars = np.isin(of_tensor, tensor[is_bar])
+    genuine: Column = is_followed[~is_bar] | np.isin(negotiated["id"], ticked) | ~(more[of_tensor] & has_bars)
+    return genuine
+
+
 def _by(values: Column, rows: Column) -> Iterator[tuple[int, Column]]:
     """Yield each of *values*, ascending, with the *rows* that have it."""
     order = np.argsort(values, kind="stable")
@@ -191,7 +223,7 @@ def _ready(batches: Sequence[SpanBatch], negotiated: Column, table: Sequence[Des
     ids = negotiated["id"][order]
     parts = [np.zeros(0, READY)]
     for batch in batches:
-        ticks = batch.take(batch.lookup(lambda d: d.kind == s.TICK and d.name == h.READY, bool))
+        ticks = batch.take(batch.lookup(_is_tick, bool))
         at = np.minimum(np.searchsorted(ids, ticks["parent_id"]), max(len(ids) - 1, 0))
         known = ids[at] == ticks["parent_id"] if len(ids) else np.zeros(len(ticks), bool)
         part = np.zeros(int(known.sum()), READY)

@@ -22,7 +22,6 @@ from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import changed_at
 from otel_dltrace.record.tracer import Tracer, live
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.process import (
@@ -204,21 +203,7 @@ def flush(timeout: float = EXIT_S) -> bool:
     tracer = live.tracer
     if tracer is None or tracer.recorder.ring is None or tracer.starter is None:
         return True
-    cursor = tracer.recorder.ring.path.with_suffix(".cursor")
-    deadline = time.monotonic() + timeout
-    # The first one may be of a turn that had begun to read when we came.
-    return all(_new_cursor(tracer.starter, cursor, deadline) for _ in range(2))
-
-
-def _new_cursor(starter: DrainStarter, cursor: Path, deadline: float) -> bool:
-    """Ask the drain for a turn; return whether it has said by *deadline* how far it has read."""
-    before = changed_at(cursor)
-    starter.hurry()
-    while time.monotonic() < deadline:
-        if changed_at(cursor) != before:
-            return True
-        time.sleep(0.005)
-    return False
+    return tracer.starter.catch_up(tracer.recorder.ring.path, timeout)
 
 
 _registered = False

@@ -61,6 +61,7 @@ class Operations(Calls):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__(tracer, OPS)
         self.last = self.starts = 0
+        self.follows_timeline = False
         self._described: dict[tuple[Any, ...], Described] = {}
         self._series: dict[tuple[str, str], Series] = {}
         self._joins = 0

@@ -26,6 +26,8 @@ from otel_dltrace.record.operation import Operation
 
 DYNAMIC = "DYNAMIC"
 """As ``HOROVOD_TIMELINE``: there is no file until the program asks for one."""
+CATCH_UP_S = 1.0
+"""How long `hvd.shutdown` waits at most for the drain to have read the timeline."""
 Launch = tuple[Pending, Described]
 _plugin = Plugin(OPS, Operations)
 
@@ -125,6 +127,7 @@ def _follow(ops: Any, path: str) -> None:
     recorder = _plugin.here().tracer.recorder
     if path and path != DYNAMIC and recorder.level >= Level.PHASE and ops.rank() == 0:
         recorder.follow(path)
+        _plugin.here().follows_timeline = True
 
 
 def _timeline_begins(args: Args, kwargs: Kwargs) -> str:
@@ -135,8 +138,18 @@ def _timeline_began(path: str, _result: object) -> None:
     _follow(sys.modules[OPS], path)
 
 
-def _shutdown_begins(_args: Args, _kwargs: Kwargs) -> None:
-    _plugin.here().handles.leave()
+def _shutdown_begins(_args: Args, _kwargs: Kwargs) -> Operations:
+    here = _plugin.here()
+    here.handles.leave()
+    return here
+
+
+def _shut_down(here: Operations, _result: object) -> None:
+    """Have the drain read the timeline to its end: what `hvd.init` begins next overwrites it."""
+    tracer = here.tracer
+    starter, ring = tracer.starter, tracer.recorder.ring
+    if here.follows_timeline and ring is not None and starter is not None and starter.mode != "off":
+        starter.catch_up(ring.path, CATCH_UP_S)
 
 
 def _removal_begins(args: Args, kwargs: Kwargs) -> int | None:
@@ -152,7 +165,7 @@ def _removed(number: int, is_removed: bool) -> None:
 
 ROWS: tuple[Row, ...] = (
     Site(OPS, "init", _init_begins, _initialised),
-    Site(OPS, "shutdown", _shutdown_begins),
+    Site(OPS, "shutdown", _shutdown_begins, _shut_down),
     Site(OPS, "start_timeline", _timeline_begins, _timeline_began, level=Level.PHASE),
     *(Site(OPS, call.function, partial(_begin, call), _launched, _refused, LEVEL) for call in CALLS),
     Site(OPS, "barrier", _barrier_begins, _plain_over, _plain_failed, LEVEL),

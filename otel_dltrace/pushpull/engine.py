@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -294,6 +295,9 @@ class Engine:
             self._stopped = True
             self.error = error
             open_ones = list(self._under_way)
+        if isinstance(error, PeerLostError) and self.options.bereft is not None:
+            with suppress(OSError):
+                self.options.bereft.touch()
         for queue in self._queues.values():
             queue.close()
         # First tell the others: whoever waits here may end the process as soon as it learns of the error.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.options import BEREFT
 
 SERVE = (sys.executable, "-m", "otel_dltrace", "pushpull", "serve")
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -42,6 +43,13 @@ class _Child:
     name: str
     process: "subprocess.Popen[bytes]"
     server: bool = False
+    bereft: Path | None = None
+    """The file that is there if it fails since another one did."""
+
+    @property
+    def blame(self) -> tuple[bool, bool]:
+        """What sorts first those that failed by themselves, and of them those that were killed."""
+        return self.bereft is not None and self.bereft.exists(), self.process.returncode > 0
 
 
 @dataclass(slots=True)
@@ -55,9 +63,9 @@ class _Job:
         return [child for child in self.children if child.server <= servers and child.process.poll() is None]
 
     def failed(self) -> _Child | None:
-        """Return a child that ended with an error; before others one that was killed, for which they may have ended."""
+        """Return a child that ended with an error; before others one for which they may have ended."""
         failed = [child for child in self.children if child.process.poll()]
-        return min(failed, key=lambda child: child.process.returncode > 0, default=None)
+        return min(failed, key=lambda child: child.blame, default=None)
 
     def send(self, number: int) -> None:
         """Send a signal to every child and what it started."""
@@ -96,7 +104,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 def _watch(job: _Job, grace_s: float) -> int:
     while job.running(servers=False) and job.failed() is None and not job.received:
         time.sleep(_POLL_S)
-    first = job.failed()
+    first = _first_of(job, grace_s)
     if first is None and not job.received:
         job.wait(grace_s, servers=True)
         job.send(signal.SIGTERM)  # a server whose workers never came does not know that they are gone
@@ -109,6 +117,17 @@ def _watch(job: _Job, grace_s: float) -> int:
     job.wait(grace_s, servers=True)
     code = first.process.returncode if first else -job.received
     return code if code >= 0 else 128 - code
+
+
+def _first_of(job: _Job, grace_s: float) -> _Child | None:
+    """Return the child that failed first; one that says it fails for another's sake may have ended before that one."""
+    end = time.monotonic() + grace_s
+    while True:
+        first = job.failed()
+        is_for_another = first is not None and first.blame[0]
+        if not (is_for_another and job.running(servers=True)) or job.received or time.monotonic() >= end:
+            return first
+        time.sleep(_POLL_S)
 
 
 def _ended(code: int) -> str:
@@ -142,14 +161,16 @@ def _start(job: _Job, plan: Plan, env: dict[str, str], folder: Path) -> None:
         meeting = folder / str(worker)
         meeting.mkdir(mode=0o700)
         for local_rank in range(plan.local_ranks):
+            bereft = meeting / f"{local_rank}.bereft"
             role = {
                 "DMLC_ROLE": "worker",
                 "DMLC_WORKER_ID": str(worker),
                 "BYTEPS_LOCAL_RANK": str(local_rank),
                 "PUSHPULL_DIR": str(meeting),
+                BEREFT: str(bereft),
             }
             name = f"local rank {local_rank} of worker {worker}"
-            job.children.append(_Child(name, _spawn(plan.program, env | role)))
+            job.children.append(_Child(name, _spawn(plan.program, env | role), bereft=bereft))
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":

@@ -25,6 +25,9 @@ class Tls:
     ca: Path | None
 
 
+BEREFT = "_PUSHPULL_BEREFT"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a job's processes agree on, and where they meet."""
@@ -49,6 +52,8 @@ class Options:
     tls: Tls | None = None
     folder: Path = Path("/dev/shm")  # noqa: S108 - shared memory is what it is for; what is made in it is private
     """Where the local ranks of a worker meet: sockets and shared memory."""
+    bereft: Path | None = None
+    """The file by which this process tells who launched it that it fails since another one did."""
 
 
 def read_env(env: Env) -> tuple[Layout, Options]:
@@ -81,6 +86,7 @@ def read_env(env: Env) -> tuple[Layout, Options]:
         token=env.get("PUSHPULL_TOKEN", ""),
         tls=_tls(env),
         folder=Path(env.get("PUSHPULL_DIR") or _default_folder(env, layout)),
+        bereft=Path(env[BEREFT]) if env.get(BEREFT) else None,
     )
     return layout, options
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import RingWriter
+from otel_dltrace.record.ring import RingWriter, changed_at
 
 if TYPE_CHECKING:
     import subprocess
@@ -133,6 +133,22 @@ class DrainStarter:
         ring_bell(self.bell)
         if self._thread is not None:
             self._thread.hurry()
+
+    def catch_up(self, ring: Path, timeout: float) -> bool:
+        """Have the drain read all that is recorded in *ring*; return whether it did within *timeout* seconds."""
+        cursor, deadline = ring.with_suffix(".cursor"), time.monotonic() + timeout
+        # The first one may be of a turn that had begun to read when we came.
+        return all(self._turns(cursor, deadline) for _ in range(2))
+
+    def _turns(self, cursor: Path, deadline: float) -> bool:
+        """Ask the drain for a turn; return whether it has said by *deadline* how far it has read."""
+        before = changed_at(cursor)
+        self.hurry()
+        while time.monotonic() < deadline:
+            if changed_at(cursor) != before:
+                return True
+            time.sleep(0.005)
+        return False
 
     def finish(self, ring: Path, timeout: float) -> bool:
         """Wait until *ring* has been read to its end and removed; return whether it was within *timeout* seconds."""
