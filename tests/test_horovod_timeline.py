@@ -422,6 +422,37 @@ def test_at_level_collective_the_timeline_is_left_alone(place: Place, horovod_si
     assert (place.folder / "some.json").exists()
 
 
+AGAIN = """
+import shutil
+import torch
+import horovod.torch as hvd
+
+for name in ("x", "y"):
+    hvd.init()
+    rank = hvd.rank()
+    for _ in range(40):
+        hvd.allreduce(torch.ones(4), name=name)
+    hvd.shutdown()
+    if rank == 0:
+        shutil.copy("t.json", f"{name}.json")
+"""
+
+
+@pytest.mark.timeout(2400)
+def test_a_timeline_that_the_next_start_overwrites_was_read_before(place: Place, horovod_site: Path) -> None:
+    """`hvd.shutdown` ends when the drain has all of the file, of which `hvd.init` makes the next generation's.
+
+    Horovod may write the last ends of one into the other: that bar is cut off then, and still there.
+    """
+    run_program(place, horovod_site, AGAIN, HOROVOD_TIMELINE="t.json")
+    bars = Counter[str]()
+    for batch in map(told, place.spans()):
+        bars.update(batch.take(batch.lookup(lambda d: d.name == "ALLREDUCE", bool)).lookup(lambda d: d.tensor, object))
+    written = {name: (place.folder / f"{name}.json").read_text().count('"name": "ALLREDUCE"') for name in "xy"}
+    assert bars == {f"allreduce.{name}": count for name, count in written.items()}
+    assert written["x"] > 0
+
+
 GROWING = """
 import sys, time
 import otel_dltrace

@@ -116,6 +116,36 @@ def test_what_the_program_does_not_number_has_no_number():
     ]
 
 
+def of_horovod(rank: int, tensor: str, joins: bool, done: int) -> SpanBatch:
+    """Return a rank that has ended operation *done* on *tensor* (and a join, if it *joins*), and is in another one."""
+    horovod = {"backend": "horovod", "tensor": tensor}
+    one = Rank(rank, 2).step(0, 0, 20, flags=CUT).collective(0, 1, 2, done, "allreduce", **horovod)
+    if joins:
+        one.collective(0, 3, 4, 1, "join", backend="horovod", tensor="")
+    return one.collective(0, 5, 20, 0, "allreduce", flags=CUT, **horovod).batch()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "joins"), [pytest.param("u", True, id="join"), pytest.param("allreduce.noname.N", False, id="unnamed")]
+)
+def test_what_horovod_numbers_otherwise_has_no_number(tensor, joins):
+    """Behind a join, and of unnamed tensors, the next number is not the last one plus one."""
+    assert in_words(left_open([of_horovod(r, tensor, joins, done=r + 2) for r in range(2)])) == [
+        f"When cut off, ranks 0-1 stood in allreduce {tensor} (of horovod 0)."
+    ]
+
+
+def test_what_nobody_waited_for_comes_last():
+    """An asynchronous operation may be over: the rank stands elsewhere."""
+    ranks = [two_steps(rank, 2).collective(1, 14, 20, 9, name="barrier", flags=CUT) for rank in range(2)]
+    ranks[0].collective(1, 12, 20, 8, flags=CUT | int(Flag.ASYNC))
+
+    assert in_words(left_open([rank.batch() for rank in ranks])) == [
+        "When cut off, ranks 0-1 stood in barrier (number 9, of gloo 0).",
+        "When cut off, rank 0 had not waited for all_reduce (number 8, of gloo 0).",
+    ]
+
+
 def test_many_places_are_told_in_part():
     """A report is no list of all ranks."""
     assert in_words(LeftOpen((), tuple(Elsewhere(n, "", (n,)) for n in range(9))))[5:] == [

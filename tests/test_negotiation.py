@@ -345,6 +345,26 @@ def test_negotiations_without_ticks_are_counted_apart():
     assert negotiations([negotiated(cached=STEPS)]).ranks == ()
 
 
+def joined(spurious: bool) -> SpanBatch:
+    """Return a run of cached operations, behind each of which Horovod marks one that was none, if *spurious*."""
+    rank = Rank(0, 2)
+    for step in range(3):
+        at = step * 10.0
+        rank.step(step, at, at + 10)
+        _bar(rank, "allreduce.a", "NEGOTIATE_ALLREDUCE", step, at, at + 2)
+        _bar(rank, "allreduce.a", "ALLREDUCE", step, at + 2, at + 5)
+        if spurious:
+            _bar(rank, "allreduce.a", "NEGOTIATE_ALLREDUCE", step, at + 6, at + 7)
+    return rank.batch()
+
+
+def test_what_horovod_marks_while_a_rank_has_joined_is_no_negotiation():
+    """Of tensors in its cache, without ticks and without an operation."""
+    found = negotiations([joined(spurious=True)])
+    assert found == negotiations([joined(spurious=False)])
+    assert found.tensors[0].negotiation == each(2, 3)
+
+
 def test_without_computation_nothing_is_said_of_overlap():
     """A timeline of Horovod has none; it is not taken for 0 %."""
     assert negotiations([negotiated(stages=False)]).overlap is None

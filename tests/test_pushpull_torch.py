@@ -111,6 +111,29 @@ def test_tied_parameters_are_broadcast_once_each(tmp_path):
     assert list(done.each("tied").values()) == [[5.0] * 3] * 2
 
 
+NO_ROOT = """
+said = []
+for root in (2, -1):
+    for broadcast in (lambda: bps.broadcast_parameters(model.state_dict(), root),
+                      lambda: bps.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=1.0), root)):
+        model = nn.Linear(1, 1)
+        before = model.weight.item()
+        try:
+            broadcast()
+        except bps.PushPullError as error:
+            said.append((str(error), model.weight.item() == before))
+say(said=said)
+"""
+
+
+def test_a_root_that_is_not_there_is_refused(tmp_path):
+    """Nobody would give any values, and all would have zeros."""
+    done = run_job(tmp_path, START + NO_ROOT, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    sentences = [f"root_rank={root} is no rank of this job: it has 2, counted from 0" for root in (2, -1)]
+    assert list(done.each("said").values()) == [[[said, True] for said in sentences for _ in range(2)]] * 2
+
+
 OFFERED = """
 tensors = {
     "half": nn.Parameter(torch.full((3,), layout.rank + 1.0, dtype=torch.bfloat16)),

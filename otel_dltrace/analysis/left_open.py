@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.analysis.table import worker_batches
+from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import series_name
@@ -23,7 +24,7 @@ class Standing:
 
     *number* is its place among those that are numbered together, from what each rank had ended (0: not known). Of
     the others that know its group, *absent* ones had not come to it, and *past* ones had ended it. *peer* is the
-    other side of a message, -1 if unknown or of none.
+    other side of a message, -1 if unknown or of none. One that *is_asynchronous* blocks nobody until it is waited for.
     """
 
     operation: str
@@ -35,6 +36,7 @@ class Standing:
     ranks: tuple[int, ...]
     absent: tuple[int, ...]
     past: tuple[int, ...]
+    is_asynchronous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,15 @@ class LeftOpen:
 
 @dataclass(frozen=True)
 class _Rank:
-    """The process that recorded last of one rank: its *open* operations, and how many of each series it had *done*."""
+    """The process that recorded last of one rank: its *open* operations, and how many of each series it had *done*.
+
+    *joined*: it has ended a join of Horovod, from which on all ranks count from a number that is not known here.
+    """
 
     batch: SpanBatch
     open: Column
     done: dict[_Series, int]
+    joined: bool
 
     @property
     def rank(self) -> int:
@@ -94,12 +100,15 @@ def _rank(batch: SpanBatch) -> _Rank:
     open_now = batch.rows[is_operation & cut]
     innermost = open_now[~np.isin(open_now["span_id"], open_now["parent_id"])]
     done: dict[_Series, int] = {}
+    joined = False
     over = batch.rows[is_operation & ~cut]
     for number in np.unique(over["descriptor"]).tolist():
-        series = _series(batch.descriptors[number])
+        d = batch.descriptors[number]
+        series = _series(d)
+        joined |= d.backend == h.BACKEND and d.name == h.JOIN.lower()
         most = int(over["seq"][over["descriptor"] == number].max())
         done[series] = max(most, done.get(series, 0))
-    return _Rank(batch, innermost[np.argsort(innermost["start"], kind="stable")], done)
+    return _Rank(batch, innermost[np.argsort(innermost["start"], kind="stable")], done, joined)
 
 
 def _series(d: Descriptor) -> _Series:
@@ -110,32 +119,48 @@ def _series(d: Descriptor) -> _Series:
 
 
 def _standing(ranks: Sequence[_Rank]) -> tuple[Standing, ...]:
-    found: dict[tuple[_Series, Descriptor, int, int], list[int]] = {}
+    found: dict[tuple[_Series, Descriptor, int, int, bool], list[int]] = {}
     for rank in ranks:
-        for d, number, peer in _numbered(rank):
+        for d, number, peer, is_asynchronous in _numbered(rank):
             named = Descriptor(d.kind, d.name, d.group, d.group_size, d.backend, d.tensor)
-            found.setdefault((_series(d), named, number, peer), []).append(rank.rank)
+            found.setdefault((_series(d), named, number, peer, is_asynchronous), []).append(rank.rank)
     here: dict[_Series, set[int]] = {}
     for (series, *_), standing in found.items():
         here.setdefault(series, set()).update(standing)
     out = []
-    for (series, d, number, peer), standing in found.items():
+    for (series, d, number, peer, is_asynchronous), standing in found.items():
         others = [r for r in ranks if r.rank not in here[series] and _knows(r, d)] if d.kind == s.COLLECTIVE else []
         past = tuple(r.rank for r in others if r.done.get(series, 0) >= number > 0)
         absent = tuple(r.rank for r in others if r.rank not in past and number > 0)
-        out.append(Standing(d.name, d.backend, d.group, d.tensor, number, peer, tuple(standing), absent, past))
-    return tuple(sorted(out, key=lambda one: (one.backend, one.group, one.number, one.operation, one.ranks)))
+        who = tuple(standing), absent, past
+        out.append(Standing(d.name, d.backend, d.group, d.tensor, number, peer, *who, is_asynchronous))
+    return tuple(sorted(out, key=_importance))
 
 
-def _numbered(rank: _Rank) -> Iterable[tuple[Descriptor, int, int]]:
-    """Yield the rank's open operations, each with its number in its series and its peer."""
+def _importance(one: Standing) -> tuple[object, ...]:
+    return one.is_asynchronous, one.backend, one.group, one.number, one.operation, one.ranks
+
+
+def _numbered(rank: _Rank) -> Iterable[tuple[Descriptor, int, int, bool]]:
+    """Yield the rank's open operations: each with its number in its series, its peer, whether it is asynchronous."""
     begun = dict(rank.done)
     for row in rank.open:
         d = rank.batch.descriptors[int(row["descriptor"])]
         series = _series(d)
-        counts = d.kind == s.COLLECTIVE and (series not in begun or begun[series] > 0)  # else they have no numbers
-        begun[series] = number = int(row["seq"]) or (begun.get(series, 0) + 1 if counts else 0)
-        yield d, number, int(row["a"]) if d.kind == s.P2P else -1
+        number = int(row["seq"]) or (begun.get(series, 0) + 1 if _counts(rank, d) else 0)
+        begun[series] = number
+        peer = int(row["a"]) if d.kind == s.P2P else -1
+        yield d, number, peer, bool(row["flags"] & s.Flag.ASYNC)
+
+
+def _counts(rank: _Rank, d: Descriptor) -> bool:
+    """Return whether *d* has the next number of its series: what programs number themselves, or nobody, has not.
+
+    So it is in Horovod of unnamed tensors, and behind a join.
+    """
+    if d.kind != s.COLLECTIVE or not rank.done.get(_series(d), 1):
+        return False
+    return d.backend != h.BACKEND or not (rank.joined or h.UNNAMED in d.tensor)
 
 
 def _knows(rank: _Rank, d: Descriptor) -> bool:

@@ -9,8 +9,10 @@ import numpy as np
 
 from otel_dltrace.analysis.intervals import Intervals, merged
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
+from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.operation import Descriptor
 
 _FAR = np.iinfo(np.int64).max // 4
 
@@ -56,9 +58,16 @@ def blocked(t: StepTable) -> Column:
 
 
 def steps_with_operations(t: StepTable) -> Column:
-    """Return a mask of the steps in which any operation was seen: without, nobody knows where a rank waits."""
-    steps = t.batch["step"][t.batch.is_kind(s.COLLECTIVE, s.P2P)]
-    seen: Column = np.isin(t.steps, steps)
+    """Return a mask of the steps in which any operation was seen: without, nobody knows where a rank waits.
+
+    Nor does anybody of Horovod's handles where no wait for one was recorded (level `collective`).
+    """
+    batch = t.batch
+    seen: Column = np.isin(t.steps, batch["step"][batch.is_kind(s.COLLECTIVE, s.P2P)])
+    if not batch.lookup(_is_wait, bool).any():
+        has_handle = batch["flags"] & s.Flag.ASYNC != 0
+        has_handle &= batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.backend == h.BACKEND, bool)
+        seen &= ~np.isin(t.steps, batch["step"][has_handle])
     return seen
 
 
@@ -95,11 +104,15 @@ def _launched(t: StepTable) -> Column:
 
 def _blocking(t: StepTable) -> Column:
     batch = t.batch
-    waits = batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
+    waits = batch.lookup(_is_wait, bool)
     calls = batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["flags"] & s.Flag.ASYNC == 0)
     returned = (batch["source"] == s.Source.HOST_DONE) | (batch["source"] == s.Source.HOST_ISSUE)
     blocking: Column = waits | (calls & returned)
     return blocking
+
+
+def _is_wait(d: Descriptor) -> bool:
+    return d.kind == s.PHASE and d.name == s.WAIT
 
 
 def _rows(t: StepTable, which: Column) -> Intervals:

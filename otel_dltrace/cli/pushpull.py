@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: there must be {least} or more")
     if args.only_worker is not None and not args.root:
         raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
-    if args.root and not args.root.rpartition(":")[2].isdecimal():
+    port = args.root.rpartition(":")[2]
+    if args.root and not (port.isdecimal() and len(port) < 6 and int(port) < 1 << 16):
         raise ConfigError(f"--root {args.root!r} is not HOST:PORT")
     plan = Plan(program, args.workers, args.local_ranks, args.servers, args.root, args.only_worker)
     alone = args.only_worker is None

@@ -77,6 +77,7 @@ class _Tail:
     def __init__(self, followed: Followed, draw: Iterator[int]) -> None:
         self.followed, self._draw = followed, draw
         self.is_behind = self.is_over = False
+        self.builder = TailBuilder(draw)
         self._begin_anew()
 
     def named_again(self, followed: Followed) -> None:
@@ -86,7 +87,7 @@ class _Tail:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self.reader, self.builder = TailReader(), TailBuilder(self._draw)
+        self.reader, self.builder = TailReader(), TailBuilder(self._draw, self.builder)
         self.groups: dict[tuple[str, int], _Group] = {}
         self._position, self._head, self._is_foreign = 0, b"", False
 

@@ -58,11 +58,14 @@ class TailBuilder(Builder):
 
     Args:
         draw: Draws the numbers of spans.
+        before: What read the file before it was begun anew: rows of both are described by one table.
     """
 
-    def __init__(self, draw: Iterator[int]) -> None:
+    def __init__(self, draw: Iterator[int], before: "TailBuilder | None" = None) -> None:
         super().__init__()
         self._numbers = draw
+        if before is not None:
+            self.descriptors, self._known = before.descriptors, before._known
         self._most = MOST_OVER
         self._begins = False
 

@@ -9,6 +9,7 @@ What happens inside an operation only Horovod's own timeline tells: where there 
 import dataclasses
 import sys
 from functools import partial
+from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._handle_sites import LEVEL, Plugin
@@ -77,24 +78,25 @@ def _plain_failed(plain: Plain, error: BaseException) -> None:
 # -- the beginning and the end ----------------------------------------------------------------------
 
 
-def _init_begins(args: Args, kwargs: Kwargs) -> tuple[Operations, Any] | None:
+def _init_begins(args: Args, kwargs: Kwargs) -> tuple[Operations, Any, int] | None:
     here = _plugin.here()
     if here.starts and sys.modules[OPS].is_initialized():
         return None  # a library may call it once more, and then nothing begins
     propose(here.tracer)
-    return here, args[0] if args else kwargs.get("comm")
+    return here, args[0] if args else kwargs.get("comm"), monotonic_ns()
 
 
-def _initialised(begun: tuple[Operations, Any], _result: object) -> None:
+def _initialised(begun: tuple[Operations, Any, int], _result: object) -> None:
     """Bind by what Horovod and the launcher say, and follow the timeline that the user asked for."""
     ops = sys.modules[OPS]
-    here, comm = begun
+    here, comm, since = begun
     here.initialised(first_of(comm, here.tracer.environment, ops))
-    _bind(here, ops)
+    _bind(here, ops, since)
     _follow(ops, here.tracer.horovod_timeline())
 
 
-def _bind(here: Operations, ops: Any) -> None:
+def _bind(here: Operations, ops: Any, since: int) -> None:
+    """Bind this process as of *since*, when `hvd.init` began: the timeline's first mark is of then."""
     tracer = here.tracer
     bind = _run_of(here, ops)
     if bind is None:
@@ -107,7 +109,7 @@ def _bind(here: Operations, ops: Any) -> None:
         bind = dataclasses.replace(bind, **place)
     if here.starts > 1:
         loop_of(tracer).interrupted()  # the step that is open is of the start before
-    tracer.recorder.bind(bind, tracer.steps.upcoming)
+    tracer.recorder.bind(bind, tracer.steps.upcoming, since)
 
 
 def _run_of(here: Operations, ops: Any) -> Bind | None:

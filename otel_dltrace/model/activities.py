@@ -12,6 +12,9 @@ MARK: Final = "MARK"  # a tick of any other name, which is its activity
 ERROR: Final = "ERROR"
 JOIN: Final = "JOIN"
 JOIN_TENSOR: Final = "join.noname"
+UNNAMED: Final = (
+    ".noname."  # in the name of a tensor that the program gave none: its operations have handles as numbers
+)
 OPERATIONS: Final = (
     "ALLREDUCE",
     "ALLGATHER",

@@ -25,6 +25,7 @@ class Tls:
     ca: Path | None
 
 
+_MOST_PORT = 65_535
 BEREFT = "_PUSHPULL_BEREFT"
 
 
@@ -80,7 +81,7 @@ def read_env(env: Env) -> tuple[Layout, Options]:
         compress_threads=max(1, _number(env, "BYTEPS_THREADPOOL_SIZE", 1)),
         asynchronous=_number(env, "BYTEPS_ENABLE_ASYNC", 0) != 0,
         timeout_s=_seconds(env, "PUSHPULL_TIMEOUT", 300.0),
-        root=f"{_host(env, 'DMLC_PS_ROOT_URI')}:{_number(env, 'DMLC_PS_ROOT_PORT', 9000)}",
+        root=f"{_host(env, 'DMLC_PS_ROOT_URI')}:{_number(env, 'DMLC_PS_ROOT_PORT', 9000, most=_MOST_PORT)}",
         host=_host(env, "DMLC_NODE_HOST"),
         server=_number(env, "DMLC_SERVER_ID", 0),
         token=env.get("PUSHPULL_TOKEN", ""),

@@ -179,7 +179,11 @@ def broadcast_parameters(
         params: A model's ``state_dict()`` or ``named_parameters()``; what is no tensor is left alone.
         root_rank: Whose values they are.
         prefix: Goes before each name.
+
+    Raises:
+        PushPullError: No process has that rank: nobody would give any values.
     """
+    _check_root(root_rank)
     items = params.items() if isinstance(params, Mapping) else params
     handles = []
     for name, value in sorted((name, value) for name, value in items if isinstance(value, Tensor)):
@@ -192,7 +196,12 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Give all processes the state that *optimizer* has on *root_rank*."""
+    """Give all processes the state that *optimizer* has on *root_rank*.
+
+    Raises:
+        PushPullError: No process has that rank.
+    """
+    _check_root(root_rank)
     written = io.BytesIO()
     if rank() == root_rank:
         torch.save(_plain(optimizer.state_dict()), written)
@@ -205,6 +214,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     broadcast_parameters({f"OptimizerState.{int(length)}": state}, root_rank)
     if rank() != root_rank:
         optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
+
+
+def _check_root(root_rank: int) -> None:
+    if not 0 <= root_rank < size():
+        raise PushPullError(f"root_rank={root_rank} is no rank of this job: it has {size()}, counted from 0")
 
 
 def _plain(value: Any) -> Any:

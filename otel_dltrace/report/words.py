@@ -120,6 +120,8 @@ def _standing(one: Standing) -> str:
     others = [f"{_ranks(one.absent)} had not come to it"] * bool(one.absent)
     others += [f"{_ranks(one.past)} had ended it"] * bool(one.past)
     rest = f"; {', '.join(others)}" if others else ""
+    if one.is_asynchronous:  # it may be over: nobody had waited for it
+        return f"When cut off, {_ranks(one.ranks)} had not waited for {named}{peer}{told}{rest}."
     return f"When cut off, {_ranks(one.ranks)} stood in {named}{peer}{told}{rest}."
 
 
