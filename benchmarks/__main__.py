@@ -29,7 +29,7 @@ BENCHMARKS = {
     "chrome": (bench_chrome.run, 40, 8),
     "import": (bench_import.run, 20, 5),
     "training": (bench_training.run, 100, 6),
-    "pushpull": (bench_pushpull.run, 60, 4),
+    "pushpull": (bench_pushpull.run, 40, 4),
     "mpi": (bench_mpi.run, 60, 8),
     "horovod": (bench_horovod.run, 60, 4),
     "collector": (bench_collector.run, 15, 3),

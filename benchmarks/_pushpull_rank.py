@@ -28,7 +28,7 @@ WARM_UP = 3
 """Steps after switching that are not measured."""
 STEPS = 10
 """From which the time of one is guessed."""
-WIDTH, DEPTH, SAMPLES = 64, 12, 256
+WIDTH, DEPTH, SAMPLES = 256, 12, 256
 RATE, MORE = 11_500, 1.1
 """Stages a second of all ranks that there may be; a job that is faster gets a larger batch, by so much at a time."""
 SOURCES = [source for source in registry.TABLES if source.startswith(("torch", "pushpull"))]
