@@ -16,7 +16,8 @@ from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
 from otel_dltrace.analysis.evidence import lateness, others_median
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
-from otel_dltrace.analysis.own import columns, own
+from otel_dltrace.analysis.own import columns, own, steps_with_operations
+from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.analysis.select import select, spell
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.stragglers import Straggler
@@ -34,6 +35,17 @@ def test_a_spread_tells_sum_mean_and_quantiles():
     """Quantiles are interpolated, and nothing of nothing is zero."""
     assert spread(np.arange(1, 101)) == Spread(100, 5050, 50, 50, 95, 100)
     assert spread(np.zeros(0)) == Spread()
+
+
+def test_without_waits_nobody_knows_where_horovod_blocks_a_rank():
+    """Its handles last until they are waited for, be that a moment: level `collective` does not tell."""
+    rank = Rank(0, 2).step(0, 0, 20).stage(0, "optimizer", 1, 20)
+    rank.collective(0, 2, 18, 1, "allreduce", backend="horovod", tensor="w", flags=int(Flag.ASYNC))
+    without, (with_wait,) = rank.batch(), step_tables([rank.wait(0, 3, 18).batch()])
+
+    assert [steps_with_operations(t).tolist() for t in (*step_tables([without]), with_wait)] == [[False], [True]]
+    of_both = [scaling({"run": [batch]}).runs[0].steady.exposed for batch in (without, rank.batch())]
+    assert of_both == [None, 0.75]
 
 
 # -- which part of a run -------------------------------------------------------------------------

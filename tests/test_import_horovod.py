@@ -275,6 +275,15 @@ def test_files_of_byteps_are_no_timeline(path, tmp_path, capsys):
     assert capsys.readouterr().err == f"otel-dltrace: {says}\n"
 
 
+@pytest.mark.parametrize("form", ["horovod", "byteps"])
+def test_files_of_bytescheduler_are_neither(form, tmp_path, capsys):
+    """Which command reads them is said."""
+    path = BYTEPS / "bytescheduler_hand.json"
+    assert main(["import", form, str(path), "-o", str(tmp_path / "RUN")]) == 2
+    says = f"{path} is ByteScheduler's; read it with `otel-dltrace import bytescheduler`"
+    assert capsys.readouterr().err == f"otel-dltrace: {says}\n"
+
+
 def test_steps_can_be_chosen(tmp_path):
     """The rest of the file is left out; times count from the first event, and the day stays right."""
     run, out = imported(tmp_path, unpack("horovod_mpi_np2", tmp_path)), tmp_path / "out.json"

@@ -58,17 +58,16 @@ def blocked(t: StepTable) -> Column:
 
 
 def steps_with_operations(t: StepTable) -> Column:
-    """Return a mask of the steps in which any operation was seen: without, nobody knows where a rank waits.
+    """Return a mask of the steps in which operations were seen, with waits: else nobody knows where a rank waits."""
+    seen: Column = np.isin(t.steps, t.batch["step"][t.batch.is_kind(s.COLLECTIVE, s.P2P)])
+    return seen if tells_waits(t) else np.zeros_like(seen)
 
-    Nor does anybody of Horovod's handles where no wait for one was recorded (level `collective`).
-    """
-    batch = t.batch
-    seen: Column = np.isin(t.steps, batch["step"][batch.is_kind(s.COLLECTIVE, s.P2P)])
-    if not batch.lookup(_is_wait, bool).any():
-        has_handle = batch["flags"] & s.Flag.ASYNC != 0
-        has_handle &= batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.backend == h.BACKEND, bool)
-        seen &= ~np.isin(t.steps, batch["step"][has_handle])
-    return seen
+
+def tells_waits(t: StepTable) -> bool:
+    """Return whether it is known for how long the rank was blocked; by Horovod it is not at level `collective`."""
+    has_handle = t.batch["flags"] & s.Flag.ASYNC != 0
+    has_handle &= t.batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.backend == h.BACKEND, bool)
+    return not has_handle.any() or bool(t.batch.lookup(_is_wait, bool).any())
 
 
 def _exclusive(t: StepTable) -> Column:

@@ -13,7 +13,7 @@ import numpy as np
 
 from otel_dltrace.analysis.breakdown import num_warm_up_steps
 from otel_dltrace.analysis.negotiation import negotiations
-from otel_dltrace.analysis.own import blocked
+from otel_dltrace.analysis.own import blocked, tells_waits
 from otel_dltrace.analysis.shares import FIRST_EPOCH, union
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import StepTable, step_tables, worker_batches
@@ -175,8 +175,11 @@ def _communicates(d: Descriptor) -> bool:
 
 
 def _exposed(tables: Sequence[StepTable], steps: Column, span: int) -> float | None:
-    """Return the share of the time in which ranks were blocked; a timeline of Horovod alone does not tell it."""
-    if not span or not all(table.stages or not _is_timeline(table) for table in tables):
+    """Return the share of the time in which ranks were blocked; a timeline of Horovod alone does not tell it.
+
+    Nor do its operations without their waits.
+    """
+    if not span or not all((table.stages or not _is_timeline(table)) and tells_waits(table) for table in tables):
         return None
     return float(sum(int(_blocked(table)[table.rows_of(steps)].sum()) for table in tables)) / span
 

@@ -6,6 +6,7 @@ HEAD = 1 << 14
 """Bytes at a file's begin that tell."""
 _CHROME = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"displayTimeUnit"\s*:\s*"ns"\s*,\s*"(?:traceEvents|otherData)"\s*:')
 _BYTEPS = re.compile(rb'"(?:Comm\.|(?:push|pull)-[0-9]{1,9}").*?"tid"\s*:', re.DOTALL)
+_BYTESCHEDULER = re.compile(rb'"name":\s*"[A-Z]+(?:QUEUE|COMMUNICATION)",\s*"ph":\s*"[BE]"')
 _IS_CHROME = (
     "is a Chrome trace as `otel-dltrace export --to chrome` writes it, which is for viewers; "
     "give the run directory that it was made from to `otel-dltrace report` or `export`"
@@ -14,11 +15,15 @@ _GZIP = b"\x1f\x8b"
 _IS_PACKED = "is gzipped; give what `zcat` makes of it, in a file or through a pipe (/dev/stdin)"
 _IS_BYTEPS = "is BytePS's, not a timeline of Horovod; read it with `otel-dltrace import byteps`"
 
+_IS_BYTESCHEDULER = "is ByteScheduler's; read it with `otel-dltrace import bytescheduler`"
+
 
 def instead_of_byteps(head: bytes) -> str:
     """Return what a file that begins with *head* is instead of one of BytePS, and what to do; "" if it may be one."""
     if head.startswith(_GZIP):
         return _IS_PACKED
+    if _BYTESCHEDULER.search(head):
+        return _IS_BYTESCHEDULER
     return _IS_CHROME if _CHROME.match(head) else ""
 
 
