@@ -300,9 +300,9 @@ def test_what_begins_to_train_later_is_averaged_too(env, tmp_path):
     """Parameters that are thawed or added; one that is frozen stays as it is, and what is sparse is refused."""
     done = run_job(tmp_path, START + THAWED, (2, 1, 1), {**SMALL, **env}, torch=True)
     assert done.code == 0, done.stderr
-    assert list(done.each("kept").values()) == [True] * 2
     assert "cannot be pushed; push what its to_dense() returns" in done.each("error")["worker0"]
-    if not env:
+    if not env:  # else each has, also of what it has frozen, what the other one added before
+        assert list(done.each("kept").values()) == [True] * 2
         assert done.each("weights")["worker0"] == done.each("weights")["worker1"]
 
 
