@@ -104,7 +104,8 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
 def _watch(job: _Job, grace_s: float) -> int:
     while job.running(servers=False) and job.failed() is None and not job.received:
         time.sleep(_POLL_S)
-    first = _first_of(job, grace_s)
+    end = time.monotonic() + grace_s
+    first = _first_of(job, end)
     if first is None and not job.received:
         job.wait(grace_s, servers=True)
         job.send(signal.SIGTERM)  # a server whose workers never came does not know that they are gone
@@ -112,16 +113,15 @@ def _watch(job: _Job, grace_s: float) -> int:
         return 0
     if first is not None:
         sys.stderr.write(f"otel-dltrace: {first.name} {_ended(first.process.returncode)}; ending the others\n")
-        job.wait(grace_s, servers=False)
+        job.wait(end - time.monotonic(), servers=False)
     job.send(job.received or signal.SIGTERM)
     job.wait(grace_s, servers=True)
     code = first.process.returncode if first else -job.received
     return code if code >= 0 else 128 - code
 
 
-def _first_of(job: _Job, grace_s: float) -> _Child | None:
-    """Return the child that failed first; one that says it fails for another's sake may have ended before that one."""
-    end = time.monotonic() + grace_s
+def _first_of(job: _Job, end: float) -> _Child | None:
+    """Return the child that failed first; until *end* one that fails for another's sake may have ended before that."""
     while True:
         first = job.failed()
         is_for_another = first is not None and first.blame[0]
