@@ -29,8 +29,11 @@ class Observer:
     ) -> "PushPull | None":
         """Follow a push_pull of this worker."""
         try:
-            if not self._follows():
+            tracer = live.tracer
+            if tracer is None:
                 return None
+            if tracer is not self._tracer:
+                self._follow(tracer)
             return self._worker.started(name, declared_key, round_, nbytes, dtype, start)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
@@ -41,18 +44,20 @@ class Observer:
     ) -> "Served | None":
         """Follow a request to this server."""
         try:
-            return self._server.started(kind, request, metadata, start) if self._follows() else None
+            tracer = live.tracer
+            if tracer is None:
+                return None
+            if tracer is not self._tracer:
+                self._follow(tracer)
+            return self._server.started(kind, request, metadata, start)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
             return None
 
-    def _follows(self) -> bool:
-        """Return whether there is a tracer; a new one has new writers."""
-        tracer = live.tracer
-        if tracer is not None and tracer is not self._tracer:
-            bind_by_launcher(tracer)
-            self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
-        return tracer is not None
+    def _follow(self, tracer: Tracer) -> None:
+        """Have new writers for a new *tracer*."""
+        bind_by_launcher(tracer)
+        self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
 
 
 def bind_by_launcher(tracer: Tracer) -> None:
