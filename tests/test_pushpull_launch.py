@@ -155,6 +155,11 @@ print(signal.sigwait([signal.SIGTERM]).name, flush=True)
         pytest.param(["launch"], "write it after --", id="no program"),
         pytest.param(["launch", "--workers", "0", "--", "x"], "--workers 0: there must be 1 or more", id="no worker"),
         pytest.param(["launch", "--only-worker", "1", "--", "x"], "--only-worker needs --root", id="no root"),
+        pytest.param(
+            ["launch", "--workers", "2", "--only-worker", "2", "--root", "h:1", "--", "x"],
+            "--only-worker 2: the last of --workers 2 is 1",
+            id="no such worker",
+        ),
         pytest.param(["launch", "--root", "ps0", "--", "x"], "--root 'ps0' is not HOST:PORT", id="no port"),
         pytest.param(["launch", "--root", "h:99999", "--", "x"], "--root 'h:99999' is not HOST:PORT", id="high port"),
         pytest.param(["launch", "--servers", "0", "--", "no-such"], "no-such cannot be started", id="no such program"),

@@ -29,6 +29,12 @@ MANY = """
             id="all delivered",
         ),
         pytest.param(
+            {"spans": 10, "not_in_otlp": 7, "otlp": {"accepted": 4}},
+            "10 spans recorded, 4 sent, none waiting, "
+            "7 not to be sent (outside OTEL_DLTRACE_STEPS or the span budget), none lost",
+            id="not all in the window",
+        ),
+        pytest.param(
             {"spans": 10, "truncated": 2, "otlp": {"accepted": 3, "spilled": 9, "trouble": "connection refused"}},
             "10 spans recorded, 2 of them cut off by the end of their process, 3 sent, "
             "9 waiting (connection refused), none lost",

@@ -51,19 +51,28 @@ def run(args: argparse.Namespace) -> int:
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not program:
         raise ConfigError("launch: no program given; write it after --, as in: ... launch -- python train.py")
-    for name, least in _ONE_OR_MORE.items():
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: there must be {least} or more")
-    if args.only_worker is not None and not args.root:
-        raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
-    port = args.root.rpartition(":")[2]
-    if args.root and not (port.isdecimal() and len(port) < 6 and int(port) < 1 << 16):
-        raise ConfigError(f"--root {args.root!r} is not HOST:PORT")
+    _check_job(args)
     plan = Plan(program, args.workers, args.local_ranks, args.servers, args.root, args.only_worker)
     alone = args.only_worker is None
     env = traced_environment(program, os.environ, alone=alone)
     with _files_at_end(env, alone=alone):
         return launch(plan, env)
+
+
+def _check_job(args: argparse.Namespace) -> None:
+    """See that there is such a job: else each of its processes would say that there is not."""
+    for name, least in _ONE_OR_MORE.items():
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: there must be {least} or more")
+    if args.only_worker is not None and not args.root:
+        raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
+    if args.only_worker is not None and not 0 <= args.only_worker < args.workers:
+        raise ConfigError(
+            f"--only-worker {args.only_worker}: the last of --workers {args.workers} is {args.workers - 1}"
+        )
+    port = args.root.rpartition(":")[2]
+    if args.root and not (port.isdecimal() and len(port) < 6 and int(port) < 1 << 16):
+        raise ConfigError(f"--root {args.root!r} is not HOST:PORT")
 
 
 def _serve() -> int:

@@ -27,6 +27,8 @@ def summary_line(figures: Mapping[str, Any], *, is_over: bool = True) -> str:
         parts.append(f"{exporter['accepted']:,} to {name}")
         if exporter["waiting"]:
             parts.append(f"{exporter['waiting']:,} waiting for {name}")
+    if figures.get("not_in_otlp"):
+        parts.append(f"{figures['not_in_otlp']:,} not to be sent (outside OTEL_DLTRACE_STEPS or the span budget)")
     trouble = [*figures.get("metrics", {}).get("trouble", []), *figures.get("trouble", [])]
     return "; ".join([", ".join([*parts, *_lost(figures, exporters, is_over=is_over)]), *trouble])
 
