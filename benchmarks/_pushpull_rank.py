@@ -8,7 +8,6 @@ import json
 import os
 import random
 import time
-from collections import deque
 from pathlib import Path
 
 import psutil
@@ -23,7 +22,6 @@ from benchmarks._pushpull_job import OFF, ON
 from otel_dltrace.instrument import registry
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.pushpull import trace
-from otel_dltrace.pushpull.trace import Partition
 from otel_dltrace.record.tracer import Tracer, live
 
 WARM_UP = 3
@@ -148,14 +146,13 @@ class Count:
         """Count those of this one, too."""
         return self
 
-    def request_sending(self, *_told: object) -> dict[str, str]:
+    def request_sending(self, _partition: int) -> dict[str, str]:
         """Send nothing along."""
         return {}
 
-    def partitions_finished(self, partitions: deque[Partition]) -> None:
-        """Count the stages of *partitions*."""
-        while partitions:
-            self.stages += len(partitions.popleft().stages)
+    def stage_finished(self, *_told: object) -> None:
+        """Count a stage."""
+        self.stages += 1
 
     def request_started(self, *_told: object) -> None:
         """Follow no request."""

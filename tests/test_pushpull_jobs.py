@@ -69,15 +69,13 @@ class Watch:
     def push_pull_started(self, name, declared_key, round_, nbytes, dtype, start):
         self.told.append(["started", name, declared_key, round_, nbytes, dtype])
         return self
-    def request_sending(self, partition, queue):
+    def request_sending(self, partition):
         return {}
-    def partitions_finished(self, partitions):
-        while partitions:
-            ended = partitions.popleft()
-            assert ended.times == sorted(ended.times) and len(ended.times) == 1 + 2 * len(ended.stages)
-            assert ended.server == (0 if layout.is_root else None)
-            self.stages[ended.partition] = [queue.name for queue in ended.stages]
-            self.sizes.add(ended.nbytes)
+    def stage_finished(self, partition, queue, nbytes, server, enqueued, started, end):
+        assert enqueued <= started <= end
+        assert (server == 0) == (queue.name in ("PUSH", "PULL"))
+        self.stages.setdefault(partition, []).append(queue.name)
+        self.sizes.add(nbytes)
     def completed(self, end, error):
         self.told.append(["completed", error])
     def waited(self, start, end):
@@ -113,43 +111,13 @@ def test_every_queue_type_is_observed_in_its_order(tmp_path):
     assert seen == {queue.name for queue in Q}
 
 
-BATCHES = """
-class Watch:
-    follows_stages = True
-    def __init__(self):
-        self.told = []
-    def push_pull_started(self, *told):
-        return self
-    def partitions_finished(self, partitions):
-        self.told.append(len([partitions.popleft() for _ in range(len(partitions))]))
-    def completed(self, end, error):
-        self.told.append("completed")
-    def waited(self, start, end):
-        pass
-watch = Watch()
-trace.observe(watch)
-push_pull("many", np.ones(200 * 2048, np.float32))
-*batches, last, end = watch.told
-say(least=min(batches) >= 16, last=0 < last <= 16, total=sum(batches) + last, end=end)
-"""
-
-
-def test_partitions_are_told_of_several_at_a_time(tmp_path):
-    """When 16 are through, and at the end."""
-    done = run_job(tmp_path, BATCHES, (1, 2, 0), SMALL)
-    expected = {"least": True, "last": True, "total": 200, "end": "completed"}
-    assert {name: done.said[name][0] for name in ("worker0", "worker1")} == dict.fromkeys(
-        ["worker0", "worker1"], expected
-    )
-
-
 REQUESTS = """
 import time
 class Sends:
     follows_stages = False
     def push_pull_started(self, *told):
         return self
-    def request_sending(self, partition, queue):
+    def request_sending(self, partition):
         return {"traceparent": f"{partition}-{layout.worker}"}
     def waited(self, *told):
         pass
@@ -396,14 +364,11 @@ class Watch:
         self.told = []
     def push_pull_started(self, *told):
         return self
-    def request_sending(self, partition, queue):
+    def request_sending(self, partition):
         return {"traceparent": ""}
-    def partitions_finished(self, partitions):
-        while partitions:
-            ended = partitions.popleft()
-            assert ended.times == sorted(ended.times)
-            names = [queue.name for queue in ended.stages[: len(ended.times) // 2]]
-            self.told.append([ended.partition, ended.server, names])
+    def stage_finished(self, partition, queue, nbytes, server, enqueued, started, end):
+        assert enqueued <= started <= end
+        self.told.append([queue.name, partition, server])
     def completed(self, end, error):
         say(told=sorted(self.told), error=error)
     def waited(self, start, end):
@@ -416,7 +381,13 @@ push_pull("w", np.ones(2000, np.float32))
 def test_what_a_request_waited_for_in_vain_is_observed(tmp_path):
     """The stage ends with its push_pull: a server has answered it with an error, which would be below nothing."""
     done = run_job(tmp_path, HANGS, (2, 1, 1), SMALL, server=SERVED)
-    assert done.each("told") == {"worker0": [[part, 0, ["REDUCE", "COPYD2H", "PUSH", "PULL"]] for part in (0, 1)]}
+    assert done.each("told") == {
+        "worker0": [
+            [name, part, 0 if name in ("PUSH", "PULL") else None]
+            for name in ("COPYD2H", "PULL", "PUSH", "REDUCE")
+            for part in (0, 1)
+        ]
+    }
 
 
 def test_a_killed_server_is_named_by_the_workers(tmp_path):

@@ -2,9 +2,8 @@
 
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,17 +46,6 @@ def rings() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@dataclass
-class Ended:
-    """A partition that is through."""
-
-    partition: int
-    server: int
-    times: list[int]
-    nbytes: int = 32
-    stages: tuple[QueueType, ...] = (QueueType.PUSH, QueueType.COPYH2D)
-
-
 def a_tracer(rings: Path, bind: Bind | None, server_key: int = -1) -> Tracer:
     """Return a tracer bound as *bind*."""
     recorder = Recorder(rings, 1 << 20, Level.PARTITION)
@@ -72,8 +60,8 @@ def sent_by(tracer: Tracer, step: int = STEP) -> tuple[dict[str, str], int]:
     recorder.step = step
     pushed = worker.started("w", KEY >> 16, 0, 96, "float32", 100)
     assert pushed is not None
-    metadata = dict(pushed.request_sending(1, QueueType.PUSH))
-    pushed.partitions_finished(deque([Ended(1, 0, [100, 110, 190])]))
+    metadata = dict(pushed.request_sending(1))
+    pushed.stage_finished(1, QueueType.PUSH, 32, 0, 100, 110, 190)
     pushed.completed(200, None)
     (stage,) = (row for row in read(recorder) if row["level"] == Level.PARTITION)
     assert recorder.ring is not None
@@ -133,11 +121,12 @@ def test_each_of_many_requests_names_its_own_stage(rings):
     worker.recorder.step = STEP
     pushed, serving, told = Worker(worker).started("w", KEY >> 16, 0, 1280, "float32", 100), Server(server), {}
     for partition in range(40):
-        metadata = pushed.request_sending(partition, QueueType.PUSH)
+        metadata = pushed.request_sending(partition)
         told[partition] = int(metadata["traceparent"][36:52], 16)
         request = Request(KEY & ~0xFFFF | partition, 0, 0, 1, "w", "float32", 32)
         serving.started("push", request, metadata, 120).finished(0, 0, 150, None)
-        pushed.partitions_finished(deque([Ended(partition, 0, [100, 110, 190, 191, 192])]))
+        pushed.stage_finished(partition, QueueType.PUSH, 32, 0, 100, 110, 190)
+        pushed.stage_finished(partition, QueueType.COPYH2D, 32, None, 190, 191, 192)
 
     stages = [row for row in read(worker.recorder) if row["level"] == Level.PARTITION]
     assert len({int(row["span_id"]) for row in stages}) == 80

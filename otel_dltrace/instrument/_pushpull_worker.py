@@ -1,18 +1,15 @@
 """A worker's push_pulls as records: an operation for each tensor, below it the stages of its partitions."""
 
 import struct
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.model.identity import NO_STEP, Bind, mix64, trace_id
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import share_of
-from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, WAIT, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, traceparent_head, tracestate_entry
 from otel_dltrace.record.guard import failed
-from otel_dltrace.record.lanes import Lane
 from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.packing import HOLE, SPANS, pack_span
 from otel_dltrace.record.recorder import Recorder
@@ -20,14 +17,13 @@ from otel_dltrace.record.ring import RECORD
 from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
-    from otel_dltrace.pushpull.trace import Partition
+    from otel_dltrace.model.queue_types import QueueType
 
 BACKEND = "pushpull"
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _COLLECTIVE, _PHASE, _PARTITION = int(Level.COLLECTIVE), int(Level.PHASE), int(Level.PARTITION)
 _ASYNC, _ERROR = int(Flag.ASYNC), int(Flag.ERROR)
 _STAGE = SPANS[_PARTITION]
-_PUSH, _PULL = QueueType.PUSH, QueueType.PULL
 _error = struct.error
 _MOST_WAIT = (1 << 31) - 1
 _AT_ONCE = 16
@@ -40,7 +36,7 @@ class _Tensor(NamedTuple):
     name: str
     declared_key: int
     descriptor: int
-    stages: dict[QueueType, int]
+    stages: "dict[QueueType, int]"
 
 
 class _Context:
@@ -100,7 +96,7 @@ class Worker:
         number = recorder.begin(tensor.descriptor, _COLLECTIVE, start, nbytes, parent, seq, 0, -1, _ASYNC, step)
         return _Pushed(self, tensor, number, step, parent, seq, nbytes, start) if number else None
 
-    def stage(self, tensor: _Tensor, queue: QueueType) -> int:
+    def stage(self, tensor: _Tensor, queue: "QueueType") -> int:
         """Return a new descriptor of a stage of *tensor*."""
         name = queue.name
         descriptor = Descriptor(
@@ -137,8 +133,7 @@ class _Pushed:
     """Writes one push_pull.
 
     Between two stages little of us is in the processor's caches: each function that is called costs a microsecond
-    there, not the tenth of one that it costs in a loop. So what is done for each partition is flat, and its stages are
-    written in a loop.
+    there, not the tenth of one that it costs in a loop. So what is done for each partition is flat.
     """
 
     __slots__ = (
@@ -171,7 +166,7 @@ class _Pushed:
         self._metadata: dict[str, str] | None = None
         self.follows_stages = worker.recorder.level >= _PARTITION
 
-    def request_sending(self, partition: int, queue: QueueType) -> Mapping[str, str]:
+    def request_sending(self, partition: int) -> Mapping[str, str]:
         """Tell the server which span its own is caused by: the stage, or the operation where no stage is recorded."""
         if self._metadata is not None:  # the operation's: that of all its requests
             return self._metadata
@@ -188,40 +183,27 @@ class _Pushed:
                 number, metadata = context.ready.pop()
             except IndexError:
                 number, metadata = context.next(self._recorder)
-            self._sending[partition << 4 | queue] = number
+            self._sending[partition] = number
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
             return {}
         return metadata
 
-    def partitions_finished(self, partitions: "deque[Partition]") -> None:
-        """Write the stages of *partitions*."""
+    def stage_finished(
+        self, partition: int, queue: "QueueType", nbytes: int, server: int | None, enqueued: int, started: int, end: int
+    ) -> None:
+        """Write a stage of a partition, as `Recorder.span` does, which takes over what is not usual."""
         try:
-            recorder = self._recorder
+            descriptor = self._stages.get(queue) or self._worker.stage(self._tensor, queue)
+            recorder, number, wait = self._recorder, 0, (started - enqueued) // 1000
+            if server is None:
+                server = -1
+            else:
+                number = self._sending.pop(partition, 0)
             try:
                 lane = recorder.local.lane
             except AttributeError:
                 lane = recorder.new_lane()
-            while partitions:
-                try:
-                    partition = partitions.popleft()
-                except IndexError:
-                    return  # another thread has taken the last one
-                self._write(partition, recorder, lane)
-        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
-            failed("push_pull", broken)
-
-    def _write(self, ended: "Partition", recorder: Recorder, lane: Lane) -> None:
-        """Write the stages of a partition, as `Recorder.span` does, which takes over what is not usual."""
-        partition, times, step, seq = ended.partition, iter(ended.times), self._step, self._seq
-        enqueued = next(times)
-        for queue, started, end in zip(ended.stages, times, times, strict=False):
-            descriptor = self._stages.get(queue) or self._worker.stage(self._tensor, queue)
-            number, server, wait = 0, -1, (started - enqueued) // 1000
-            enqueued = end
-            if queue is _PUSH or queue is _PULL:
-                number = self._sending.pop(partition << 4 | queue, 0)
-                server = -1 if ended.server is None else ended.server
             if not number:
                 number = next(lane.numbers, 0) or recorder.next_number(lane)
             chunk = lane.chunk
@@ -233,14 +215,14 @@ class _Pushed:
                         buffer,
                         offset,
                         number,
-                        step,
+                        self._step,
                         descriptor,
                         _STAGE,
                         started,
                         end,
-                        ended.nbytes,
+                        nbytes,
                         self._number,
-                        seq,
+                        self._seq,
                         wait,
                         server,
                         partition,
@@ -249,9 +231,11 @@ class _Pushed:
                 except _error:
                     buffer[offset : offset + RECORD] = HOLE
                 else:
-                    continue
-            where = (self._number, seq, partition, min(wait, _MOST_WAIT), server, 0, 0, number, step)
-            recorder.span(descriptor, _PARTITION, started, end, ended.nbytes, *where)
+                    return
+            where = (self._number, self._seq, partition, min(wait, _MOST_WAIT), server, 0, 0, number, self._step)
+            recorder.span(descriptor, _PARTITION, started, end, nbytes, *where)
+        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
+            failed("push_pull", broken)
 
     def waited(self, start: int, end: int) -> None:
         """Write how long the program was blocked: a child of what it waited for, and over when that was.

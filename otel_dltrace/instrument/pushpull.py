@@ -29,11 +29,8 @@ class Observer:
     ) -> "PushPull | None":
         """Follow a push_pull of this worker."""
         try:
-            tracer = live.tracer
-            if tracer is None:
+            if not self._follows():
                 return None
-            if tracer is not self._tracer:
-                self._follow(tracer)
             return self._worker.started(name, declared_key, round_, nbytes, dtype, start)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
@@ -44,20 +41,18 @@ class Observer:
     ) -> "Served | None":
         """Follow a request to this server."""
         try:
-            tracer = live.tracer
-            if tracer is None:
-                return None
-            if tracer is not self._tracer:
-                self._follow(tracer)
-            return self._server.started(kind, request, metadata, start)
+            return self._server.started(kind, request, metadata, start) if self._follows() else None
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
             return None
 
-    def _follow(self, tracer: Tracer) -> None:
-        """Have new writers for a new *tracer*."""
-        bind_by_launcher(tracer)
-        self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
+    def _follows(self) -> bool:
+        """Return whether there is a tracer; a new one has new writers."""
+        tracer = live.tracer
+        if tracer is not None and tracer is not self._tracer:
+            bind_by_launcher(tracer)
+            self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
+        return tracer is not None
 
 
 def bind_by_launcher(tracer: Tracer) -> None:

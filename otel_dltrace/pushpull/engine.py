@@ -26,10 +26,8 @@ from otel_dltrace.pushpull.work import Work
 
 _PACKING = (Q.COMPRESS, Q.DECOMPRESS)
 _SERVED = (Q.PUSH, Q.PULL, Q.COPYH2D)
-_now = time.monotonic_ns
+_PUSH, _PULL = Q.PUSH, Q.PULL  # to read a member of an enum is a tenth of what telling of a stage costs
 _SERVER_S = 5.0
-_TOLD_AT_ONCE = 16
-"""Partitions of a push_pull whose stages the observer is told of before it is done, as its process may be killed."""
 
 
 class Engine:
@@ -128,11 +126,11 @@ class Engine:
         if followed is None or operation.done.is_set():
             self._wait(operation)
             return
-        start = _now()
+        start = time.monotonic_ns()
         try:
             self._wait(operation)
         finally:
-            followed.waited(start, _now())
+            followed.waited(start, time.monotonic_ns())
 
     def _wait(self, operation: Operation) -> None:
         limit = self.options.timeout_s
@@ -219,18 +217,15 @@ class Engine:
     def _begin(self, operation: Operation) -> None:
         observer = trace.observer  # read once: it may be gone a moment later
         if observer is not None:
-            tensor, now = operation.tensor, _now()
+            tensor, now = operation.tensor, time.monotonic_ns()
             followed = operation.followed = observer.push_pull_started(
                 tensor.name, tensor.declared_key, operation.round, tensor.nbytes, tensor.dtype, now
             )
             if followed is not None and followed.follows_stages:
-                operation.times = [0] * len(operation.tasks) * (2 * len(tensor.stages) + 1)
-        times = operation.times
+                operation.stages_followed = followed
         for task in operation.tasks:
-            if times is not None:
-                task.slot = task.partition * (2 * len(task.stages) + 1)
-                times[task.slot] = _now()
-                task.slot += 1
+            if operation.stages_followed is not None:
+                task.enqueued_ns = time.monotonic_ns()
             self._queues[task.queue].put(task)
         if not operation.tasks:
             self._complete(operation, None)
@@ -240,10 +235,8 @@ class Engine:
         do = self._work.table[queue.queue]
         try:
             while (task := queue.take()) is not None:
-                times = task.operation.times
-                if times is not None:
-                    times[task.slot] = _now()
-                    task.slot += 1
+                if task.operation.stages_followed is not None:
+                    task.started_ns = time.monotonic_ns()
                 if do(task):
                     self._proceed(task)
         except PushPullError as error:
@@ -260,26 +253,24 @@ class Engine:
 
     def _proceed(self, task: Task) -> None:
         """Move a partition to its next stage, or out."""
-        operation = task.operation
-        times = operation.times
-        if times is not None:
-            times[task.slot] = _now()
-            task.slot += 1
-        self._queues[task.queue].finished(task)
+        operation, queue = task.operation, task.queue
+        followed = operation.stages_followed
+        if followed is not None:
+            now, enqueued = time.monotonic_ns(), task.enqueued_ns
+            server = task.server if queue is _PUSH or queue is _PULL else None
+            followed.stage_finished(task.partition, queue, task.nbytes, server, enqueued, task.started_ns, now)
+            task.enqueued_ns = now  # into the next stage's queue
+        self._queues[queue].finished(task)
         if task.at + 1 < len(operation.tensor.stages):
             task.at += 1
             self._queues[task.queue].put(task)
             return
         task.payload, task.through = b"", True
-        if times is not None:
-            operation.ended.append(task)
         with self._lock:
             operation.remaining -= 1
             last = not operation.remaining
         if last:
             self._complete(operation, None)
-        elif len(operation.ended) >= _TOLD_AT_ONCE:
-            _tell_stages(operation)
 
     def _complete(self, operation: Operation, error: PushPullError | None) -> None:
         with self._lock:
@@ -289,12 +280,11 @@ class Engine:
         operation.error = error
         if error is not None:
             _cut_off(operation)
-        _tell_stages(operation)
         tensor = operation.tensor
         if error is None and self.layout.is_root and tensor.buffers is not None:
             tensor.buffers.unlink()
         if operation.followed is not None:
-            operation.followed.completed(_now(), type(error).__name__ if error else None)
+            operation.followed.completed(time.monotonic_ns(), type(error).__name__ if error else None)
         tensor.busy = False
         operation.done.set()
 
@@ -346,22 +336,15 @@ def _by_signal(queues: Iterable[StageQueue]) -> dict[Signal, list[StageQueue]]:
 
 
 def _cut_off(operation: Operation) -> None:
-    """End the partitions of *operation*, and their requests, for what a server did for these is below them."""
-    times = operation.times
-    if times is None:
+    """Tell of the requests of *operation* that are not answered any more: what a server did for them is below these."""
+    followed = operation.stages_followed
+    if followed is None:
         return
     for task in operation.tasks:
-        if not task.through:
-            if task.queue in (Q.PUSH, Q.PULL) and not len(task.times) % 2:  # it has begun
-                times[task.slot] = _now()
-                task.slot += 1
-            operation.ended.append(task)
-
-
-def _tell_stages(operation: Operation) -> None:
-    """Tell the observer of the stages that it has not been told of."""
-    if operation.followed is not None and operation.ended:
-        operation.followed.partitions_finished(operation.ended)
+        # A partition in a stage's queue has left the stage before it.
+        if not task.through and task.queue in (_PUSH, _PULL) and task.started_ns > task.enqueued_ns:
+            times = task.enqueued_ns, task.started_ns, time.monotonic_ns()
+            followed.stage_finished(task.partition, task.queue, task.nbytes, task.server, *times)
 
 
 def _slowest(operation: Operation) -> Task | None:

@@ -1,14 +1,13 @@
 """What is under way: a declared tensor, one push_pull of it, and the partitions of that."""
 
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.pushpull.buffers import Buffers
 from otel_dltrace.pushpull.compression import Compressor, Packer
 from otel_dltrace.pushpull.errors import PushPullError
-from otel_dltrace.pushpull.trace import Partition, PushPull
+from otel_dltrace.pushpull.trace import PushPull
 from otel_dltrace.pushpull.wire import Request, Values
 
 
@@ -45,13 +44,8 @@ class Operation:
     done: threading.Event = field(default_factory=threading.Event)
     followed: PushPull | None = None
     """By whom it is observed."""
-    times: list[int] | None = None
-    """If that follows stages: those of each partition one after the other, as `Partition` has them.
-
-    One list for all: what lives for the time of a push_pull, and is many, has Python look for garbage more often.
-    """
-    ended: deque[Partition] = field(default_factory=deque)
-    """The partitions of whose stages it has not been told yet."""
+    stages_followed: PushPull | None = None
+    """By whom its stages are."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,8 +63,8 @@ class Task:
     through: bool = False
     payload: bytes = b""
     """What is packed for the wire, or came packed from it."""
-    slot: int = 0
-    """Where its next time goes among those of its operation."""
+    enqueued_ns: int = 0
+    started_ns: int = 0
 
     @property
     def name(self) -> str:
@@ -86,17 +80,6 @@ class Task:
     def priority(self) -> int:
         """The tensor's priority."""
         return self.operation.tensor.priority
-
-    @property
-    def times(self) -> list[int]:
-        """Its times so far, of one that an observer follows."""
-        times = self.operation.times or []
-        return times[self.partition * (2 * len(self.stages) + 1) : self.slot]
-
-    @property
-    def stages(self) -> tuple[QueueType, ...]:
-        """All that it goes through."""
-        return self.operation.tensor.stages
 
     @property
     def queue(self) -> QueueType:

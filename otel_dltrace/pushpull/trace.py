@@ -5,36 +5,11 @@ what follows it, or with None; so nobody is told of an end whose beginning it ha
 thread where it happens, between two stages: they have to be quick and must not raise. Times are ``time.monotonic_ns``.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.pushpull.wire import Request
-
-
-class Partition(Protocol):
-    """A partition that is through with all its stages, or with none more since its push_pull has failed.
-
-    Attributes:
-        partition: Its number within its tensor.
-        nbytes: Its size.
-        server: Who is asked in the stages ``PUSH`` and ``PULL``; None if nobody is.
-        times: When it came into the queue of its first stage; then for each stage when it left that, as all it waited
-            for was there, and when it was done, and so in the next one's queue.
-    """
-
-    partition: int
-    nbytes: int
-    server: int | None
-
-    @property
-    def times(self) -> Sequence[int]:
-        """See above."""
-
-    @property
-    def stages(self) -> Sequence[QueueType]:
-        """All that it goes through, in their order."""
 
 
 class PushPull(Protocol):
@@ -44,16 +19,18 @@ class PushPull(Protocol):
     def follows_stages(self) -> bool:
         """Whether it is told of stages; asked at the beginning, since to time them costs more than all the rest."""
 
-    def request_sending(self, partition: int, queue: QueueType) -> Mapping[str, str]:
-        """Return what goes along, as metadata, with the request that the stage *queue* is about to send to a server.
+    def request_sending(self, partition: int) -> Mapping[str, str]:
+        """Return what goes along, as metadata, with the request that is about to leave for a server.
 
         gRPC's rules hold: keys in lower case, values of printable ASCII.
         """
 
-    def partitions_finished(self, partitions: deque[Partition]) -> None:
-        """Take *partitions* out, several in a row, before `completed`: one at a time costs twice as much.
+    def stage_finished(
+        self, partition: int, queue: QueueType, nbytes: int, server: int | None, enqueued: int, started: int, end: int
+    ) -> None:
+        """A partition is through with a stage: it came into its queue, left it when all it waited for was there, ended.
 
-        Other threads may put more in, or take some out, at the same time.
+        *server* is who was asked, in a stage that asks one.
         """
 
     def waited(self, start: int, end: int) -> None:

@@ -189,7 +189,7 @@ def _packing(task: Task) -> int:
 def _metadata(task: Task) -> Mapping[str, str]:
     """Return what the observer wants to send along."""
     followed = task.operation.followed
-    return {} if followed is None else followed.request_sending(task.partition, task.queue)
+    return {} if followed is None else followed.request_sending(task.partition)
 
 
 def _add(target: Bytes, values: Bytes, task: Task) -> None:
