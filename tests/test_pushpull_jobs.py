@@ -111,6 +111,32 @@ def test_every_queue_type_is_observed_in_its_order(tmp_path):
     assert seen == {queue.name for queue in Q}
 
 
+FAILING = """
+from otel_dltrace.pushpull.errors import PeerLostError
+class Watch:
+    follows_stages = True
+    def push_pull_started(self, *told):
+        if told[0] == "w":
+            engine.fail(PeerLostError("worker 1: it is gone"))
+        return self
+    def stage_finished(self, *told):
+        pass
+    def completed(self, end, error):
+        say(error=error)
+    def waited(self, start, end):
+        pass
+trace.observe(Watch())
+push_pull("w", np.ones(2000, np.float32))
+"""
+
+
+def test_a_push_pull_that_begins_as_the_job_fails_is_seen_to_end(tmp_path):
+    """Its end is told once, with the error, whoever is first."""
+    done = run_job(tmp_path, FAILING, (1, 1, 0), SMALL)
+    raised = {"error": "PeerLostError", "message": "worker 1: it is gone"}
+    assert done.said["worker0"] == [{"error": "PeerLostError"}, raised]
+
+
 REQUESTS = """
 import time
 class Sends:

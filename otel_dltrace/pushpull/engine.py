@@ -21,6 +21,7 @@ from otel_dltrace.pushpull.peers import Peers
 from otel_dltrace.pushpull.queues import StageQueue
 from otel_dltrace.pushpull.stages import Q, Signal, stage_list, waits
 from otel_dltrace.pushpull.tasks import Operation, Task, Tensor
+from otel_dltrace.pushpull.trace import PushPull
 from otel_dltrace.pushpull.wire import DTYPES, Values
 from otel_dltrace.pushpull.work import Work
 
@@ -218,17 +219,27 @@ class Engine:
         observer = trace.observer  # read once: it may be gone a moment later
         if observer is not None:
             tensor, now = operation.tensor, time.monotonic_ns()
-            followed = operation.followed = observer.push_pull_started(
+            followed = observer.push_pull_started(
                 tensor.name, tensor.declared_key, operation.round, tensor.nbytes, tensor.dtype, now
             )
-            if followed is not None and followed.follows_stages:
-                operation.stages_followed = followed
+            if followed is not None:
+                self._follow(operation, followed)
         for task in operation.tasks:
             if operation.stages_followed is not None:
                 task.enqueued_ns = time.monotonic_ns()
             self._queues[task.queue].put(task)
         if not operation.tasks:
             self._complete(operation, None)
+
+    def _follow(self, operation: Operation, followed: PushPull) -> None:
+        """Have *followed* told of *operation*, at once of its end if the engine has given up in the meantime."""
+        with self._lock:
+            operation.followed = followed
+            is_over = operation not in self._under_way
+        if is_over:
+            followed.completed(time.monotonic_ns(), type(self.error).__name__)
+        elif followed.follows_stages:
+            operation.stages_followed = followed
 
     def _loop(self, queue: StageQueue) -> None:
         """Do one stage's work until the engine stops."""
@@ -277,14 +288,15 @@ class Engine:
             if operation not in self._under_way:
                 return  # the engine gave up in the meantime
             self._under_way.remove(operation)
+            followed = operation.followed
         operation.error = error
         if error is not None:
             _cut_off(operation)
         tensor = operation.tensor
         if error is None and self.layout.is_root and tensor.buffers is not None:
             tensor.buffers.unlink()
-        if operation.followed is not None:
-            operation.followed.completed(time.monotonic_ns(), type(error).__name__ if error else None)
+        if followed is not None:
+            followed.completed(time.monotonic_ns(), type(error).__name__ if error else None)
         tensor.busy = False
         operation.done.set()
 
