@@ -14,7 +14,6 @@ _IS_CHROME = (
 _GZIP = b"\x1f\x8b"
 _IS_PACKED = "is gzipped; give what `zcat` makes of it, in a file or through a pipe (/dev/stdin)"
 _IS_BYTEPS = "is BytePS's, not a timeline of Horovod; read it with `otel-dltrace import byteps`"
-
 _IS_BYTESCHEDULER = "is ByteScheduler's; read it with `otel-dltrace import bytescheduler`"
 
 

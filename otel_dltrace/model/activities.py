@@ -12,9 +12,7 @@ MARK: Final = "MARK"  # a tick of any other name, which is its activity
 ERROR: Final = "ERROR"
 JOIN: Final = "JOIN"
 JOIN_TENSOR: Final = "join.noname"
-UNNAMED: Final = (
-    ".noname."  # in the name of a tensor that the program gave none: its operations have handles as numbers
-)
+UNNAMED: Final = ".noname."  # in a tensor's name that the program did not give: handles number its operations
 OPERATIONS: Final = (
     "ALLREDUCE",
     "ALLGATHER",
