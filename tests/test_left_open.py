@@ -1,20 +1,23 @@
-"""What was open when ranks were cut off: who stood in which operation, and who never came to it."""
+"""Where ranks stand still, or stood when they were cut off: who was in which operation, and who never came to it."""
 
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
-from runs import Rank
+from runs import MS, Rank
 
 from otel_dltrace.analysis.left_open import Elsewhere, LeftOpen, Standing, left_open
+from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import P2P, Flag, Level
 from otel_dltrace.model.spans import SpanBatch
-from otel_dltrace.report.words import left_open as in_words
+from otel_dltrace.report.left_open import left_open as in_words
 from tests import servers
 
 CUT = int(Flag.TRUNCATED)
+NOW = int(Flag.TRUNCATED | Flag.OPEN)
 HANG = """
     import os, pathlib, sys, time
     import torch, torch.distributed as dist
@@ -65,7 +68,7 @@ def test_who_never_came_is_named():
     )
     assert in_words(found) == [
         "When cut off, ranks 0, 2 stood in all_reduce (number 8, of gloo 0); rank 1 had not come to it.",
-        "When cut off, rank 1 had no operation open, and stood in step 1; what ended last was backward.",
+        "When cut off, rank 1 stood in step 1, with no operation open; what ended last was backward.",
     ]
 
 
@@ -112,7 +115,7 @@ def test_what_the_program_does_not_number_has_no_number():
 
     assert in_words(left_open([own[0].batch(), two_steps(1, 2).batch()])) == [
         "When cut off, rank 0 stood in push a.",
-        "When cut off, rank 1 had no operation open, and stood in step 1; what ended last was forward.",
+        "When cut off, rank 1 stood in step 1, with no operation open; what ended last was forward.",
     ]
 
 
@@ -149,23 +152,63 @@ def test_what_nobody_waited_for_comes_last():
 def test_many_places_are_told_in_part():
     """A report is no list of all ranks."""
     assert in_words(LeftOpen((), tuple(Elsewhere(n, "", (n,)) for n in range(9))))[5:] == [
-        "When cut off, rank 5 had no operation open, and stood in step 5.",
+        "When cut off, rank 5 stood in step 5, with no operation open.",
         "3 more places were left open: --json has all.",
     ]
 
 
-def test_a_hang_that_is_killed_is_told(place):
+def in_a_collective(lasts: float) -> list[SpanBatch]:
+    """Return a run whose ranks live, and of which rank 0 has been in an all-reduce for *lasts* ms; steps take 10 ms."""
+    one, other = two_steps(0, 2), two_steps(1, 2)
+    for rank in (one, other):
+        rank.rows[-2] |= {"end": rank.rows[-2]["start"] + round(lasts * MS), "flags": NOW}
+    one.collective(1, 10, 10 + lasts, seq=0, flags=NOW)
+    return [one.batch(), other.batch()]
+
+
+def test_ranks_that_live_and_stand_still_are_told_in_the_present():
+    """With how long it has been so, which says that it is no longer usual."""
+    assert in_words(left_open(in_a_collective(95_000))) == [
+        "For 95 s now rank 0 stands in all_reduce (number 8, of gloo 0); rank 1 has not come to it.",
+        "For 95 s now rank 1 stands in step 1, with no operation open; what ended last was forward.",
+    ]
+
+
+def test_what_is_open_no_longer_than_two_steps_is_what_ranks_are_at():
+    """A job whose steps take half a minute has some open whenever one looks, and so has one that is awaited."""
+    assert left_open(in_a_collective(20)) == LeftOpen()
+
+
+def test_who_is_in_no_step_while_others_wait_is_told():
+    """It lives for all that is known: nothing says that it was cut off."""
+    through = Rank(1, 2).step(0, 0, 10).collective(0, 5, 6, seq=7).batch()
+
+    assert in_words(left_open([in_a_collective(95_000)[0], through]))[1:] == [
+        "Now rank 1 stands in no step, with no operation open; what ended last was all_reduce."
+    ]
+
+
+def test_a_hang_is_told_while_it_lasts_and_when_it_is_killed(place):
     """Two real ranks, one of which never comes to an all-reduce: the report says who, and to what."""
     pytest.importorskip("torch")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = [str(place.write(HANG)), str(place.folder)]
-    place.popen([*launcher, *program], OTEL_DLTRACE="1", OMP_NUM_THREADS="1")
+    place.popen([*launcher, *program], OTEL_DLTRACE="1", OMP_NUM_THREADS="1", OTEL_BSP_SCHEDULE_DELAY="500")
     pids = [place.folder / f"pid.{rank}" for rank in range(2)]
     servers.wait_until(lambda: all(pid.exists() and pid.read_text() for pid in pids), what="the hang")
+
+    def found() -> LeftOpen:
+        return left_open([batch for run in place.folder.glob("dltrace-*/") for batch in read_run(run)])
+
+    servers.wait_until(lambda: len(found().elsewhere) == len(found().standing) == 1, what="that it lasts")
+    now = found()
+    assert now.standing[0].lasts > 10**10 < now.elsewhere[0].lasts
     for pid in pids:
         os.kill(int(pid.read_text()), signal.SIGKILL)
     place.wait_for_rings()
 
-    (standing,), (elsewhere,) = (found := left_open(place.spans())).standing, found.elsewhere
-    assert (standing.operation, standing.ranks, standing.absent) == ("all_reduce", (0,), (1,))
-    assert elsewhere == Elsewhere(3, "optimizer", (1,))
+    for told in (now, found()):
+        (standing,), (elsewhere,) = told.standing, told.elsewhere
+        assert (standing.operation, standing.ranks, standing.absent) == ("all_reduce", (0,), (1,))
+        assert replace(elsewhere, lasts=None) == Elsewhere(3, "optimizer", (1,))
+    assert (standing.lasts, elsewhere.lasts) == (None, None)

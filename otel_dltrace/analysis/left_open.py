@@ -1,10 +1,11 @@
-"""What was open when ranks ended, after a hang or a kill: who stood in which operation, and who never came to it."""
+"""Where ranks stand still, or were when they were cut off: who is in which operation, and who never came to it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.standstill import is_open, without_usual
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
@@ -25,6 +26,7 @@ class Standing:
     *number* is its place among those that are numbered together, from what each rank had ended (0: not known). Of
     the others that know its group, *absent* ones had not come to it, and *past* ones had ended it. *peer* is the
     other side of a message, -1 if unknown or of none. One that *is_asynchronous* blocks nobody until it is waited for.
+    *lasts* is for how long (ns) they have been in it, None if they were cut off.
     """
 
     operation: str
@@ -37,20 +39,25 @@ class Standing:
     absent: tuple[int, ...]
     past: tuple[int, ...]
     is_asynchronous: bool = False
+    lasts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """*ranks* that had no operation open: in *step*, which they had not ended (None: in none), after *last*."""
+    """*ranks* that had no operation open: in *step*, which they had not ended (None: in none), after *last*.
+
+    *lasts* is for how long (ns) they have been in the step, None if they were cut off.
+    """
 
     step: int | None
     last: str
     ranks: tuple[int, ...]
+    lasts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOpen:
-    """Where ranks were when they were cut off, and those that others stood waiting for."""
+    """Where ranks stand, or were when they were cut off, and those that others stand waiting for."""
 
     standing: tuple[Standing, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
@@ -74,15 +81,15 @@ class _Rank:
 
 
 def left_open(batches: Sequence[SpanBatch]) -> LeftOpen:
-    """Return where the ranks of *batches* were that were cut off; nothing where all ended by themselves."""
+    """Return where the ranks of *batches* stand, or were that were cut off; nothing where all go on, or have ended."""
     latest: dict[int, SpanBatch] = {}
     for batch in sorted((b for b in worker_batches(batches) if len(b)), key=_last_end):
         latest[batch.rank] = batch
-    if not any(_is_cut(batch).any() for batch in latest.values()):
+    ranks = [_rank(batch) for batch in without_usual([batch for _, batch in sorted(latest.items())])]
+    if not any(_is_cut(rank.batch).any() for rank in ranks):
         return LeftOpen()
-    ranks = [_rank(batch) for _, batch in sorted(latest.items())]
     standing = _standing(ranks)
-    awaited = {rank for one in standing for rank in one.absent}
+    awaited = {rank: one.lasts for one in standing for rank in one.absent}
     return LeftOpen(standing, _elsewhere([r for r in ranks if not len(r.open)], awaited))
 
 
@@ -119,21 +126,25 @@ def _series(d: Descriptor) -> _Series:
 
 
 def _standing(ranks: Sequence[_Rank]) -> tuple[Standing, ...]:
-    found: dict[tuple[_Series, Descriptor, int, int, bool], list[int]] = {}
+    found: dict[tuple[_Series, Descriptor, int, int, bool, bool], dict[int, int]] = {}
     for rank in ranks:
-        for d, number, peer, is_asynchronous in _numbered(rank):
+        for row, number in _numbered(rank):
+            d = rank.batch.descriptors[int(row["descriptor"])]
             named = Descriptor(d.kind, d.name, d.group, d.group_size, d.backend, d.tensor)
-            found.setdefault((_series(d), named, number, peer, is_asynchronous), []).append(rank.rank)
+            peer = int(row["a"]) if d.kind == s.P2P else -1
+            place = _series(d), named, number, peer, bool(row["flags"] & s.Flag.ASYNC), bool(is_open(row))
+            found.setdefault(place, {})[rank.rank] = int(row["end"]) - int(row["start"])
     here: dict[_Series, set[int]] = {}
     for (series, *_), standing in found.items():
         here.setdefault(series, set()).update(standing)
     out = []
-    for (series, d, number, peer, is_asynchronous), standing in found.items():
+    for (series, d, number, peer, is_asynchronous, lives), standing in found.items():
         others = [r for r in ranks if r.rank not in here[series] and _knows(r, d)] if d.kind == s.COLLECTIVE else []
         past = tuple(r.rank for r in others if r.done.get(series, 0) >= number > 0)
         absent = tuple(r.rank for r in others if r.rank not in past and number > 0)
         who = tuple(standing), absent, past
-        out.append(Standing(d.name, d.backend, d.group, d.tensor, number, peer, *who, is_asynchronous))
+        lasts = max(standing.values()) if lives else None
+        out.append(Standing(d.name, d.backend, d.group, d.tensor, number, peer, *who, is_asynchronous, lasts))
     return tuple(sorted(out, key=_importance))
 
 
@@ -141,16 +152,15 @@ def _importance(one: Standing) -> tuple[object, ...]:
     return one.is_asynchronous, one.backend, one.group, one.number, one.operation, one.ranks
 
 
-def _numbered(rank: _Rank) -> Iterable[tuple[Descriptor, int, int, bool]]:
-    """Yield the rank's open operations: each with its number in its series, its peer, whether it is asynchronous."""
+def _numbered(rank: _Rank) -> Iterable[tuple[Column, int]]:
+    """Yield the rank's open operations, each with its number in its series."""
     begun = dict(rank.done)
     for row in rank.open:
         d = rank.batch.descriptors[int(row["descriptor"])]
         series = _series(d)
         number = int(row["seq"]) or (begun.get(series, 0) + 1 if _counts(rank, d) else 0)
         begun[series] = number
-        peer = int(row["a"]) if d.kind == s.P2P else -1
-        yield d, number, peer, bool(row["flags"] & s.Flag.ASYNC)
+        yield row, number
 
 
 def _counts(rank: _Rank, d: Descriptor) -> bool:
@@ -173,16 +183,21 @@ def _knows(rank: _Rank, d: Descriptor) -> bool:
 # -- elsewhere ----------------------------------------------------------------------------------
 
 
-def _elsewhere(ranks: Sequence[_Rank], awaited: set[int]) -> tuple[Elsewhere, ...]:
-    """Return where *ranks* were, of those that were cut off or are *awaited*."""
-    found: dict[tuple[int | None, str], list[int]] = {}
+def _elsewhere(ranks: Sequence[_Rank], awaited: Mapping[int, int | None]) -> tuple[Elsewhere, ...]:
+    """Return where *ranks* are, of those that were cut off or are *awaited*, which others have been for so long."""
+    found: dict[tuple[int | None, str, bool], dict[int, int]] = {}
     for rank in ranks:
         cut = _is_cut(rank.batch)
         if cut.any() or rank.rank in awaited:
-            steps = rank.batch["step"][cut & rank.batch.is_rank_step]
-            at = int(steps[-1]) if len(steps) and int(steps[-1]) != NO_STEP else None
-            found.setdefault((at, _last_thing(rank.batch, ~cut)), []).append(rank.rank)
-    return tuple(Elsewhere(step, last, tuple(who)) for (step, last), who in found.items())
+            steps = rank.batch.rows[cut & rank.batch.is_rank_step][-1:]
+            at = next((int(step) for step in steps["step"] if step != NO_STEP), None)
+            lives = bool(is_open(rank.batch.rows).any()) if cut.any() else awaited[rank.rank] is not None
+            place = at, _last_thing(rank.batch, ~cut), lives
+            found.setdefault(place, {})[rank.rank] = int((steps["end"] - steps["start"]).sum())
+    return tuple(
+        Elsewhere(step, last, tuple(who), max(who.values()) if lives else None)
+        for (step, last, lives), who in found.items()
+    )
 
 
 def _last_thing(batch: SpanBatch, over: Column) -> str:

@@ -83,6 +83,7 @@ class Follower:
             if self._count:
                 self._pass_on(now)
             self._tell(now)
+            self._show_open(now)
         elif self._count >= KEEP_ROWS or (self._count and (asked or now - self._since >= KEEP_S)):
             self._write_unbound(now)
 
@@ -195,6 +196,12 @@ class Follower:
             except OSError:
                 self._told.give_back(rows)
                 raise
+
+    def _show_open(self, now: float) -> None:
+        """Have the run directory say what the process has had open for long."""
+        standing = self._renumbered(self.source.standing(int(now * 1e9)))
+        for member in self.members:
+            guard.guarded(member.show_open)(standing if member is self.members[-1] else empty_rows(), now)
 
     @property
     def is_drained(self) -> bool:

@@ -16,6 +16,7 @@ from otel_dltrace.export.run_reader import read_table
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.span_files import last_step, newest_segment, span_files
+from otel_dltrace.export.still_open import StillOpen
 from otel_dltrace.model import semconv
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
@@ -66,6 +67,7 @@ class Member:
         self.truncated = 0
         self.left_out = 0
         self.metrics: RankMetrics | None = None
+        self._open = StillOpen(process.nonce)
 
     @property
     def run(self) -> tuple[str, str, str]:
@@ -92,6 +94,11 @@ class Member:
         self._hold(rows, now)
         if self.metrics is not None:
             guarded(self.metrics.take)(rows, self.source.descriptors)
+
+    def show_open(self, rows: Column, now: float) -> None:
+        """Have *rows* stand in the run directory as what is open."""
+        fill_ids(rows, self.source.descriptors, self.process)
+        self._open.show(self.writer, rows, self.source.descriptors, self.source.errors, now)
 
     def take_counters(self, records: Column) -> None:
         """Give COUNTER *records* to the metrics."""

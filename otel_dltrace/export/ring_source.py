@@ -31,6 +31,8 @@ MAX_COUNTERS = 1000
 """Batches of counters that are held while nobody knows whose they are."""
 REMEMBERED_STEPS = 64
 """A stage that comes when its step has gone is late; so many steps later, it is what came first."""
+LONG_NS = 10 * 10**9
+"""How long something is open before it is told that it is."""
 NAMES_AT_ONCE = 1 << 24
 MAX_ERRORS = 4096
 """Different errors that are told apart; of further ones only the type is kept."""
@@ -248,12 +250,23 @@ class RingSource:
 
     def _truncate(self) -> Column:
         """Return what is still open, closed where the process's last record was."""
-        begun = newest(self._begun)
-        begun["end"] = np.maximum(begun["start"], self._last)
-        begun["flags"] |= np.uint16(Flag.TRUNCATED)
-        rows = stack_rows([self._stages, begun])
+        rows = self._cut_off(self._last, Flag.TRUNCATED)
         self._begun, self._stages = empty_rows(), empty_rows()
         return rows
+
+    def standing(self, now: int) -> Column:
+        """Return what is open, cut off *now* (ns), if the process has stood in a step or an operation for long."""
+        stands = (self._begun["level"] <= Level.COLLECTIVE) & (self._begun["flags"] & np.uint16(Flag.ASYNC) == 0)
+        if int(self._begun["start"].compress(stands).min(initial=now)) > now - LONG_NS:
+            return empty_rows()
+        return self._cut_off(now, Flag.TRUNCATED | Flag.OPEN)
+
+    def _cut_off(self, end: int, flags: Flag) -> Column:
+        """Return the stages that wait for their step's end, and what is open with *end* and *flags*."""
+        begun = newest(self._begun).copy()
+        begun["end"] = np.maximum(begun["start"], end)
+        begun["flags"] |= np.uint16(flags)
+        return stack_rows([self._stages, begun])
 
     def _hold_again(self, rows: Column) -> None:
         is_lost = rows["flags"] & np.uint16(Flag.REMOTE) != 0

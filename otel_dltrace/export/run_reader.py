@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,7 +14,7 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import UNREADABLE, open_parquet, read_object, read_stream, stream_batches
-from otel_dltrace.export.span_files import SpanFile, held_files
+from otel_dltrace.export.span_files import OPEN, SpanFile, held_files
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
@@ -134,14 +135,29 @@ class Host:
 def read_run(run: Path) -> list[SpanBatch]:
     """Return *run* as one batch per process, ordered by role and rank.
 
+    What a process that stands still has open is there too, cut off where its drain saw it last.
+
     Raises:
         RunNotFoundError: There is no run directory at *run*.
     """
+    # First: what ends just now is in the spans by then.
+    standing = [batch for folder in host_folders(run) for batch in _read_open(folder)]
     parts: dict[int, list[SpanBatch]] = {}
     for batch in read_batches(run):
         parts.setdefault(batch.process.nonce, []).append(batch)
+    for batch in standing:
+        part = parts.setdefault(batch.process.nonce, [])
+        known = np.concatenate([np.zeros(0, np.uint64), *(over["span_id"] for over in part)])
+        part.append(batch.take(~np.isin(batch["span_id"], known)))
     whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
     return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
+
+
+def _read_open(folder: Path) -> Iterator[SpanBatch]:
+    if files := sorted(folder.glob(OPEN)):
+        host = Host(folder)
+        for path in files:
+            yield from host.read(SpanFile(path, None))
 
 
 def read_processes(folder: Path) -> dict[int, Process]:

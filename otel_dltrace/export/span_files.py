@@ -1,4 +1,7 @@
-"""The files of a host's folder that hold spans: segments, and the Parquets that replace them (contract 7)."""
+"""The files of a host's folder that hold spans: segments, and the Parquets that replace them (contract 7).
+
+Beside them a file for each process that stands still: what it has open, which is in no other file yet.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +14,7 @@ from otel_dltrace.model.identity import NO_STEP
 
 SEGMENTS = "spans-*.arrows"
 PARQUETS = "steps-*.parquet"
+OPEN = "open-*.arrows"
 
 
 class SpanFile(NamedTuple):

@@ -40,6 +40,7 @@ class Flag(IntFlag):
     TRUNCATED = 4
     REMOTE = 8  # an AMEND says in which process's step and below which span of it
     DEVICE = 16  # an AMEND says when the device was at it
+    OPEN = 32  # in no record: the process lives, and this is cut off where its drain saw it last
 
 
 # Kinds of descriptors: they say how a record's fields are read (contract 2).

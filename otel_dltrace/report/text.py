@@ -15,6 +15,7 @@ from otel_dltrace.analysis.throughput import Throughput
 from otel_dltrace.analysis.waits import RankWaits, Waits
 from otel_dltrace.model.semconv import PUSH_PULL
 from otel_dltrace.report import words
+from otel_dltrace.report.left_open import left_open
 from otel_dltrace.report.machine import saturation_parts, utilisation_parts
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
 from otel_dltrace.report.timings import rates, timing_parts
@@ -39,7 +40,7 @@ def parts(report: RunReport) -> list[RenderableType]:
     first, *more = words.verdict(report.stragglers)
     out: list[RenderableType] = [Text(first, style=_STYLES[report.stragglers.verdict]), *map(Text, more)]
     out += [Text(sentence, style="yellow") for sentence in words.drift(report.drift)]
-    out += [Text(sentence, style="yellow") for sentence in words.left_open(report.left_open)]
+    out += [Text(sentence, style="yellow") for sentence in left_open(report.left_open)]
     if exposed := words.where_the_step_goes(report.stragglers.frontier):
         out.append(Text(exposed))
     named = {straggler.rank for straggler in report.stragglers.found}

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from otel_dltrace.analysis.compose import Guards
 from otel_dltrace.analysis.drift import Drift
 from otel_dltrace.analysis.frontier import FrontierStage
-from otel_dltrace.analysis.left_open import Elsewhere, LeftOpen, Standing
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.stragglers import Straggler, Stragglers
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
@@ -15,7 +14,6 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
 _MANY = 100
 _MOST_DAMAGE = 3
-_MOST_OPEN = 6
 
 
 def ms(ns: int) -> str:
@@ -102,37 +100,6 @@ def drift(d: Drift) -> list[str]:
             f"rank {d.reference} {rank.expected}{apart}."
         )
     return sentences
-
-
-def left_open(found: LeftOpen) -> list[str]:
-    """Return where ranks were when they were cut off, a sentence for those that were at one place."""
-    sentences = [*map(_standing, found.standing), *map(_elsewhere, found.elsewhere)]
-    more = len(sentences) - _MOST_OPEN
-    return [*sentences[:_MOST_OPEN], f"{more} more places were left open: --json has all."] if more > 0 else sentences
-
-
-def _standing(one: Standing) -> str:
-    named = " ".join(filter(None, (plain(one.operation), plain(one.tensor))))
-    where = " ".join(filter(None, (one.backend, one.group)))
-    facts = [f"number {one.number}"] * (one.number > 0) + [f"of {plain(where)}"] * bool(where)
-    told = f" ({', '.join(facts)})" if facts else ""
-    peer = f" with rank {one.peer}" if one.peer >= 0 else ""
-    others = [f"{_ranks(one.absent)} had not come to it"] * bool(one.absent)
-    others += [f"{_ranks(one.past)} had ended it"] * bool(one.past)
-    rest = f"; {', '.join(others)}" if others else ""
-    if one.is_asynchronous:  # it may be over: nobody had waited for it
-        return f"When cut off, {_ranks(one.ranks)} had not waited for {named}{peer}{told}{rest}."
-    return f"When cut off, {_ranks(one.ranks)} stood in {named}{peer}{told}{rest}."
-
-
-def _elsewhere(one: Elsewhere) -> str:
-    step = "no step" if one.step is None else f"step {one.step}"
-    after = f"; what ended last was {plain(one.last)}" if one.last else ""
-    return f"When cut off, {_ranks(one.ranks)} had no operation open, and stood in {step}{after}."
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {spell(ranks)}"
 
 
 def rests_on(g: Guards) -> str:
