@@ -446,14 +446,14 @@ def test_run_ends_soon_whatever_the_collector_does(place, black_hole):
 
 
 @pytest.fixture
-def tmpfs(place) -> Iterator[Callable[[int], Path]]:
-    """Give what mounts a tmpfs of some MB for the place's rings."""
+def tmpfs(place) -> Iterator[Callable[..., Path]]:
+    """Give what mounts a tmpfs of some MB (and of so many files) for the place's rings."""
     mounted: list[Path] = []
 
-    def mount(megabytes: int) -> Path:
+    def mount(megabytes: int, files: int = 1000) -> Path:
         folder = place.folder / "small"
         folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,nr_inodes={files}", "tmpfs", str(folder)]
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
@@ -480,6 +480,16 @@ def test_a_tmpfs_without_room_turns_tracing_off_with_one_sentence(place, tmpfs):
     assert result.stderr.count("\n") == 1
     assert "no room for a ring" in result.stderr
     assert place.runs() == []
+
+
+def test_a_ring_whose_names_find_no_room_does_not_stay(place, tmpfs):
+    """No drain would know whose it is: it would lie there, with all its pages, until somebody removed it."""
+    folder = tmpfs(64, files=2)
+    result = place.run(STEPS, "3", "0", OTEL_DLTRACE_DRAIN="off")
+
+    assert result.returncode == 0
+    assert (result.stderr.count("\n"), "cannot be made" in result.stderr) == (1, True), result.stderr
+    assert list(folder.iterdir()) == []
 
 
 def test_a_tmpfs_of_64_mb_holds_a_smaller_ring(place, tmpfs):

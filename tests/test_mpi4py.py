@@ -539,6 +539,37 @@ world.Create_cart([2], [True]).Neighbor_alltoall([six, 2, "d"], [out, 2, "d"])
 """
 
 
+ANEW = """
+import otel_dltrace as d
+from mpi4py import MPI
+
+def probed(value):
+    request = MPI.COMM_SELF.isend(value, 0)
+    message = MPI.COMM_SELF.mprobe()
+    request.wait()
+    return message
+
+d.start()
+before = probed("before")
+d.stop()
+d.start()
+for n in range(9):
+    with d.operation(f"name {n}"):
+        pass
+after = probed("after")
+before.recv(), after.recv()
+d.stop()
+"""
+
+
+def test_what_was_probed_before_tracing_was_stopped_is_not_received_under_a_name_of_then(tmp_path: Path) -> None:
+    """Its group's names have other numbers in the ring of now."""
+    batches = spans_of(ANEW, 1, tmp_path)
+    names = [[batch.descriptor_of(row).name for row in batch["start"].argsort()] for batch in batches]
+    told = sorted([name for name in one if name in ("mprobe", "recv")] for one in names)
+    assert told == [["mprobe"], ["mprobe", "recv"]]
+
+
 def test_bytes_are_those_that_move(tmp_path: Path) -> None:
     """With counts of numpy's, with displacements, of types with gaps, a count for each rank: as the receiver says.
 

@@ -1,6 +1,5 @@
 """Segments become Parquet by step range, which DuckDB, Spark and pandas read; a quota bounds the host's share."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.files import UNREADABLE, open_parquet, read_through
+from otel_dltrace.export.files import UNREADABLE, open_parquet, read_through, renamed
 from otel_dltrace.export.run_reader import read_descriptors, read_processes
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
 from otel_dltrace.model.arrays import Column, distinct
@@ -68,17 +67,16 @@ def _batches_in(segment: Path) -> list[pa.RecordBatch] | None:
 
 
 def _write(table: pa.Table, target: Path) -> None:
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
     names = table.column_names
-    pq.write_table(
-        table,
-        partial,
-        compression="zstd",
-        write_page_checksum=True,
-        use_dictionary=[name for name in names if name not in _EACH_ITS_OWN],
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _GROWING},
-    )
-    partial.replace(target)
+    with renamed(target) as out:
+        pq.write_table(
+            table,
+            out,
+            compression="zstd",
+            write_page_checksum=True,
+            use_dictionary=[name for name in names if name not in _EACH_ITS_OWN],
+            column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _GROWING},
+        )
 
 
 def _with_names(table: pa.Table, folder: Path) -> pa.Table:

@@ -25,13 +25,8 @@ UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write *path* so that a reader never sees half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # a full file system is not filled by halves
-        raise
+    with renamed(path) as out:
+        out.write(data)
 
 
 @contextmanager
@@ -45,7 +40,7 @@ def open_whole(path: Path, *, waits: bool = True) -> Iterator[BufferedIOBase]:
         path: The file.
         waits: Whether to wait for somebody who reads a pipe; without it is an error that nobody does.
     """
-    with _stream(path, waits) if is_stream(path) else _renamed(Path(os.path.realpath(path))) as raw:
+    with _stream(path, waits) if is_stream(path) else renamed(Path(os.path.realpath(path))) as raw:
         if path.suffix == ".gz":
             # Without name and time the same content gives the same file.
             with gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed:
@@ -55,7 +50,8 @@ def open_whole(path: Path, *, waits: bool = True) -> Iterator[BufferedIOBase]:
 
 
 @contextmanager
-def _renamed(path: Path) -> Iterator[BufferedWriter]:
+def renamed(path: Path) -> Iterator[BufferedWriter]:
+    """Open *path* under another name, and give it its own once the block is done; nothing is left of a failure."""
     if path.is_dir():  # found out now, and not when all is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -64,7 +60,7 @@ def _renamed(path: Path) -> Iterator[BufferedWriter]:
             yield raw
         partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)  # a full file system is not filled by halves
 
 
 def is_stream(path: Path) -> bool:

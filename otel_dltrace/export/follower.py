@@ -1,6 +1,7 @@
 """Follows one ring from its first record to its last, for the drain."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -132,32 +133,38 @@ class Follower:
         renumbered = self._renumbered(rows)
         if self._told is not None:
             guard.guarded(self._told.know)(renumbered)
+        self._share_out(renumbered, now, lambda left: self._wait(rows[left], now), may_come_again)
+
+    def _share_out(
+        self, rows: Column, now: float, give_back: Callable[[Column], None], may_come_again: bool = False
+    ) -> None:
+        """Give the members *rows*; where the disk is full the mask of those that nobody has is given back."""
+        is_left = np.ones(len(rows), bool)
         try:
-            self._share_out(renumbered, now, may_come_again)
-        except OSError:  # the disk is full: they are tried again
-            self._wait(rows, now)
+            for member, mine in self._by_member(rows):
+                member.take(rows[mine], now, may_come_again)
+                is_left[mine] = False
+        except OSError:
+            give_back(is_left)
             raise
 
-    def _share_out(self, rows: Column, now: float, may_come_again: bool) -> None:
-        for member, mine in self._by_member(rows):
-            member.take(mine, now, may_come_again)
-
     def _share_counters(self, counters: Column) -> None:
-        for member, mine in self._by_member(self._renumbered(counters)):
-            member.take_counters(mine)
+        renumbered = self._renumbered(counters)
+        for member, mine in self._by_member(renumbered):
+            member.take_counters(renumbered[mine])
 
-    def _by_member(self, rows: Column) -> Iterator[tuple[Member, Column]]:
-        """Yield each member with those of *rows*, or records, that are of its steps, or its time if of none."""
+    def _by_member(self, rows: Column) -> Iterator[tuple[Member, Any]]:
+        """Yield each member, and a mask of those of *rows* that are of its steps, or of its time if of none."""
         if len(self.members) == 1:
-            yield self.members[0], rows
+            yield self.members[0], slice(None)
             return
         later = [member.bind for member in self.members[1:]]
         of_step = np.searchsorted([bind.from_step for bind in later], rows["step"].astype(np.int64), side="right")
         of_time = np.searchsorted([bind.since for bind in later], rows["start"].astype(np.int64), side="right")
         whose = np.where(rows["step"] == NO_STEP, of_time, of_step)
         for i, member in enumerate(self.members):
-            mine = rows.compress(whose == i)
-            if len(mine):
+            mine = whose == i
+            if mine.any():
                 yield member, mine
 
     # -- timelines that the process's framework writes itself -----------------------------------
@@ -191,11 +198,8 @@ class Follower:
             self._told = None
         elif len(rows):
             self._dirty = True
-            try:
-                self._share_out(rows, now, may_come_again=False)
-            except OSError:
-                self._told.give_back(rows)
-                raise
+            told = self._told
+            self._share_out(rows, now, lambda left: told.give_back(rows[left]))
 
     def _show_open(self, now: float) -> None:
         """Have the run directory say what the process has had open for long."""

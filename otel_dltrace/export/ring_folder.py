@@ -1,5 +1,6 @@
 """The folder of rings as one drain sees it: which of them are its own to read."""
 
+import errno
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -13,9 +14,11 @@ from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import ALL_RINGS, is_ours_to_take, lock_is_held, take_lock
-from otel_dltrace.record.ring import changed_at, take_for_reading, writer_is_alive
+from otel_dltrace.record.ring import take_for_reading, version_of, writer_is_alive
 
 UNBORN_S = 60.0
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What is wrong with this process or its host for a while, and not with a ring."""
 
 
 class RingFolder:
@@ -46,11 +49,13 @@ class RingFolder:
 
     def _take(self, path: Path) -> Iterator[tuple[RingSource, Cursor]]:
         state = path.with_suffix(".cursor")
-        changed, cursor = changed_at(state), Cursor.read(state)
+        changed, cursor = version_of(state), Cursor.read(state)
         try:
             source = RingSource(path, cursor.taken, cursor.unfinished, self.own[1] if self.own else None)
         except RingError as error:
-            if path.exists():  # else another drain has just removed it
+            if getattr(error.__cause__, "errno", 0) in _PASSING:
+                guard.say(f"{error}: it is tried again")
+            elif path.exists():  # else another drain has just removed it
                 self.refuse(path, f"{path} is no ring that can be read, and stays where it is: {error}")
             return
         source.lapped_before = cursor.lapped
@@ -59,7 +64,7 @@ class RingFolder:
                 self.refused[path] = ""  # another drain's; the names of a new ring may still be on their way
             source.close()
             return
-        if not (self.own or (take_for_reading(source.fd) and path.exists() and changed_at(state) == changed)):
+        if not (self.own or (take_for_reading(source.fd) and path.exists() and version_of(state) == changed)):
             source.close()  # another drain reads it, as long as it lives, or has done so since we looked
             return
         yield source, cursor

@@ -66,17 +66,22 @@ class RingSource:
         self._last = 0
         self.fd = self._names_fd = -1
         self._map: mmap.mmap | None = None
-        if buffer is None:
-            try:
-                self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._map = buffer = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
-            except (OSError, ValueError) as error:
-                raise RingError(f"{path} cannot be read: {error}") from None
-        self.reader = RingReader(buffer, taken)
+        try:
+            self.reader = RingReader(self._mapped() if buffer is None else buffer, taken)
+        except (OSError, ValueError) as error:
+            self._let_go()
+            raise RingError(f"{path} cannot be read: {error}") from error
+        except RingError:
+            self._let_go()
+            raise
+        try:
+            self.read_names()
+        except OSError as error:
+            self.close()
+            raise RingError(f"the names of {path} cannot be read: {error}") from error
         self._table = Descriptors(())
         self._table_at = -1
         self.joint: JointNames | None = None
-        self.read_names()
         self.lapped_before = [0] * len(self.reader.lapped)
         self.waiting = self._early = 0
         self._records: list[Any] = []  # arrays, which are buffers
@@ -92,6 +97,11 @@ class RingSource:
         self.errors: list[tuple[str, str]] = [("", "")]
         if unfinished is not None:
             self._hold_again(unfinished)
+
+    def _mapped(self) -> mmap.mmap:
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._map = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
+        return self._map
 
     @property
     def nonce(self) -> int:
@@ -282,8 +292,8 @@ class RingSource:
         try:
             if self._names_fd < 0:
                 self._names_fd = os.open(self.path.with_suffix(".names"), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return  # the ring gets its name first; the names follow at once
+        except (FileNotFoundError, PermissionError):
+            return  # the ring gets its name first; the names follow at once, and then who may read them
         while data := os.pread(self._names_fd, NAMES_AT_ONCE, self.names.position):
             before = self.names.position
             self.names.read(data)
@@ -329,11 +339,14 @@ class RingSource:
     def close(self) -> None:
         """Let go of the ring."""
         self.reader.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._map is not None:
             self._map.close()
-            os.close(self.fd)
-        if self._names_fd >= 0:
-            os.close(self._names_fd)
+        for fd in (self.fd, self._names_fd):
+            if fd >= 0:
+                os.close(fd)
 
 
 def _keep_newest(table: dict[int, Any], most: int) -> int:

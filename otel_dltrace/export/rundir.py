@@ -49,6 +49,7 @@ class RunWriter:
         self._segment: pa.ipc.RecordBatchStreamWriter | None = None
         self._descriptors: pa.ipc.RecordBatchStreamWriter | None = None
         self._sink: pa.NativeFile | None = None
+        self._descriptor_file: pa.NativeFile | None = None
         self.number = 0
         self.rows = 0
         self.closed_segments = 0
@@ -89,14 +90,23 @@ class RunWriter:
         old = read_stream(path) if path.exists() else None
         # A stream cannot be continued after a torn end: the good part is copied, then the name is taken over.
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        self._descriptor_file = pa.OSFile(str(partial), "wb")
-        self._descriptors = pa.ipc.new_stream(self._descriptor_file, columns.DESCRIPTORS)
+        file = pa.OSFile(str(partial), "wb")
+        try:
+            stream = pa.ipc.new_stream(file, columns.DESCRIPTORS)
+            if old is not None:
+                stream.write_table(old)
+                file.flush()
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):
+                file.close()
+            partial.unlink(missing_ok=True)
+            raise
+        self._descriptor_file, self._descriptors = file, stream
         if old is not None:
-            self._descriptors.write_table(old)
             ids = zip(old.column("process").to_pylist(), old.column("id").to_pylist(), strict=True)
             for process, number in ids:
                 self._known[process] = max(self._known.get(process, 0), number + 1)
-        partial.replace(path)
 
     @property
     def is_gone(self) -> bool:
@@ -184,6 +194,7 @@ class RunWriter:
         self, nonce: int, rows: Column, descriptors: Sequence[Descriptor], errors: Sequence[tuple[str, str]]
     ) -> None:
         assert self._descriptors is not None
+        assert self._descriptor_file is not None
         known = self._known.get(nonce, 0)
         if known < len(descriptors):
             self._descriptors.write_batch(columns.descriptors_to_arrow(descriptors[known:], known, nonce))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of, name_of
 from otel_dltrace.instrument._mpi_calls import Call, Form, Role
@@ -14,11 +14,18 @@ from otel_dltrace.model.semconv import COLLECTIVE, MPI, P2P, PHASE, WAIT, Source
 from otel_dltrace.record.operation import Operation
 from otel_dltrace.record.tracer import Tracer
 
+if TYPE_CHECKING:
+    from otel_dltrace.instrument._mpi_probes import Matched
+
 _HOST_DONE = int(Source.HOST_DONE)
 
 
 class Comm:
-    """The MPI communication of the process that *tracer* follows."""
+    """The MPI communication of the process that *tracer* follows.
+
+    Attributes:
+        matched: The messages that probes have matched, by the identity of mpi4py's object.
+    """
 
     def __init__(self, tracer: Tracer, module: Any) -> None:
         self.tracer, self.module = tracer, module
@@ -28,6 +35,7 @@ class Comm:
         self.any, self.in_place = module.ANY_SOURCE, module.IN_PLACE
         self.anything = (module.ANY_SOURCE, module.ANY_TAG)
         self.nobody = module.PROC_NULL
+        self.matched: dict[int, Matched] = {}
 
     # -- descriptors ------------------------------------------------------------------------------
 

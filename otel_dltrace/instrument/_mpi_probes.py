@@ -28,9 +28,6 @@ class Matched:
     message: "weakref.ref[Any]"
 
 
-_matched: dict[int, Matched] = {}
-
-
 class Probe:
     """A look for a message; one that does not wait and finds none is not written."""
 
@@ -63,9 +60,9 @@ class Probe:
 
     def _match(self, message: Any, operation: Operation) -> None:
         number = self._group.number_message("", operation.a, operation.b, sends=False)
-        key = id(message)
-        gone = weakref.ref(message, lambda _ref: _matched.pop(key, None))
-        _matched[key] = Matched(self._group, operation.a, operation.b, operation.size, number, gone)
+        key, matched = id(message), self._comm.matched
+        gone = weakref.ref(message, lambda _ref: matched.pop(key, None))
+        matched[key] = Matched(self._group, operation.a, operation.b, operation.size, number, gone)
 
     def fail(self, error: BaseException) -> None:
         """End it with *error*."""
@@ -133,5 +130,5 @@ def begin_probe(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> Probe | T
 
 def begin_matched(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> MatchedReceive | None:
     """Return the span of the receive of a matched message; None for one that nobody saw being matched."""
-    matched = _matched.pop(id(args[0]), None)
+    matched = comm.matched.pop(id(args[0]), None)
     return None if matched is None else MatchedReceive(comm, call, matched, args, kwargs)

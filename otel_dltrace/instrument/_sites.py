@@ -164,6 +164,11 @@ def _put_back_aliases(package: str, traced: dict[int, tuple[Any, Any]]) -> None:
     _replace_aliases(package, traced)
 
 
+def _end_failed(name: str, broken: Exception) -> None:
+    if live.tracer is not None:  # else tracing was stopped within the call, and there is nobody to tell
+        failed(name, broken)
+
+
 def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return *original* with the site around it; with tracing off it is passed through."""
     begin, finish, fail, level, name = site.begin, site.finish, site.fail, int(site.level), site.name
@@ -184,12 +189,15 @@ def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            guarded(fail)(span, error)
+            try:
+                fail(span, error)
+            except Exception as broken:  # noqa: BLE001  -- see above
+                _end_failed(name, broken)
             raise
         try:
             finish(span, result)
         except Exception as broken:  # noqa: BLE001  -- see above
-            failed(name, broken)
+            _end_failed(name, broken)
         return result
 
     return wrapper if site.around is None else site.around(wrapper, original)

@@ -33,9 +33,9 @@ def _begins(stage: str, _args: Args, _kwargs: Kwargs) -> Piece | None:
 
 def _ended(piece: Piece, _result: object) -> None:
     end = monotonic_ns()
-    assert live.tracer is not None
     stage, start, mark = piece
     _running.discard(stage)
+    assert live.tracer is not None
     loop_of(live.tracer).piece(stage, start, end, mark)
 
 

@@ -263,14 +263,15 @@ class operation:  # noqa: N801
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the operation; an error of the block passes through and is noted."""
-        if self._open is not None:
+        opened, self._open = self._open, None
+        if opened is not None:
             try:
-                self._open.close(self._seq, error=None if kind is GeneratorExit else error)
+                opened.close(self._seq, error=None if kind is GeneratorExit else error)
             finally:
                 try:
-                    if self._open.token is not None and _get_open() is self._open:
-                        _reset_open(self._open.token)
+                    if opened.token is not None and _get_open() is opened:
+                        _reset_open(opened.token)
                     else:
-                        end_before_inner(self._open)
+                        end_before_inner(opened)
                 except ValueError:  # it began in another context, which a phase tells of
-                    self._open.step_aside()
+                    opened.step_aside()

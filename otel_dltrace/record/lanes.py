@@ -111,11 +111,9 @@ class Lanes:
         old, lane.chunk = lane.chunk, _NO_CHUNK
         ring.release(old[3])
         slots, lease, index = ring.lease(lane.thread)
-        if index >= 0:
-            chunk = (slots, lease, ring.buffer, index)
-        elif self._parked:
-            chunk = self._parked.pop()[0]
-        else:
+        try:
+            chunk = (slots, lease, ring.buffer, index) if index >= 0 else self._parked.pop()[0]
+        except IndexError:
             return False
         old, lane.chunk = lane.chunk, chunk
         ring.release(old[3])
@@ -149,8 +147,10 @@ class Lanes:
             except RingError as error:
                 self.level = 0
                 guard.say(f"{error}; tracing is off")
-                if ring is not None:
+                if ring is not None:  # no drain reads one that says nothing of whose it is
                     ring.close()
+                    ring.path.with_suffix(".names").unlink(missing_ok=True)
+                    ring.path.unlink(missing_ok=True)
                 return None
             finally:
                 self._making = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import RingWriter, changed_at
+from otel_dltrace.record.ring import RingWriter, version_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -142,10 +142,10 @@ class DrainStarter:
 
     def _turns(self, cursor: Path, deadline: float) -> bool:
         """Ask the drain for a turn; return whether it has said by *deadline* how far it has read."""
-        before = changed_at(cursor)
+        before = version_of(cursor)
         self.hurry()
         while time.monotonic() < deadline:
-            if changed_at(cursor) != before:
+            if version_of(cursor) != before:
                 return True
             time.sleep(0.005)
         return False

@@ -65,6 +65,7 @@ class NamesWriter:
                 self._file = file_of(self._fd)
                 os.fchmod(self._fd, mode)  # whatever the umask is
             except OSError as error:
+                self.close()
                 raise RingError(f"{path} cannot be made: {error.strerror}") from None
             # Copies: a signal handler may add a name meanwhile, which then writes itself.
             written = [self._append(ANCHOR, json.dumps(asdict(anchor) | home).encode())]

@@ -240,12 +240,13 @@ def make_ring_folder(folder: Path) -> None:
         raise RingError(f"{folder} cannot be written; {_CURE}")
 
 
-def changed_at(path: Path) -> int:
-    """Return when the file at *path* was written last, in ns since 1970; 0 where there is none."""
+def version_of(path: Path) -> tuple[int, int]:
+    """Return what tells the file at *path* from those that it replaced, also within a tick of the kernel's clock."""
     try:
-        return path.stat().st_mtime_ns
+        status = path.stat()
     except OSError:
-        return 0
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
 
 
 def file_of(fd: int) -> tuple[int, int]:

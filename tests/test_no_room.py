@@ -1,0 +1,104 @@
+"""A disk that is full for a while: nothing is lost, written twice, or left lying about."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from otel_dltrace.export.compaction import compact
+from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.run_reader import read_descriptors, read_run
+from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.serving import Serving
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import PHASE
+from tests.test_rundir import DESCRIPTORS, ERRORS, a_process, a_writer, rows_of
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond *size* bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_names_that_come_when_there_is_room_again_are_found(tmp_path, times):
+    """What failed while the names were copied is tried again, and leaves no file."""
+    process = a_process()
+    writer, rows = a_writer(tmp_path / "run", process), rows_of(process, range(3))
+    many = [*DESCRIPTORS, *(Descriptor(PHASE, f"name {n}") for n in range(2000))]
+    writer.append(process.nonce, rows[:4], many, ERRORS)
+    more = [*many, Descriptor(PHASE, "new")]
+    with files_up_to(1024):
+        for _ in range(times):
+            with pytest.raises(OSError, match="too large"):
+                writer.append(process.nonce, rows[4:8], more, ERRORS)
+    writer.append(process.nonce, rows[8:], more, ERRORS)
+    writer.close()
+
+    assert read_descriptors(writer.folder)[process.nonce] == more
+    assert [path.name for path in writer.folder.glob(".desc*")] == []
+
+
+def test_a_compaction_that_finds_no_room_leaves_the_segments_and_nothing_else(tmp_path):
+    """It is tried again with the next ones."""
+    process = a_process()
+    writer, rows = a_writer(tmp_path / "run", process), rows_of(process, range(1000))
+    writer.append(process.nonce, rows, DESCRIPTORS, ERRORS)
+    writer.close_segment()
+    before = sorted(path.name for path in writer.folder.iterdir())
+    with files_up_to(4096), pytest.raises(OSError, match="too large"):
+        compact(writer.folder, writer.number)
+
+    assert sorted(path.name for path in writer.folder.iterdir()) == before
+    assert compact(writer.folder, writer.number) == 1
+    writer.close()
+
+
+TWICE_BOUND = """
+    import sys
+    import otel_dltrace as d
+    from otel_dltrace.model.identity import Bind
+    from otel_dltrace.record.tracer import live
+    d.start()
+    for generation in range(2):
+        live.tracer.recorder.bind(Bind("job", f"{generation}.00", "demo", rank=0, world_size=1))
+        for _ in range(3):
+            with d.step():
+                pass
+    print("recorded", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_one_generation_has_is_not_written_again_where_the_next_finds_no_room(place, monkeypatch):
+    """Rows of both come in one batch, as after an elastic restart in one process."""
+    env, pipe = place.env(OTEL_DLTRACE_DRAIN="off"), subprocess.PIPE
+    program = subprocess.Popen([sys.executable, place.write(TWICE_BOUND)], env=env, stdin=pipe, stdout=pipe, text=True)
+    assert program.stdout.readline() == "recorded\n"
+    append, failures = RunWriter.append, iter([1, 2])
+
+    def find_no_room_at_first(writer: RunWriter, nonce: int, rows: np.ndarray, *rest: object) -> None:
+        if (rows["step"] > 2).any() and next(failures, 0):
+            raise OSError(28, "No space left on device")
+        append(writer, nonce, rows, *rest)
+
+    monkeypatch.setattr(RunWriter, "append", find_no_room_at_first)
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0, delay=0.0))
+    for _ in range(4):
+        drain.tick()
+    assert next(failures, 0) == 0
+    program.communicate()
+    drain.run()
+
+    runs = [read_run(run)[0] for run in place.runs()]
+    assert sorted(sorted(batch["step"].tolist()) for batch in runs) == [[0, 1], [2, 3, 4, 5]]
