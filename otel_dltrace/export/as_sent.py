@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from otel_dltrace.export.outlet import hang_under_roots
+from otel_dltrace.export.departing import hang_under_roots
 from otel_dltrace.export.run_reader import read_batches
+from otel_dltrace.export.run_stream import in_steps
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, rank_step_id, root_id
@@ -45,7 +46,7 @@ def as_sent(
     found = False
     for batch in _bound_batches(runs):
         if ranks is None or batch.rank in ranks:
-            part = _chosen(batch, steps)
+            part = batch if steps is None else in_steps(batch, steps)
             outline.hang(part)
             # Back ends subtract without sign: where an imported file's clock was set back they would see centuries.
             part.rows["end"] = np.maximum(part["start"], part["end"])
@@ -55,21 +56,13 @@ def as_sent(
         raise RunNotFoundError(f"none of the steps asked for is in this run; {outline.steps_there()}")
     if ranks is None or 0 in ranks:
         for roots in outline.roots():
-            yield _chosen(roots, steps)
+            yield roots if steps is None else in_steps(roots, steps)
 
 
 def _bound_batches(runs: Sequence[Path]) -> Iterator[SpanBatch]:
     """Yield what belongs to a job; who is not bound has no trace ids, and nothing of it is ever sent."""
     for run in runs:
         yield from (batch for batch in read_batches(run) if batch.process.bind is not None)
-
-
-def _chosen(batch: SpanBatch, steps: Container[int] | None) -> SpanBatch:
-    if steps is None:
-        return batch
-    there = np.unique(batch["step"])
-    wanted = [step for step in there.tolist() if step != NO_STEP and step in steps]
-    return batch.take(np.isin(batch["step"], wanted))
 
 
 @dataclass

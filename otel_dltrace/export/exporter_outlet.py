@@ -6,16 +6,13 @@ over as they are, and become spans in the exporter's thread.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_dltrace.export.departing import Departing, Tag, parts_of, tags_of
 from otel_dltrace.export.gate import Outgoing
-from otel_dltrace.export.outlet import Tag, hang_under_roots, hung, left_out_column, tags_of
-from otel_dltrace.export.traces import trace_id_column
-from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.spans import SpanBatch, stack_rows
+from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.record.guard import guarded, say, text_of, tried
 
 if TYPE_CHECKING:
@@ -35,14 +32,6 @@ class _Work(NamedTuple):
     outgoing: Sequence[Outgoing]
     spans: int
     tags: frozenset[Tag]
-
-
-class _Part(NamedTuple):
-    """Spans in the form in which they go out: under their roots, with their traces."""
-
-    batch: SpanBatch
-    trace_ids: Column
-    left_out: Column
 
 
 class ExporterOutlet:
@@ -127,7 +116,7 @@ class ExporterOutlet:
         _suppress_instrumentation()
         exporter = tried(self._make)
         while (work := self._next()) is not None:
-            for part in _parts_of(work):
+            for part in parts_of(work.batch, work.outgoing):
                 for at in range(0, len(part.batch), AT_ONCE):
                     which = slice(at, at + AT_ONCE)
                     self._settle(len(part.batch.rows[which]), self._give(exporter, part, which))
@@ -140,7 +129,7 @@ class ExporterOutlet:
             self._changed.wait_for(lambda: self._queue or self._finishing)
             return self._queue.popleft() if self._queue else None
 
-    def _give(self, exporter: "SpanExporter | Exception", part: _Part, which: slice) -> str:
+    def _give(self, exporter: "SpanExporter | Exception", part: Departing, which: slice) -> str:
         """Return why *exporter* does not have some spans of *part* now, "" if it has."""
         if self._stopped:
             return LATE
@@ -174,21 +163,12 @@ def _suppress_instrumentation() -> None:
     attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
 
 
-def _parts_of(work: _Work) -> Iterator[_Part]:
-    bind = work.batch.process.bind
-    assert bind is not None
-    for shard in sorted({out.shard for out in work.outgoing}):
-        outgoing = [out for out in work.outgoing if out.shard == shard]
-        part = replace(work.batch, rows=stack_rows([hung(out, bind) for out in outgoing]))
-        hang_under_roots(part, shard)
-        yield _Part(part, trace_id_column(part, bind, shard), left_out_column(part, outgoing))
-
-
-def _export(exporter: "SpanExporter", part: _Part, which: slice) -> bool:
+def _export(exporter: "SpanExporter", part: Departing, which: slice) -> bool:
     """Return whether *exporter* took the rows *which* of *part*."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     from otel_dltrace.export.sdk import readable_spans
 
-    spans = readable_spans(part.batch.take(which), part.trace_ids[which], part.left_out[which])
+    left_out = None if part.left_out is None else part.left_out[which]
+    spans = readable_spans(part.batch.take(which), part.trace_ids[which], left_out)
     return exporter.export(spans) is not SpanExportResult.FAILURE

@@ -1,12 +1,11 @@
 """From decided steps to requests on their way: the drain's side of OTLP."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from otel_dltrace.export.departing import Tag, parts_of
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.merge import Merger
@@ -14,15 +13,9 @@ from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.otlp.sender import Delivery, Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
-from otel_dltrace.export.traces import trace_id_column
-from otel_dltrace.model import semconv
-from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes
-from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_id, root_ids
-from otel_dltrace.model.spans import SpanBatch, stack_rows
+from otel_dltrace.model.spans import SpanBatch
 
-Tag = tuple[int, int]
-"""Nonce and first step of a request; `NO_STEP` if it holds spans outside any."""
 AT_ONCE = 16_384
 """So many spans are encoded without waiting for more: while a processor's cache has them it is twice as fast."""
 
@@ -48,18 +41,10 @@ class Outlet:
 
     def send(self, batch: SpanBatch, outgoing: Sequence[Outgoing]) -> None:
         """Take *outgoing*, whose rows together are *batch*'s, to be sent with the next `flush` or before."""
-        bind = batch.process.bind
-        assert bind is not None
         resource = resource_attributes(batch.process)
-        for shard in sorted({out.shard for out in outgoing}):
-            outs = [out for out in outgoing if out.shard == shard and len(out.rows)]
-            if not outs:
-                continue
-            part = replace(batch, rows=stack_rows([hung(o, bind) for o in outs]))
-            hang_under_roots(part, shard)
-            left_out = left_out_column(part, outs) if any(out.left_out for out in outs) else None
-            told = Part(part, trace_id_column(part, bind, shard), resource, left_out)
-            self._waiting.setdefault(self._folder, []).append((tags_of(batch, outs), told))
+        for part in parts_of(batch, outgoing):
+            told = Part(part.batch, part.trace_ids, resource, part.left_out)
+            self._waiting.setdefault(self._folder, []).append((part.tags, told))
         if sum(len(part.batch) for waiting in self._waiting.values() for _, part in waiting) >= AT_ONCE:
             self.flush()
 
@@ -90,34 +75,3 @@ class Outlet:
 def as_told(settings: OtlpSettings, delivery: Delivery) -> dict[str, Any]:
     """Return the figures of *delivery*, and what its trouble means."""
     return {**asdict(delivery), "diagnosis": str(diagnose(settings, delivery.trouble)) if delivery.trouble else ""}
-
-
-def tags_of(batch: SpanBatch, outgoing: Sequence[Outgoing]) -> frozenset[Tag]:
-    """Return what is to be sent again if we are killed before *outgoing* is delivered."""
-    steps = {out.step for out in outgoing}
-    return frozenset((batch.process.nonce, step) for step in {min(steps)} | steps & {NO_STEP})
-
-
-def hung(out: Outgoing, bind: Bind) -> Column:
-    """Return the rows of *out*; without a step span, what would hang under it hangs under nothing."""
-    if not out.stepless or out.step == NO_STEP:
-        return out.rows
-    rows: Column = out.rows.copy()
-    rows["parent_id"][rows["parent_id"] == np.uint64(rank_step_id(bind, out.step))] = 0
-    return rows
-
-
-def hang_under_roots(batch: SpanBatch, shard: int) -> None:
-    """Make the step's root the parent of each rank step, in place."""
-    bind = batch.process.bind
-    assert bind is not None
-    rows = batch.rows
-    at = np.flatnonzero(batch.is_rank_step & (rows["step"] != NO_STEP))
-    rows["parent_id"][at] = np.array(root_ids(bind, rows["step"][at].tolist(), shard), np.uint64)
-
-
-def left_out_column(batch: SpanBatch, parts: Sequence[Outgoing]) -> Column:
-    """Return for each row how many spans its step left out: said once, on the rank's step span."""
-    counts = np.repeat([out.left_out for out in parts], [len(out.rows) for out in parts])
-    said: Column = np.where(batch.is_kind(semconv.STEP), counts, 0)
-    return said

@@ -124,7 +124,7 @@ class Pieces:
         """Yield a batch for each piece."""
         for file in self._files:
             for batch in self._host.read_pieces(file, self.steps.process.nonce):
-                yield batch if self.chosen is None else _in_steps(batch, self.chosen)
+                yield batch if self.chosen is None else in_steps(batch, self.chosen)
 
 
 def pieces_of(runs: Sequence[Path], steps: Container[int] | None) -> list[Pieces]:
@@ -199,10 +199,11 @@ def _chosen(
 ) -> Iterator[SpanBatch]:
     for batch in batches:
         if ranks is None or batch.rank in ranks:
-            yield batch if steps is None else _in_steps(batch, steps)
+            yield batch if steps is None else in_steps(batch, steps)
 
 
-def _in_steps(batch: SpanBatch, steps: Container[int]) -> SpanBatch:
+def in_steps(batch: SpanBatch, steps: Container[int]) -> SpanBatch:
+    """Return the spans of *batch* that are of *steps*, anything with ``in``."""
     known = np.unique(batch["step"])
     wanted = [step for step in known.tolist() if step != NO_STEP and step in steps]
     return batch.take(np.isin(batch["step"], wanted))
