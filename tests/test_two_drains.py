@@ -19,7 +19,7 @@ from otel_dltrace.record.launch import ALL_RINGS
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring import take_for_reading
 from tests import servers
-from tests.servers import collector
+from tests.servers import collector, free_port
 from tests.support import Place, waiting
 
 STEPS = """
@@ -137,10 +137,22 @@ def test_a_drain_tells_each_run_what_was_sent_of_it(place: Place) -> None:
     assert sent == [9, 9, 9]
 
 
+def test_a_drain_tells_each_run_what_waits_of_it(place: Place) -> None:
+    """Also where the collector is away, and the spans of the run before wait on the same drain."""
+    env = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+    told = [place.run(waiting(STEPS), **env).stderr for _ in range(3)]
+    place.wait_for_rings()
+    place.wait_for_drains()
+
+    left = [summary["summary"]["otlp"] for run in place.runs() for summary in read_summaries(run)]
+    assert [(" 9 waiting" in line) for line in told] == [True] * 3, told
+    assert [otlp["waiting"] + otlp["spilled"] for otlp in left] == [9, 9, 9]
+
+
 def test_what_waits_is_no_count() -> None:
     """A run that begins while spans of the one before are on their way is told what waits when it ends."""
     now = {"otlp": {"sent": 50, "waiting": 40}, "trouble": ["none"]}
-    delivered = Delivered(lambda: copy.deepcopy(now))
+    delivered = Delivered(lambda _: copy.deepcopy(now))
     delivered.begin(Path("second"))
     now["otlp"] = {"sent": 120, "waiting": 3}
 
@@ -150,7 +162,7 @@ def test_what_waits_is_no_count() -> None:
 def test_what_waited_at_a_run_s_end_and_was_delivered_is_its_own() -> None:
     """While the drain lingers, that is; once another run begins the first one's figures stand, as where both go on."""
     now = {"accepted": 0, "spilled": 0}
-    delivered, (first, second, third) = Delivered(lambda: dict(now)), map(Path, ("first", "second", "third"))
+    delivered, (first, second, third) = Delivered(lambda _: dict(now)), map(Path, ("first", "second", "third"))
     delivered.begin(first)
     now["spilled"] = 9
     delivered.end(first)

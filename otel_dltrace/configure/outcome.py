@@ -36,7 +36,9 @@ def _told(run: Path, hosts: str) -> list[dict[str, Any]]:
     for path in sorted(run.glob(f"hosts/{hosts}/drain.json")):
         try:
             told = json.loads(path.read_text())
-            found.append({"summary": dict(told["summary"]), "processes": list(told["processes"])})
+            summary = dict(told["summary"])
+            summary["spans"] = summary.get("spans", 0) + told.get("so_far", 0)
+            found.append({"summary": summary, "processes": list(told["processes"])})
         except (OSError, TypeError, ValueError, KeyError):
             continue  # not there yet, or damaged
     return found

@@ -18,10 +18,11 @@ class Delivered:
     Those of the last run go on behind its end, till another begins: what waits on disk may yet be delivered.
 
     Args:
-        figures: Returns those since the drain began; numbers, at any depth, count up, but for what is there now.
+        figures: Returns those since the drain began, of what is there now those of a run; other numbers, at any depth,
+            count up.
     """
 
-    def __init__(self, figures: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, figures: Callable[[Path], dict[str, Any]]) -> None:
         self._figures = figures
         self._before: dict[Path, dict[str, Any]] = {}
         self._over: dict[Path, dict[str, Any]] = {}
@@ -33,9 +34,9 @@ class Delivered:
             self._over[self._last] = self.of(self._last)
         self._last = None
         if run in self._over:
-            self._before[run] = _less(self._figures(), self._over.pop(run))
+            self._before[run] = _less(self._figures(run), self._over.pop(run))
         elif run not in self._before:
-            self._before[run] = self._figures()
+            self._before[run] = self._figures(run)
 
     def end(self, run: Path) -> None:
         """Count no more for *run*, if others go on: all of it has been delivered or spilled."""
@@ -46,7 +47,7 @@ class Delivered:
 
     def of(self, run: Path) -> dict[str, Any]:
         """Return the figures of *run*."""
-        return self._over.get(run) or _less(self._figures(), self._before.get(run, {}))
+        return self._over.get(run) or _less(self._figures(run), self._before.get(run, {}))
 
 
 def _less(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

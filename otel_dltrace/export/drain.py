@@ -68,7 +68,6 @@ class Drain:
         self._served = guard.guarded(self._read_and_send)
         self.rings = RingFolder(self.serving)
         self.runs = RunFolders(self.serving.quota, self._delivered)
-        self._delivery: dict[str, Any] | None = None
         self._sent = Delivered(self._figures)
         self._due = 0.0
 
@@ -243,6 +242,8 @@ class Drain:
             follower.save(min([undecided, *mine]), loose, again=is_due or (asked and not follower.is_drained))
             if follower.is_drained and not mine and undecided == NO_STEP:
                 self._let_go(path)
+        if asked:  # who ends does not wait for a collector that is away
+            self.runs.tell_so_far(f for f in self.followers.values() if f.is_drained)
         # Only here: the cursors just saved no longer speak of the segments that go.
         self.runs.compact_due()
 
@@ -265,8 +266,8 @@ class Drain:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _figures(self) -> dict[str, Any]:
-        return self._delivery or (self.outlet.figures() if self.outlet is not None else {})
+    def _figures(self, root: Path) -> dict[str, Any]:
+        return self.outlet.figures(root) if self.outlet is not None else {}
 
     def _delivered(self, root: Path) -> dict[str, Any]:
         """Return what became of the spans so far, and what was wrong with the metrics of *root*."""
@@ -283,7 +284,8 @@ class Drain:
         if self.metering is not None:
             guard.guarded(self.metering.finish)(PATIENCE_S)
         ends = time.monotonic() + self.delivery_s
-        self._delivery = self.outlet.close(self.delivery_s) if self.outlet is not None else None
+        if self.outlet is not None:
+            self.outlet.close(self.delivery_s)
         for path in [path for path, follower in self.followers.items() if follower.is_drained]:
             self._let_go(path)
         self.runs.finish()

@@ -92,8 +92,8 @@ class ExporterOutlet:
             self._finishing = True
             self._changed.notify()
 
-    def close(self, timeout: float) -> dict[str, Any]:
-        """Give the exporter *timeout* seconds for what waits, and drop the rest; return the figures."""
+    def close(self, timeout: float) -> None:
+        """Give the exporter *timeout* seconds for what waits, and drop the rest."""
         self.finish()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -103,7 +103,6 @@ class ExporterOutlet:
             self._waiting = 0
             self._queue.clear()
             self._unsettled.clear()
-        return self.figures()
 
     @property
     def is_stuck(self) -> bool:

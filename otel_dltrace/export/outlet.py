@@ -62,14 +62,14 @@ class Outlet:
         pending: Any = self._sender.pending()
         return set[Tag]().union(*pending, *(tags for waiting in self._waiting.values() for tags, _ in waiting))
 
-    def figures(self) -> dict[str, Any]:
-        """Return what became of the spans so far."""
-        return {"sent": self.sent, **as_told(self._settings, self._sender.delivery())}
+    def figures(self, run: Path | None = None) -> dict[str, Any]:
+        """Return what became of the spans so far; what waits is that of *run* alone, if one is named."""
+        return {"sent": self.sent, **as_told(self._settings, self._sender.delivery(run))}
 
-    def close(self, timeout: float) -> dict[str, Any]:
-        """Deliver or spill what is left within *timeout* seconds; return the figures."""
+    def close(self, timeout: float) -> None:
+        """Deliver or spill what is left within *timeout* seconds."""
         self.flush()
-        return {"sent": self.sent, **as_told(self._settings, self._sender.close(timeout))}
+        self._sender.close(timeout)
 
 
 def as_told(settings: OtlpSettings, delivery: Delivery) -> dict[str, Any]:

@@ -59,22 +59,21 @@ class Outlets:
         """Return the tags of what some outlet still has to take."""
         return set().union(*(outlet.unsettled() for outlet in self._all))
 
-    def figures(self) -> dict[str, Any]:
-        """Return what became of the spans so far: ``otlp``, and ``exporters`` by name."""
-        otlp = {} if self._otlp is None else {"otlp": self._otlp.figures()}
-        return otlp | self._others({exporter.name: exporter.figures() for exporter in self._exporters})
+    def figures(self, run: Path) -> dict[str, Any]:
+        """Return what became of the spans so far: ``otlp``, with what waits of *run*, and ``exporters`` by name."""
+        otlp = {} if self._otlp is None else {"otlp": self._otlp.figures(run)}
+        others = {exporter.name: exporter.figures() for exporter in self._exporters}
+        return otlp | ({"exporters": others} if others else {})
 
-    def close(self, timeout: float) -> dict[str, Any]:
-        """Give all outlets the same *timeout* seconds, and exporters our patience; return the figures."""
+    def close(self, timeout: float) -> None:
+        """Give all outlets the same *timeout* seconds, and exporters our patience."""
         ends = monotonic() + max(timeout, self.patience)
         for exporter in self._exporters:
             exporter.finish()
-        otlp = {} if self._otlp is None else {"otlp": self._otlp.close(timeout)}
-        return otlp | self._others({e.name: e.close(max(ends - monotonic(), 0.0)) for e in self._exporters})
-
-    @staticmethod
-    def _others(figures: dict[str, Any]) -> dict[str, Any]:
-        return {"exporters": figures} if figures else {}
+        if self._otlp is not None:
+            self._otlp.close(timeout)
+        for exporter in self._exporters:
+            exporter.close(max(ends - monotonic(), 0.0))
 
     @property
     def is_stuck(self) -> bool:

@@ -1,5 +1,6 @@
 """The run directories that one drain writes: the figures of each, and what is done with it when all is over."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class RunFolders:
         for member in follower.members:
             if member.writer.is_gone:
                 guard.guarded(member.writer.open)()  # the figures of a run that has just ended tell that it is
+            member.writer.so_far -= min(member.written, member.writer.so_far)
             self.add(
                 member.writer.root,
                 processes=1,
@@ -67,6 +69,15 @@ class RunFolders:
                 unrecorded=follower.source.reader.unrecorded,
                 **{f"lapped_{level.name.lower()}": lapped[level] for level in Level if lapped[level]},
             )
+
+    def tell_so_far(self, followers: Iterable[Follower]) -> None:
+        """Write down how many spans are of rings, those of *followers*, that have been read and are not counted yet."""
+        read: Counter[Path] = Counter()
+        for member in (member for follower in followers for member in follower.members):
+            read[member.writer.root] += member.written
+        for root, spans in read.items():
+            self.writers[root].so_far = spans
+        self.write_summaries(ended=False, roots=read)
 
     def add(self, root: Path, **figures: int) -> None:
         """Add *figures* to those of *root*."""

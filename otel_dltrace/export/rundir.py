@@ -39,6 +39,7 @@ class RunWriter:
 
     Attributes:
         removed: How many spans were in the folder when somebody removed it.
+        so_far: How many spans are of rings that no figure counts yet.
         comm_steps: Which completions of a tensor BytePS's variables ask for, as ``10-20``; "" if for none or all.
     """
 
@@ -57,6 +58,7 @@ class RunWriter:
         self.processes: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
         self.comm_steps = ""
+        self.so_far = 0
         self._inherited: dict[str, Any] | None = None
         self._run: dict[str, Any] = {}
         self._lock = -1
@@ -252,6 +254,8 @@ class RunWriter:
                 "processes": list(self.processes.values()),
                 "summary": _sum(self._inherited or {}, figures),
             }
+            if self.so_far:
+                value["so_far"] = self.so_far
             if self.comm_steps:
                 value["comm_steps"] = self.comm_steps
             write_json(self.folder / "drain.json", value)

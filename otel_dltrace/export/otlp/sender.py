@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic, sleep
 
-from otel_dltrace.export.otlp.spill import Spill, Spilled
+from otel_dltrace.export.otlp.spill import Spill, Spilled, is_in
 from otel_dltrace.export.otlp.transport import Outcome, Transport, Verdict
 from otel_dltrace.model.summary import REFUSED
 from otel_dltrace.record.guard import guarded, say
@@ -52,6 +52,11 @@ class _Request:
     tag: Hashable = None
     file: Spilled | None = None
     folder: Path | None = None
+
+    @property
+    def place(self) -> Path | None:
+        """Where it waits, or would: the folder of its run's is above."""
+        return self.file.path if self.file is not None else self.folder
 
 
 class Sender:
@@ -120,11 +125,11 @@ class Sender:
         with self._changed:
             return frozenset(self._unsettled)
 
-    def delivery(self) -> Delivery:
-        """Return the figures as they are now."""
+    def delivery(self, run: Path | None = None) -> Delivery:
+        """Return the figures as they are now; what waits is that of *run*, a run directory, if one is named."""
         with self._changed:
-            held = [*self._queue, *filter(None, [self._current])]
-            spilled, lost = (0, 0) if self._spill is None else (self._spill.spans, self._spill.lost)
+            held = [r for r in [*self._queue, *filter(None, [self._current])] if is_in(run, r.place)]
+            spilled, lost = (0, 0) if self._spill is None else (self._spill.spans(run), self._spill.lost)
             return Delivery(
                 accepted=self._accepted,
                 rejected=self._rejected,

@@ -55,10 +55,9 @@ class Spill:
         """Return how many requests wait, those taken not counted."""
         return len(self._waiting)
 
-    @property
-    def spans(self) -> int:
-        """How many spans wait, those taken not counted."""
-        return sum(entry.spans for entry in self._waiting)
+    def spans(self, run: Path | None = None) -> int:
+        """Return how many spans wait, those taken not counted: all, or those in a folder of *run*."""
+        return sum(entry.spans for entry in self._waiting if is_in(run, entry.path))
 
     def put(self, body: bytes, spans: int) -> int:
         """Write one request; return how many spans were dropped to make room, oldest requests first.
@@ -107,6 +106,11 @@ class Spill:
         self._bytes -= entry.size
         with suppress(OSError):  # a file that stays is sent twice by the next owner: better than never
             entry.path.unlink(missing_ok=True)
+
+
+def is_in(run: Path | None, path: Path | None) -> bool:
+    """Return whether *path* is below the run directory *run*; any is, where that is None."""
+    return run is None or (path is not None and run in path.parents)
 
 
 def _scan(folder: Path) -> list[Spilled]:
