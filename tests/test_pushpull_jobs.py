@@ -416,6 +416,58 @@ def test_what_a_request_waited_for_in_vain_is_observed(tmp_path):
     }
 
 
+GIVES_UP = """
+import threading
+from otel_dltrace.pushpull.work import Work
+class Watch:
+    follows_stages = True
+    def __init__(self):
+        self.told = []
+    def push_pull_started(self, *told):
+        return self
+    def request_sending(self, partition):
+        return {{}}
+    def stage_finished(self, partition, queue, nbytes, server, enqueued, started, end):
+        self.told.append((end, queue.name))
+        {while_told}
+    def completed(self, end, error):
+        self.told.append((end, error))
+    def waited(self, start, end):
+        pass
+def part(memory, task):
+    {while_done}
+    return Work._part(engine._work, memory, task)
+engine._work._part = part
+watch = Watch()
+trace.observe(watch)
+try:
+    push_pull("w", np.ones(2, np.float32))
+except PushPullError:
+    for thread in threading.enumerate():
+        if thread.name.startswith("pushpull-"):
+            thread.join(60)
+    say(told=[what for _, what in sorted(watch.told)])
+"""
+GIVE_UP = 'engine.fail(PushPullError("given up"))'
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        pytest.param(
+            {"while_told": f"if queue.name == 'PUSH': {GIVE_UP}", "while_done": ""},
+            ["REDUCE", "COPYD2H", "PUSH", "PushPullError"],
+            id="as the end of a request is told",
+        ),
+        pytest.param({"while_told": "", "while_done": GIVE_UP}, ["PushPullError"], id="within a stage"),
+    ],
+)
+def test_no_stage_ends_twice_or_after_its_push_pull_has_failed(when, told, tmp_path):
+    """Another thread may give up at any moment; what is not over by then has no end of its own."""
+    done = run_job(tmp_path, GIVES_UP.format(**when), (1, 1, 1), {**SMALL, **ALONE})
+    assert done.each("told") == {"worker0": told}
+
+
 def test_a_killed_server_is_named_by_the_workers(tmp_path):
     """All workers end with an error that says which server is gone."""
     server = """

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_dltrace.instrument._pushpull_worker import BACKEND, shard_of
-from otel_dltrace.model.identity import NO_STEP, trace_id
+from otel_dltrace.instrument._pushpull_records import BACKEND, ERRORS, MOST_WAIT, trace_of
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, read_tracestate, span_below, traceparent_head
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 _PARTITION = int(Level.PARTITION)  # plain ints, as in the worker's file
 _REMOTE, _ERROR = int(Flag.REMOTE), int(Flag.ERROR)
-_MOST_WAIT = (1 << 31) - 1
 _MOST_KNOWN = 1024  # senders: a step has one for each worker
-_ERRORS = "otel_dltrace.pushpull.errors"
 _FIRST_WORKER = 9
 """ps-lite numbers workers 9, 11, 13 ..., and so do the names in BytePS's server profile."""
 
@@ -66,8 +64,7 @@ class Server:
         bind, said = self.recorder.bound, read_tracestate(state)
         if said is None or bind is None or said.world != bind.world:
             return None
-        part = said.step if said.step != NO_STEP else f"ops.{turn}"
-        trace = trace_id(bind, part, shard_of(self._tracer, bind, said.rank, said.step))
+        trace = trace_of(self._tracer, bind, said.rank, said.step, turn)
         if len(self.senders) >= _MOST_KNOWN:
             self.senders.clear()
         known = _Sender(traceparent_head(trace), trace.to_bytes(16, "big"), said.step, said.rank)
@@ -101,7 +98,7 @@ class _Answered:
                 recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
             if error is not None:
                 flags |= _ERROR
-                recorder.failure(number, _PARTITION, f"{_ERRORS}.{error}", "", NO_STEP)
+                recorder.failure(number, _PARTITION, f"{ERRORS}.{error}", "", NO_STEP)
             recorder.span(
                 descriptor,
                 _PARTITION,
@@ -111,7 +108,7 @@ class _Answered:
                 0,
                 seq,
                 key & 0xFFFF,
-                wait if wait < _MOST_WAIT else _MOST_WAIT,  # noqa: FURB136  -- `min` is a call
+                wait if wait < MOST_WAIT else MOST_WAIT,  # noqa: FURB136  -- `min` is a call
                 request.rank,
                 flags,
                 0,

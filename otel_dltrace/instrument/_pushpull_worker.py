@@ -4,9 +4,9 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_dltrace.model.identity import NO_STEP, Bind, mix64, trace_id
+from otel_dltrace.instrument._pushpull_records import BACKEND, ERRORS, MOST_WAIT, trace_of
+from otel_dltrace.model.identity import NO_STEP, Bind, mix64
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.plan import share_of
 from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, WAIT, Flag, Level
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, traceparent_head, tracestate_entry
 from otel_dltrace.record.guard import failed
@@ -19,15 +19,12 @@ from otel_dltrace.record.tracer import Tracer
 if TYPE_CHECKING:
     from otel_dltrace.model.queue_types import QueueType
 
-BACKEND = "pushpull"
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _COLLECTIVE, _PHASE, _PARTITION = int(Level.COLLECTIVE), int(Level.PHASE), int(Level.PARTITION)
 _ASYNC, _ERROR = int(Flag.ASYNC), int(Flag.ERROR)
 _STAGE = SPANS[_PARTITION]
 _error = struct.error
-_MOST_WAIT = (1 << 31) - 1
 _AT_ONCE = 16
-_ERRORS = "otel_dltrace.pushpull.errors"
 
 
 class _Tensor(NamedTuple):
@@ -118,8 +115,7 @@ class Worker:
             or context.bind is not bind
             or context.nonce is not ring.nonce  # a forked child has another
         ):
-            part = step if step != NO_STEP else f"ops.{turn}"
-            trace = trace_id(bind, part, shard_of(self.tracer, bind, bind.rank, step))
+            trace = trace_of(self.tracer, bind, bind.rank, step, turn)
             context = self._context = _Context(bind, ring.nonce, step, turn, trace)
         return context
 
@@ -232,7 +228,7 @@ class _Pushed:
                     buffer[offset : offset + RECORD] = HOLE
                 else:
                     return
-            where = (self._number, self._seq, partition, min(wait, _MOST_WAIT), server, 0, 0, number, self._step)
+            where = (self._number, self._seq, partition, min(wait, MOST_WAIT), server, 0, 0, number, self._step)
             recorder.span(descriptor, _PARTITION, started, end, nbytes, *where)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
@@ -259,7 +255,7 @@ class _Pushed:
             recorder, number, step, flags = self._recorder, self._number, self._step, _ASYNC
             if error is not None:
                 flags |= _ERROR
-                recorder.failure(number, _COLLECTIVE, f"{_ERRORS}.{error}", "", step)
+                recorder.failure(number, _COLLECTIVE, f"{ERRORS}.{error}", "", step)
             recorder.span(
                 self._tensor.descriptor,
                 _COLLECTIVE,
@@ -278,10 +274,3 @@ class _Pushed:
             )
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
-
-
-def shard_of(tracer: Tracer, bind: Bind, rank: int, step: int) -> int:
-    """Return in which of a step's traces the spans of worker *rank* are."""
-    if step == NO_STEP:
-        return 0
-    return share_of(rank, bind.world_size, bind.servers, tracer.span_budget, step).shard

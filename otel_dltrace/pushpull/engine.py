@@ -1,4 +1,4 @@
-"""The worker: it cuts tensors into partitions and moves these through their stages, a thread for each stage."""
+"""The worker: it moves partitions through their stages, a thread for each stage, until it stops or gives up."""
 
 import os
 import threading
@@ -9,12 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from otel_dltrace.pushpull import trace
-from otel_dltrace.pushpull.buffers import fingerprint, make_buffers
+from otel_dltrace.pushpull import lateness, trace
 from otel_dltrace.pushpull.client import Servers
-from otel_dltrace.pushpull.compression import COMPRESSIBLE, Compressor
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
-from otel_dltrace.pushpull.keys import PARTITION_BITS, key_of, partition_bound, partitions, server_of
+from otel_dltrace.pushpull.compression import Compressor
+from otel_dltrace.pushpull.cutting import Cutter
+from otel_dltrace.pushpull.errors import PeerLostError, PushPullError
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.peers import Peers
@@ -22,11 +21,10 @@ from otel_dltrace.pushpull.queues import StageQueue
 from otel_dltrace.pushpull.stages import Q, Signal, stage_list, waits
 from otel_dltrace.pushpull.tasks import Operation, Task, Tensor
 from otel_dltrace.pushpull.trace import PushPull
-from otel_dltrace.pushpull.wire import DTYPES, Values
+from otel_dltrace.pushpull.wire import Values
 from otel_dltrace.pushpull.work import Work
 
 _PACKING = (Q.COMPRESS, Q.DECOMPRESS)
-_SERVED = (Q.PUSH, Q.PULL, Q.COPYH2D)
 _PUSH, _PULL = Q.PUSH, Q.PULL  # to read a member of an enum is a tenth of what telling of a stage costs
 _SERVER_S = 5.0
 
@@ -37,9 +35,9 @@ class Engine:
     def __init__(self, layout: Layout, options: Options) -> None:
         self.layout = layout
         self.options = options
-        self.bound = partition_bound(options.partition_bytes, layout.local_size)
         self.error: PushPullError | None = None
         self._lock = threading.RLock()
+        self._cutter = Cutter(layout, options)
         self._tensors: dict[str, Tensor] = {}
         self._under_way: set[Operation] = set()
         self._process = os.getpid()
@@ -104,11 +102,11 @@ class Engine:
         with self._lock:
             if self.error is not None:
                 raise self.error
-            self._settle(tensor, values)
+            self._cutter.settle(tensor, values)
             divisor = self.layout.size if average else 1
             round_ = tensor.rounds
             operation = Operation(tensor, values, divisor, initial is not None, round_)
-            operation.tasks = self._cut(operation)
+            operation.tasks = self._cutter.cut(operation)
             operation.remaining = len(operation.tasks)
             self._under_way.add(operation)
             tensor.rounds += 1
@@ -136,9 +134,9 @@ class Engine:
     def _wait(self, operation: Operation) -> None:
         limit = self.options.timeout_s
         if not operation.done.wait(limit) and not (
-            self._is_served(operation) and operation.done.wait(limit + _SERVER_S)
+            lateness.is_served(operation, self.layout) and operation.done.wait(limit + _SERVER_S)
         ):
-            late = f"{operation.tensor.name!r} is not done after {limit:g} s: {self._where(operation)}"
+            late = f"{operation.tensor.name!r} is not done after {limit:g} s: {lateness.where(operation, self._queues)}"
             self.fail(PeerLostError(late))
         if operation.error is not None:
             raise operation.error
@@ -162,46 +160,8 @@ class Engine:
         stages = stage_list(self.layout, compressed=True)
         queues = {stage: StageQueue(stage, wait.get(stage)) for stage in stages}
         if self.options.credit and self.layout.is_signal_root:
-            queues[Q.REDUCE].credit = self.bound * self.options.credit
+            queues[Q.REDUCE].credit = self._cutter.bound * self.options.credit
         return queues
-
-    def _settle(self, tensor: Tensor, values: Values) -> None:
-        """See that *tensor* can be pushed; at its first time work out what follows from its size."""
-        dtype = str(values.dtype)
-        if tensor.busy:
-            raise MismatchError(f"{tensor.name!r} is being pushed already; wait for it, or use another name")
-        if tensor.buffers is None:
-            self._shape(tensor, dtype, values.nbytes)
-        elif (dtype, values.nbytes) != (tensor.dtype, tensor.nbytes):
-            raise MismatchError(
-                f"{tensor.name!r} had {tensor.nbytes} bytes of {tensor.dtype}, now {values.nbytes} of {dtype}; "
-                "use another name"
-            )
-        tensor.busy = True
-
-    def _shape(self, tensor: Tensor, dtype: str, nbytes: int) -> None:
-        if dtype not in DTYPES:
-            raise MismatchError(f"{tensor.name!r} is of dtype {dtype}; only {', '.join(DTYPES)} can be pushed")
-        number = len(partitions(nbytes, self.bound))
-        if number >> PARTITION_BITS:
-            raise MismatchError(f"{tensor.name!r} has {number} partitions; set BYTEPS_PARTITION_BYTES higher")
-        big = nbytes >= self.options.min_compress_bytes and dtype in COMPRESSIBLE
-        compressor = tensor.compressor if big else None
-        tensor.stages = stage_list(self.layout, compressor is not None)
-        if compressor is not None and self._servers is not None:
-            tensor.packers = [compressor.packer() for _ in range(number)]
-        tensor.mark = fingerprint(tensor.name, dtype, nbytes)
-        tensor.buffers = make_buffers(self.layout, self.options.folder, tensor.declared_key, tensor.mark, nbytes)
-        tensor.dtype, tensor.nbytes = dtype, nbytes
-
-    def _cut(self, operation: Operation) -> list[Task]:
-        tasks = []
-        servers = self.layout.num_servers if self._servers else 0
-        for index, (offset, size) in enumerate(partitions(operation.values.nbytes, self.bound)):
-            key = key_of(operation.tensor.declared_key, index)
-            server = server_of(key, servers, self.options.key_hash, self.layout.num_workers) if servers else None
-            tasks.append(Task(operation, index, key, offset, size, server))
-        return tasks
 
     def _initialize(self, operation: Operation, initial: Values) -> None:
         if not self.layout.distributed:
@@ -225,7 +185,7 @@ class Engine:
             if followed is not None:
                 self._follow(operation, followed)
         for task in operation.tasks:
-            if operation.stages_followed is not None:
+            if operation.stages_followed:
                 task.enqueued_ns = time.monotonic_ns()
             self._queues[task.queue].put(task)
         if not operation.tasks:
@@ -239,14 +199,14 @@ class Engine:
         if is_over:
             followed.completed(time.monotonic_ns(), type(self.error).__name__)
         elif followed.follows_stages:
-            operation.stages_followed = followed
+            operation.stages_followed = dict.fromkeys(range(len(operation.tasks)), followed)
 
     def _loop(self, queue: StageQueue) -> None:
         """Do one stage's work until the engine stops."""
         do = self._work.table[queue.queue]
         try:
             while (task := queue.take()) is not None:
-                if task.operation.stages_followed is not None:
+                if task.operation.stages_followed:
                     task.started_ns = time.monotonic_ns()
                 if do(task):
                     self._proceed(task)
@@ -265,12 +225,15 @@ class Engine:
     def _proceed(self, task: Task) -> None:
         """Move a partition to its next stage, or out."""
         operation, queue = task.operation, task.queue
-        followed = operation.stages_followed
-        if followed is not None:
+        if operation.stages_followed:
             now, enqueued = time.monotonic_ns(), task.enqueued_ns
-            server = task.server if queue is _PUSH or queue is _PULL else None
-            followed.stage_finished(task.partition, queue, task.nbytes, server, enqueued, task.started_ns, now)
-            task.enqueued_ns = now  # into the next stage's queue
+            # Taken only now that its end is known: no stage outlasts an operation that is cut off in the meantime.
+            followed = operation.stages_followed.pop(task.partition, None)
+            if followed is not None:
+                server = task.server if queue is _PUSH or queue is _PULL else None
+                followed.stage_finished(task.partition, queue, task.nbytes, server, enqueued, task.started_ns, now)
+                task.enqueued_ns = now  # into the next stage's queue
+                operation.stages_followed[task.partition] = followed
         self._queues[queue].finished(task)
         if task.at + 1 < len(operation.tensor.stages):
             task.at += 1
@@ -323,20 +286,6 @@ class Engine:
         for operation in open_ones:
             self._complete(operation, error)
 
-    def _is_served(self, operation: Operation) -> bool:
-        """Return whether *operation* waits for a server, which has the same timeout and knows who is late."""
-        task = _slowest(operation)
-        return self.layout.distributed and task is not None and task.queue in _SERVED
-
-    def _where(self, operation: Operation) -> str:
-        """Say what keeps the partition of *operation* that is furthest behind."""
-        task = _slowest(operation)
-        if task is None:
-            return "its last partition has just come"
-        ranks = self._queues[task.queue].waiting_for(task.key)
-        reason = f", waiting for local rank {', '.join(map(str, ranks))}" if ranks else ""
-        return f"partition {task.partition} is at {task.queue.name}{reason}"
-
 
 def _by_signal(queues: Iterable[StageQueue]) -> dict[Signal, list[StageQueue]]:
     """Return whom each signal goes to: a compressed tensor waits in another queue than others."""
@@ -348,18 +297,13 @@ def _by_signal(queues: Iterable[StageQueue]) -> dict[Signal, list[StageQueue]]:
 
 
 def _cut_off(operation: Operation) -> None:
-    """Tell of the requests of *operation* that are not answered any more: what a server did for them is below these."""
-    followed = operation.stages_followed
-    if followed is None:
-        return
+    """Tell of the requests of *operation* that are not answered any more: what a server did for them is below these.
+
+    No stage is told of from then on, but for one that is just being told of: it ended before its operation.
+    """
     for task in operation.tasks:
+        followed = operation.stages_followed.pop(task.partition, None)
         # A partition in a stage's queue has left the stage before it.
-        if not task.through and task.queue in (_PUSH, _PULL) and task.started_ns > task.enqueued_ns:
+        if followed is not None and task.queue in (_PUSH, _PULL) and task.started_ns > task.enqueued_ns:
             times = task.enqueued_ns, task.started_ns, time.monotonic_ns()
             followed.stage_finished(task.partition, task.queue, task.nbytes, task.server, *times)
-
-
-def _slowest(operation: Operation) -> Task | None:
-    """Return the partition that is furthest behind."""
-    waiting = (task for task in operation.tasks if not task.through)
-    return min(waiting, key=lambda task: task.at, default=None)

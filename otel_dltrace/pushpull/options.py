@@ -11,6 +11,8 @@ from otel_dltrace.pushpull.keys import HASH_NAMES, MIXED, mixed_share
 from otel_dltrace.pushpull.layout import Layout
 
 Env = Mapping[str, str]
+BEREFT = "_PUSHPULL_BEREFT"
+_HOST, _PORT, _MOST_PORT = "127.0.0.1", 9000, 65_535
 _DIGITS = 100
 _MOST_PARTITION_BYTES = 1_000_000_000
 """Twice as much has to go into one message of gRPC, which has at most 2 GiB."""
@@ -23,10 +25,6 @@ class Tls:
     certificate: Path | None
     key: Path | None
     ca: Path | None
-
-
-_MOST_PORT = 65_535
-BEREFT = "_PUSHPULL_BEREFT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,9 @@ class Options:
     asynchronous: bool = False
     timeout_s: float = 300.0
     """How long one process waits for another before it calls that one lost."""
-    root: str = "127.0.0.1:9000"
+    root: str = f"{_HOST}:{_PORT}"
     """Where server 0 listens, which knows the others."""
-    host: str = "127.0.0.1"
+    host: str = _HOST
     """The address that this process's server listens at, and tells the others."""
     server: int = 0
     """Which server this process is, if it is one."""
@@ -55,6 +53,9 @@ class Options:
     """Where the local ranks of a worker meet: sockets and shared memory."""
     bereft: Path | None = None
     """The file by which this process tells who launched it that it fails since another one did."""
+
+
+_DEFAULT = Options()
 
 
 def read_env(env: Env) -> tuple[Layout, Options]:
@@ -69,21 +70,21 @@ def read_env(env: Env) -> tuple[Layout, Options]:
         local_rank=_number(env, "BYTEPS_LOCAL_RANK", 0),
         local_size=_number(env, "BYTEPS_LOCAL_SIZE", 1, least=1),
         num_servers=_number(env, "DMLC_NUM_SERVER", 0),
-        pcie_switch_size=_number(env, "BYTEPS_PCIE_SWITCH_SIZE", 8, least=1),
+        pcie_switch_size=_number(env, "BYTEPS_PCIE_SWITCH_SIZE", Layout().pcie_switch_size, least=1),
         force_distributed=_number(env, "BYTEPS_FORCE_DISTRIBUTED", 0) == 1,
     )
     _check(layout, env)
     options = Options(
-        partition_bytes=_number(env, "BYTEPS_PARTITION_BYTES", 4_096_000, 1, _MOST_PARTITION_BYTES),
-        credit=_number(env, "BYTEPS_SCHEDULING_CREDIT", 0),
+        partition_bytes=_number(env, "BYTEPS_PARTITION_BYTES", _DEFAULT.partition_bytes, 1, _MOST_PARTITION_BYTES),
+        credit=_number(env, "BYTEPS_SCHEDULING_CREDIT", _DEFAULT.credit),
         key_hash=_hash(env, layout),
-        min_compress_bytes=_number(env, "BYTEPS_MIN_COMPRESS_BYTES", 65_536),
-        compress_threads=max(1, _number(env, "BYTEPS_THREADPOOL_SIZE", 1)),
+        min_compress_bytes=_number(env, "BYTEPS_MIN_COMPRESS_BYTES", _DEFAULT.min_compress_bytes),
+        compress_threads=max(1, _number(env, "BYTEPS_THREADPOOL_SIZE", _DEFAULT.compress_threads)),
         asynchronous=_number(env, "BYTEPS_ENABLE_ASYNC", 0) != 0,
-        timeout_s=_seconds(env, "PUSHPULL_TIMEOUT", 300.0),
-        root=f"{_host(env, 'DMLC_PS_ROOT_URI')}:{_number(env, 'DMLC_PS_ROOT_PORT', 9000, most=_MOST_PORT)}",
+        timeout_s=_seconds(env, "PUSHPULL_TIMEOUT", _DEFAULT.timeout_s),
+        root=f"{_host(env, 'DMLC_PS_ROOT_URI')}:{_number(env, 'DMLC_PS_ROOT_PORT', _PORT, most=_MOST_PORT)}",
         host=_host(env, "DMLC_NODE_HOST"),
-        server=_number(env, "DMLC_SERVER_ID", 0),
+        server=_number(env, "DMLC_SERVER_ID", _DEFAULT.server),
         token=env.get("PUSHPULL_TOKEN", ""),
         tls=_tls(env),
         folder=Path(env.get("PUSHPULL_DIR") or _default_folder(env, layout)),
@@ -134,12 +135,12 @@ def _seconds(env: Env, name: str, default: float) -> float:
 
 def _host(env: Env, name: str) -> str:
     """Return a host as it stands before a port: an address of IPv6, as of a Kubernetes pod, in brackets."""
-    host = env.get(name) or "127.0.0.1"
+    host = env.get(name) or _HOST
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _hash(env: Env, layout: Layout) -> str:
-    name = env.get("BYTEPS_KEY_HASH_FN") or "djb2"
+    name = env.get("BYTEPS_KEY_HASH_FN") or _DEFAULT.key_hash
     if name not in HASH_NAMES:
         raise ConfigError(f"BYTEPS_KEY_HASH_FN={name!r} is none of {', '.join(HASH_NAMES)}")
     servers, workers = layout.num_servers, layout.num_workers
@@ -167,4 +168,4 @@ def _default_folder(env: Env, layout: Layout) -> Path:
     """Return a folder that the local ranks of one worker find without being told."""
     shared = Path("/dev/shm")  # noqa: S108 - as above
     parent = shared if shared.is_dir() else Path(tempfile.gettempdir())
-    return parent / f"dltrace-pushpull-{os.getuid()}-{env.get('DMLC_PS_ROOT_PORT') or 9000}-{layout.worker}"
+    return parent / f"dltrace-pushpull-{os.getuid()}-{env.get('DMLC_PS_ROOT_PORT') or _PORT}-{layout.worker}"

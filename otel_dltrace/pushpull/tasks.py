@@ -44,8 +44,8 @@ class Operation:
     done: threading.Event = field(default_factory=threading.Event)
     followed: PushPull | None = None
     """By whom it is observed."""
-    stages_followed: PushPull | None = None
-    """By whom its stages are."""
+    stages_followed: dict[int, PushPull] = field(default_factory=dict)
+    """By whom the stages of each partition are; whoever tells of one takes it out meanwhile, so it is told of once."""
 
 
 @dataclass(slots=True, eq=False)

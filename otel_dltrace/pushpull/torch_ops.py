@@ -264,7 +264,7 @@ def start(
     first = None if initial is None else _flat(_carrier(initial))
     operation = engine().push_pull(declared, _flat(carrier), average=average, initial=first)
     handle = next(_live.handles)
-    _live.pending[handle] = _Pending(operation, output, tensor if carrier is tensor else carrier)
+    _live.pending[handle] = _Pending(operation, output, carrier)
     return handle
 
 

@@ -30,7 +30,8 @@ class PushPull(Protocol):
     ) -> None:
         """A partition is through with a stage: it came into its queue, left it when all it waited for was there, ended.
 
-        *server* is who was asked, in a stage that asks one.
+        *server* is who was asked, in a stage that asks one. Requests under way end with a push_pull that fails, other
+        stages have no end then. One that was over by then may be told of while, or just after, `completed` is.
         """
 
     def waited(self, start: int, end: int) -> None:

@@ -1,0 +1,32 @@
+"""Who is late: what keeps an operation that is not done in time."""
+
+from collections.abc import Mapping
+
+from otel_dltrace.model.queue_types import QueueType
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.queues import StageQueue
+from otel_dltrace.pushpull.tasks import Operation, Task
+
+_SERVED = (QueueType.PUSH, QueueType.PULL, QueueType.COPYH2D)
+
+
+def is_served(operation: Operation, layout: Layout) -> bool:
+    """Return whether *operation* waits for a server, which has the same timeout and knows who is late."""
+    task = _slowest(operation)
+    return layout.distributed and task is not None and task.queue in _SERVED
+
+
+def where(operation: Operation, queues: Mapping[QueueType, StageQueue]) -> str:
+    """Say what keeps the partition of *operation* that is furthest behind."""
+    task = _slowest(operation)
+    if task is None:
+        return "its last partition has just come"
+    ranks = queues[task.queue].waiting_for(task.key)
+    reason = f", waiting for local rank {', '.join(map(str, ranks))}" if ranks else ""
+    return f"partition {task.partition} is at {task.queue.name}{reason}"
+
+
+def _slowest(operation: Operation) -> Task | None:
+    """Return the partition that is furthest behind."""
+    waiting = (task for task in operation.tasks if not task.through)
+    return min(waiting, key=lambda task: task.at, default=None)
