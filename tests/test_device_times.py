@@ -18,7 +18,7 @@ from otel_dltrace.export.device import PATIENCE_S
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.instrument import torch_device
 from otel_dltrace.instrument._device_clock import EVERY_NS, DeviceClock
-from otel_dltrace.instrument._device_times import Marks
+from otel_dltrace.instrument._device_times import DeviceMarks
 from otel_dltrace.instrument._sites import Attachment
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, DEVICE_STAGES, Flag, Level, Source
@@ -37,7 +37,7 @@ class Traced:
 
     tracer: Tracer
     device: FakeDevice
-    marks: Marks
+    marks: DeviceMarks
 
     def stage(self, name: str, host_ms: float, device_ms: float) -> tuple[int, int]:
         """Run a stage that asks the device for *device_ms* of work; return when the device does it."""
@@ -82,7 +82,7 @@ def traced(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(steps_module, "monotonic_ns", device.clock)
     monkeypatch.setattr(operation_module, "monotonic_ns", device.clock)
     tracer = Tracer(Recorder(tmp_path, 1 << 20))
-    marks = tracer.steps.device = Marks(tracer.recorder, device, device.clock)
+    marks = tracer.steps.device = DeviceMarks(tracer.recorder, device, device.clock)
     yield Traced(tracer, device, marks)
     tracer.recorder.close()
 
@@ -256,7 +256,7 @@ def test_a_stage_that_lacks_a_piece_s_times_holds_no_events(tmp_path: Path) -> N
     """They are for the stages that will have the device's times."""
     device = FakeDevice()
     tracer = Tracer(Recorder(tmp_path, 1 << 20))
-    marks = tracer.steps.device = Marks(tracer.recorder, device, device.clock, most=4)
+    marks = tracer.steps.device = DeviceMarks(tracer.recorder, device, device.clock, most=4)
     traced = Traced(tracer, device, marks)
     tracer.steps.begin()
     device.is_capturing = True
@@ -360,7 +360,7 @@ def test_the_events_are_bounded_and_used_again(tmp_path: Path) -> None:
     """A device far behind: what comes when all events are in use has the host's times, later stages have theirs."""
     device = FakeDevice()
     tracer = Tracer(Recorder(tmp_path, 1 << 20))
-    marks = tracer.steps.device = Marks(tracer.recorder, device, device.clock, most=6)
+    marks = tracer.steps.device = DeviceMarks(tracer.recorder, device, device.clock, most=6)
     traced = Traced(tracer, device, marks)
     for _ in range(6):
         tracer.steps.begin()

@@ -19,7 +19,7 @@ import otel_dltrace.record.operation as operation_module
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.instrument import _torch_recorder
-from otel_dltrace.instrument._device_times import Marks
+from otel_dltrace.instrument._device_times import DeviceMarks
 from otel_dltrace.instrument._torch_durations import Active, ends
 from otel_dltrace.instrument._torch_recorder import Recorded
 from otel_dltrace.model.operation import Descriptor
@@ -76,7 +76,7 @@ class Nccl:
 
     tracer: Tracer
     device: FakeDevice
-    marks: Marks
+    marks: DeviceMarks
     recorded: Recorded
     entries: list[dict[str, Any]] = field(default_factory=list)
     stream: int = 0
@@ -165,7 +165,7 @@ def nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nccl]:
     monkeypatch.setattr(_torch_recorder, "time_ns", lambda: WALL + device.clock())
     tracer = Tracer(Recorder(tmp_path, 1 << 20))
     tracer.nccl_timing = lambda: True
-    marks = tracer.steps.device = Marks(tracer.recorder, device, device.clock)
+    marks = tracer.steps.device = DeviceMarks(tracer.recorder, device, device.clock)
     recorded = Recorded(tracer)
     tracer.steps.on_end = recorded.step_ends
     monkeypatch.setattr(live, "tracer", tracer)

@@ -50,7 +50,7 @@ class Device(Protocol):
         """Return a stream of the device *index* in which nothing else runs."""
 
 
-class Anchor(NamedTuple):
+class Moment(NamedTuple):
     """A moment from which others are counted: ns by the device since its first one."""
 
     event: Event
@@ -81,7 +81,7 @@ class DeviceClock:
         self._next = 0
         self._slope, self._origin = 1.0, (0.0, 0.0)
         self._residual, self._drift, self._range = 0.0, DRIFT, (0.0, 0.0)
-        self.anchor: Anchor | None = None
+        self.anchor: Moment | None = None
 
     def tie(self) -> None:
         """Find a moment that both clocks know, if it is time for one."""
@@ -103,7 +103,7 @@ class DeviceClock:
         if self._ties and middle - self._ties[-1].host > MAX_GAP_NS:
             self._ties = deque([self._ties[-1]], REMEMBERED)
         at = 0.0 if self.anchor is None else self.time_of(event, self.anchor)
-        self.anchor = Anchor(event, at)
+        self.anchor = Moment(event, at)
         self._ties.append(_Tie(at, middle, (after - before) / 2))
         self._fit()
 
@@ -124,7 +124,7 @@ class DeviceClock:
         self._drift = min(DRIFT, 2 * half / (ties[-1].at - first.at)) if is_long else DRIFT
         self._range = (first.at, ties[-1].at)
 
-    def time_of(self, event: Event, anchor: Anchor) -> float:
+    def time_of(self, event: Event, anchor: Moment) -> float:
         """Return when *event*, which is over, was: ns by the device since its first anchor."""
         return anchor.at + anchor.event.elapsed_time(event) * 1e6
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._device_clock import Anchor, Device, DeviceClock, Event
+from otel_dltrace.instrument._device_clock import Device, DeviceClock, Event, Moment
 from otel_dltrace.model.semconv import Level, Source
 from otel_dltrace.record.guard import failed, tried
 from otel_dltrace.record.recorder import Recorder
@@ -20,12 +20,12 @@ WAITED_NS = 10_000
 """A device that stood still for less, when it was asked to wait, had nothing to wait for."""
 
 
-class Place:
-    """A mark: an event that the device passes; it goes back to its pool when nobody needs it any more."""
+class Mark:
+    """An event that the device passes; it goes back to its pool when nobody needs it any more."""
 
     __slots__ = ("anchor", "event", "host", "used")
 
-    def __init__(self, event: Event, host: int, used: "_Used", anchor: Anchor) -> None:
+    def __init__(self, event: Event, host: int, used: "_Used", anchor: Moment) -> None:
         self.event, self.host, self.used, self.anchor = event, host, used, anchor
 
     def __del__(self) -> None:
@@ -62,8 +62,8 @@ class _Span:
     number: int
     step: int
     level: int
-    pieces: list[tuple[Place, Place]] = field(default_factory=list)
-    asked: Place | None = None
+    pieces: list[tuple[Mark, Mark]] = field(default_factory=list)
+    asked: Mark | None = None
     is_whole: bool = True
 
     def drop(self) -> None:
@@ -72,11 +72,11 @@ class _Span:
         self.pieces.clear()
 
     def is_over(self) -> bool:
-        places = [place for piece in reversed(self.pieces) for place in reversed(piece)]
-        return all(place.event.query() for place in places)
+        marks = [mark for piece in reversed(self.pieces) for mark in reversed(piece)]
+        return all(mark.event.query() for mark in marks)
 
 
-class Marks:
+class DeviceMarks:
     """The device times of one process (`record.device.DeviceTimes`).
 
     Everything is asked with ``query`` alone, where a stage or a step ends. A device that fails is not
@@ -102,12 +102,12 @@ class Marks:
         self._pending: deque[_Span] = deque(maxlen=MAX_PENDING)
         self._has_failed = False
 
-    def mark(self, elsewhere: bool = False) -> Place | None:
+    def mark(self, elsewhere: bool = False) -> Mark | None:
         """Return a mark before what is asked of the device next; None where there can be none now."""
-        place: Place | None = self._tried(self._mark, elsewhere)
-        return place
+        mark: Mark | None = self._tried(self._mark, elsewhere)
+        return mark
 
-    def piece(self, number: int, step: int, nth: int, begun: Place) -> bool:
+    def piece(self, number: int, step: int, nth: int, begun: Mark) -> bool:
         """Know that the *nth* piece of the stage span *number* in *step* ends; return whether it is followed."""
         span = self._open.setdefault(number, _Span(number, step, int(Level.STEP)))
         if span.is_whole:
@@ -126,7 +126,7 @@ class Marks:
         if span is not None:
             span.drop()
 
-    def operation(self, number: int, step: int, begun: Place) -> bool:
+    def operation(self, number: int, step: int, begun: Mark) -> bool:
         """Know that the device goes on when the operation span *number* is done; return whether it is followed."""
         ended = self.mark(elsewhere=True)
         if ended is None or ended.used is not begun.used:
@@ -134,7 +134,7 @@ class Marks:
         self._pending.append(_Span(number, step, int(Level.COLLECTIVE), [(begun, ended)]))
         return True
 
-    def waited(self, number: int, step: int, begun: Place, asked: Place) -> bool:
+    def waited(self, number: int, step: int, begun: Mark, asked: Mark) -> bool:
         """Know that the device, *asked* to wait for the operation span *number*, goes on when that is done."""
         ended = self.mark(elsewhere=True)
         if ended is None or not ended.used is begun.used is asked.used:
@@ -146,7 +146,7 @@ class Marks:
         """Return whether a device may be asked anything now."""
         return bool(self._tried(self._device.is_open))
 
-    def when(self, mark: Place) -> int | None:
+    def when(self, mark: Mark) -> int | None:
         """Return when the device passed *mark*, monotonic ns of the host; None where that is not known yet."""
         at: int | None = self._tried(self._when, mark)
         return at
@@ -169,11 +169,11 @@ class Marks:
             return None
         return result
 
-    def _when(self, mark: Place) -> int | None:
+    def _when(self, mark: Mark) -> int | None:
         # The device is never before the host that asked it.
         return max(mark.used.clock.host(mark.time), mark.host) if mark.event.query() else None
 
-    def _mark(self, elsewhere: bool) -> Place | None:
+    def _mark(self, elsewhere: bool) -> Mark | None:
         if not self._device.is_open():
             return None
         index = self._device.index()
@@ -188,9 +188,9 @@ class Marks:
         event = None if anchor is None else used.event()
         if anchor is None or event is None:
             return None
-        place = Place(event, self._now(), used, anchor)
+        mark = Mark(event, self._now(), used, anchor)
         event.record()
-        return place
+        return mark
 
     def _tie(self) -> None:
         if self._device.is_open():

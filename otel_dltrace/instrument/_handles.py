@@ -4,14 +4,15 @@ import sys
 from dataclasses import dataclass
 from time import monotonic_ns
 
+from otel_dltrace.instrument._ends import source_of
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import PHASE, PRECISE_NS, WAIT, Flag, Level, Source
+from otel_dltrace.model.semconv import PHASE, WAIT, Flag, Level, Source
 from otel_dltrace.record.operation import Operation
 from otel_dltrace.record.tracer import Tracer
 
 # Plain ints: an operator on a member of an enum costs as much as a record.
 ASYNC = int(Flag.ASYNC)
-_HOST_DONE, _BOUND, _HOST_ISSUE = int(Source.HOST_DONE), int(Source.BOUND), int(Source.HOST_ISSUE)
+_HOST_DONE, _HOST_ISSUE = int(Source.HOST_DONE), int(Source.HOST_ISSUE)
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class Pending:
 
     def found_done(self, now: int) -> None:
         """End what was found done at *now*."""
-        self.close(_HOST_DONE if now - self.seen <= PRECISE_NS else _BOUND, end=now)
+        self.close(source_of(self.seen, now), end=now)
 
 
 Wait = tuple[Pending, int, bool]

@@ -1,31 +1,19 @@
 """Probes, for messages and of windows, and the receives of what a probe has matched."""
 
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
 from otel_dltrace.instrument._mpi_calls import Call, Form
-from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status
+from otel_dltrace.instrument._mpi_comm import Comm, Matched
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
+from otel_dltrace.instrument._mpi_running import ask_for_status
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P
 from otel_dltrace.record.operation import Operation
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """A message that a probe has matched, and nobody else can receive."""
-
-    group: Group
-    peer: int
-    tag: int
-    size: int
-    number: int
-    message: "weakref.ref[Any]"
 
 
 class Probe:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any
 
+from otel_dltrace.instrument._ends import source_of
 from otel_dltrace.instrument._mpi_groups import Group
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
@@ -173,11 +174,11 @@ class Requests:
             if wait.waiting and first:
                 self._write_wait(pending, wait.since, end)
             first = False
-            known = end - pending.seen <= PRECISE_NS or (blocked and len(done) == 1)
+            source = Source.HOST_DONE if blocked and len(done) == 1 else source_of(pending.seen, end)
             status = _status_of(wait, at, place)
             if pending.is_cancelled and status is not None and status.Is_cancelled():
                 self._take_back(pending.parts)
-            pending.close(end, Source.HOST_DONE if known else Source.BOUND, status)
+            pending.close(end, source, status)
         if not wait.waiting and len(done) < len(wait.requests):
             for request in wait.requests:
                 left = self._pending.get(id(request))

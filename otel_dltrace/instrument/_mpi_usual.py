@@ -1,6 +1,6 @@
 """The usual calls of mpi4py, those that block: each in one frame, since a message of 8 bytes takes a microsecond.
 
-The way of all calls (`_mpi_comm`) would trace them as well: what is not usual, or fails here, goes there.
+The way of all calls (`_mpi_running`) would trace them as well: what is not usual, or fails here, goes there.
 """
 
 import struct
@@ -11,8 +11,9 @@ from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, name_of
 from otel_dltrace.instrument._mpi_calls import Call, Form, Role
-from otel_dltrace.instrument._mpi_comm import Comm, ask_for_status, current, has_moved
+from otel_dltrace.instrument._mpi_comm import Comm, current
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
+from otel_dltrace.instrument._mpi_running import ask_for_status, has_moved
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
 from otel_dltrace.record.guard import failed, guarded

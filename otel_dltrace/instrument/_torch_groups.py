@@ -52,7 +52,7 @@ def backend_of(group: Any, device: Any) -> str:
 # -- the number of a collective ---------------------------------------------------------------------
 
 
-class _Messages:
+class _PointToPoint:
     """This rank's point-to-point calls in one group: how many began and ended, and what they advanced its number by."""
 
     __slots__ = ("advance", "begun", "ended")
@@ -61,7 +61,7 @@ class _Messages:
         self.advance = self.begun = self.ended = 0
 
 
-_messages: dict[Any, _Messages] = {}
+_messages: dict[Any, _PointToPoint] = {}
 _lock = RLock()  # a signal may come while it is held
 
 
@@ -94,22 +94,22 @@ def _backend_number(group: Any) -> int:
         return 0
 
 
-def _message_begins(args: Args, _kwargs: Kwargs) -> tuple[_Messages, Any, int]:
+def _message_begins(args: Args, _kwargs: Kwargs) -> tuple[_PointToPoint, Any, int]:
     return _begins(args[0])
 
 
-def _named_message_begins(args: Args, kwargs: Kwargs) -> tuple[_Messages, Any, int]:
+def _named_message_begins(args: Args, kwargs: Kwargs) -> tuple[_PointToPoint, Any, int]:
     return _begins(group_of(args[-1] if args else kwargs["group_name"]))
 
 
-def _begins(group: Any) -> tuple[_Messages, Any, int]:
+def _begins(group: Any) -> tuple[_PointToPoint, Any, int]:
     with _lock:
-        messages = _messages.setdefault(group, _Messages())
+        messages = _messages.setdefault(group, _PointToPoint())
         messages.begun += 1
     return messages, group, _backend_number(group)
 
 
-def _over(span: tuple[_Messages, Any, int], result: object) -> None:
+def _over(span: tuple[_PointToPoint, Any, int], result: object) -> None:
     messages, group, before = span
     # What advances it further is another thread's.
     advance = min(_backend_number(group) - before, len(result) if isinstance(result, list) else 1)
@@ -127,7 +127,7 @@ def _monitored(span: tuple[Any, int], _result: object) -> None:
     group, before = span
     if (advance := _backend_number(group) - before) > _MONITORED:
         with _lock:
-            _messages.setdefault(group, _Messages()).advance += advance - _MONITORED
+            _messages.setdefault(group, _PointToPoint()).advance += advance - _MONITORED
 
 
 COUNT_NAMED = Site("", "point to point", begin=_named_message_begins, finish=_over, fail=_over)

@@ -3,125 +3,17 @@
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
-from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Undo
-from otel_dltrace.record.guard import failed, guarded
+from otel_dltrace.instrument._torch_root_hooks import After, Before, Forward, Search, compiling, none_yet
+from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import live
 
 MAX_CALLS = 10_000
 """Module calls after which a search without result ends: a global hook costs 1.4 us for each."""
 MAX_TRIES = 2
-
-
-class _Hook:
-    """A hook that a saved or copied model leaves behind: its copy is a function of Python that does nothing.
-
-    Hooks look first whether a graph is being compiled: inside one this is a constant, and all below
-    it is not traced.
-    """
-
-    __slots__ = ("_roots",)
-
-    def __init__(self, roots: "Roots") -> None:
-        self._roots = roots
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
-
-
-def is_hook(hook: Any) -> bool:
-    """Return whether *hook*, of some module, is ours or what a copy of the module has in its place."""
-    return isinstance(hook, _Hook) or isinstance(getattr(hook, "__self__", None), nullcontext)
-
-
-class _Search(_Hook):
-    """Looks for roots: called before every module's forward."""
-
-    __slots__ = ()
-
-    def __call__(self, module: Any, args: Any) -> None:
-        if not compiling():
-            self._roots.meet(module, args)
-
-
-class _Timed(_Hook):
-    """A hook of every step. It is flat, looks itself as `compiling` does, and has its own `try` instead of `guarded`.
-
-    Between two kernels Python's code is cold, and every frame costs microseconds.
-    """
-
-    __slots__ = ("_compiler", "_is_traced")
-
-    def __init__(self, roots: "Roots") -> None:
-        super().__init__(roots)
-        self._compiler = sys.modules["torch"].compiler
-        self._is_traced: Callable[[], bool] = self._compiler.is_dynamo_compiling
-
-
-class _Before(_Timed):
-    """Is called before a root's forward: one inside another's says nothing."""
-
-    __slots__ = ()
-
-    def __call__(self, module: Any, args: Any = ()) -> None:
-        if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
-            return
-        roots = self._roots
-        if roots.running is not None and roots.running is not module:
-            return
-        roots.running, tracer = None, live.tracer
-        if tracer is None or roots.graph_task() != -1:  # in a backward it is a recomputation
-            return
-        try:
-            loop = tracer.loop or loop_of(tracer)
-            roots.has_gradients, roots.since = roots.is_grad_enabled(), monotonic_ns()
-            loop.forward_begins(roots.since, args, training=roots.has_gradients)
-            roots.running, roots.latest = module, weakref.ref(module)
-        except Exception as broken:  # noqa: BLE001  -- see above
-            failed("forward", broken)
-
-
-class _After(_Timed):
-    """Is called after a root's forward, also after one that raised."""
-
-    __slots__ = ()
-
-    def __call__(self, module: Any, _args: Any = (), _result: Any = None) -> None:
-        if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
-            return
-        roots = self._roots
-        if roots.running is module:
-            end = monotonic_ns()
-            roots.running, tracer = None, live.tracer
-            try:
-                if tracer is not None:
-                    loop = tracer.loop or loop_of(tracer)
-                    loop.forward_ended(roots.since, end, training=roots.has_gradients)
-            except Exception as broken:  # noqa: BLE001  -- see above
-                failed("forward", broken)
-
-
-def _none_yet() -> None:
-    return None
-
-
-def compiling() -> bool:
-    """Return whether a graph is being compiled: ``torch.compiler.is_compiling`` in fewer frames."""
-    compiler = sys.modules["torch"].compiler
-    return bool(compiler.is_dynamo_compiling() or getattr(compiler, "_is_compiling_flag", False))
-
-
-def _is_grad_enabled() -> bool:
-    return bool(sys.modules["torch"].is_grad_enabled())
-
-
-def _graph_task() -> int:
-    return int(sys.modules["torch"]._C._current_graph_task_id())
 
 
 class Roots:
@@ -133,17 +25,11 @@ class Roots:
     other half).
 
     Attributes:
-        running: The root whose forward is running: one that was interrupted has not said so.
-        since: When that began.
-        has_gradients: Whether it has gradients, and so is of a training step.
-        latest: Returns the root that ran last, while it lives.
-        is_grad_enabled: Torch's own; until there is a root, what looks for it.
-        graph_task: Returns the graph that the engine is running in this thread, -1 for none; likewise.
+        forward: Of the one that is running, or ran last.
     """
 
     def __init__(self) -> None:
-        self.is_grad_enabled: Callable[[], bool] = _is_grad_enabled
-        self.graph_task: Callable[[], int] = _graph_task
+        self.forward = Forward()
         self._module: Any = None
         self._search: Any = None
         self._restores: weakref.WeakKeyDictionary[Any, list[Undo]] = weakref.WeakKeyDictionary()
@@ -154,11 +40,9 @@ class Roots:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._missing: set[int] = set()
         self._checked: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._settled: tuple[Callable[[], Any], int] = (_none_yet, 0)
+        self._settled: tuple[Callable[[], Any], int] = (none_yet, 0)
         """The optimizer that stepped last, and so many parameters, of which all are held by known roots."""
-        self.latest: Callable[[], Any] = _none_yet
-        self.running: Any = None
-        self.since, self.has_gradients = 0, False
+        self.forward.forget()
 
     def attach(self, module: ModuleType) -> Undo:
         """Begin to look for roots, given ``torch.nn.modules.module``; return how to undo all."""
@@ -169,9 +53,9 @@ class Roots:
     @property
     def training(self) -> bool:
         """Whether the root that ran last is in training mode."""
-        root = self.latest()
-        if root is None and self.latest is not _none_yet:
-            self.latest = _none_yet  # it is gone: here comes another model
+        root = self.forward.latest()
+        if root is None and self.forward.latest is not none_yet:
+            self.forward.latest = none_yet  # it is gone: here comes another model
             self._look()
         return bool(getattr(root, "training", True))
 
@@ -180,13 +64,13 @@ class Roots:
 
         Torch warns the user where it meets a global hook in such a call: the search must be over by then.
         """
-        if live.tracer is not None and self.running is None:
+        if live.tracer is not None and self.forward.running is None:
             self._adopt(module)
         self._stop_looking()
 
     def compiled_in_place(self, module: Any) -> None:
         """Time the calls of *module*, whose ``compile()`` has put its hooks inside the graph."""
-        compiled, after = module._compiled_call_impl, _After(self)
+        compiled, after = module._compiled_call_impl, After(self.forward)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if compiling():  # another graph takes it in
@@ -209,10 +93,10 @@ class Roots:
 
     @guarded
     def _enter_compiled(self, module: Any, args: Any) -> None:
-        if live.tracer is not None and self.running is None:
+        if live.tracer is not None and self.forward.running is None:
             self._adopt(module, hooks=False)
             if module in self._known:
-                _Before(self)(module, args)
+                Before(self.forward)(module, args)
 
     def stepped(self, optimizer: Any) -> None:
         """Look again if *optimizer* steps parameters that no known root holds; give up after some tries."""
@@ -245,7 +129,7 @@ class Roots:
     def _look(self) -> None:
         if self._search is None and self._module is not None:
             self._calls = 0
-            self._search = self._module.register_module_forward_pre_hook(_Search(self))
+            self._search = self._module.register_module_forward_pre_hook(Search(self.meet))
 
     def _stop_looking(self) -> None:
         if self._search is not None:
@@ -255,13 +139,13 @@ class Roots:
     @guarded
     def meet(self, module: Any, args: Any = ()) -> None:
         """Make *module*, whose forward begins, a root if it is what is looked for."""
-        if self.running is None and next(module.parameters(), None) is None:
+        if self.forward.running is None and next(module.parameters(), None) is None:
             return  # a loss, or what stands for a compiled graph
         self._calls += 1
         if self._calls > MAX_CALLS:
             self._stop_looking()
-        elif self.running is None and live.tracer is not None and self._adopt(module):
-            _Before(self)(module, args)  # its own hook comes too late for this call
+        elif self.forward.running is None and live.tracer is not None and self._adopt(module):
+            Before(self.forward)(module, args)  # its own hook comes too late for this call
 
     def _adopt(self, module: Any, *, hooks: bool = True) -> bool:
         """Make *module* a root if it holds what is looked for; return whether it has become one."""
@@ -275,7 +159,7 @@ class Roots:
         if not self._missing:
             self._stop_looking()
         torch = sys.modules["torch"]
-        self.is_grad_enabled, self.graph_task = torch.is_grad_enabled, torch._C._current_graph_task_id
+        self.forward.is_grad_enabled, self.forward.graph_task = torch.is_grad_enabled, torch._C._current_graph_task_id
         if hooks:
             self._time(module)
             if isinstance(module, torch.nn.parallel.DistributedDataParallel) and module.module not in self._known:
@@ -286,8 +170,8 @@ class Roots:
 
     def _time(self, module: Any) -> None:
         if not isinstance(module, sys.modules["torch"].jit.ScriptModule):  # that takes none
-            before = module.register_forward_pre_hook(_Before(self))
-            after = module.register_forward_hook(_After(self), always_call=True)
+            before = module.register_forward_pre_hook(Before(self.forward))
+            after = module.register_forward_hook(After(self.forward), always_call=True)
             self._restores.setdefault(module, []).extend((before.remove, after.remove))
 
     def _detach(self) -> None:

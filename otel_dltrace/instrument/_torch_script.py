@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Attachment, Row, Undo, replace
-from otel_dltrace.instrument._torch_roots import is_hook
+from otel_dltrace.instrument._torch_root_hooks import is_hook
 
 
 def _attach(module: ModuleType) -> Undo:

@@ -1,10 +1,4 @@
-"""Operations that have been launched and not waited for: when each of them is over, found out cheaply.
-
-A callback on a work's future knows the end exactly. But it runs on a thread of the backend that
-takes Python's lock from the program, which costs tens of microseconds, before the backend goes on to
-the next operation. A program that waits for what it has launched, or looks often, would have known
-without. So a kind of operation has callbacks only while its ends come unseen, as the program computes.
-"""
+"""Operations that have been launched and not waited for: when each of them is over, found out cheaply."""
 
 import weakref
 from collections import deque
@@ -15,8 +9,10 @@ from itertools import repeat
 from time import monotonic_ns
 from typing import Any
 
+from otel_dltrace.instrument._ends import source_of
 from otel_dltrace.instrument._torch_callbacks import called, outstanding
 from otel_dltrace.instrument._torch_groups import c10d
+from otel_dltrace.instrument._torch_kinds import Kinds
 from otel_dltrace.instrument._torch_recorder import recorded_of
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.device import Mark
@@ -26,24 +22,8 @@ from otel_dltrace.record.tracer import Tracer
 
 _ASYNC = int(Flag.ASYNC)
 """To ask a flag of an enumeration costs 2 us."""
-LARGE = 1 << 16
-"""From so many bytes on, an operation takes longer than a callback costs."""
-IN_FLIGHT = 4
-"""How many small operations have a callback at a time."""
-
-KINDS = 1 << 12
-"""How many kinds are known by whether their ends are seen."""
-UNSEEN = 2
-"""An end that came unseen counts as much as so many that were seen."""
-TRUST = 8
-"""How far a kind's ends count, either way."""
 LOOKED_AT = 16
 """How many are looked at before the program blocks: those that it launched first."""
-
-
-def _kind_of(operation: Operation) -> tuple[int, int]:
-    """Return what recurs in each step: the same call with as many bytes."""
-    return operation.descriptor, operation.size
 
 
 class Pending:
@@ -98,7 +78,7 @@ class Pending:
 
     def close_seen(self, now: int) -> None:
         """End it, found done at *now*: some time since it was last seen."""
-        self.close(now, Source.HOST_DONE if now - self.seen <= PRECISE_NS else Source.BOUND)
+        self.close(now, source_of(self.seen, now))
 
     def give_up(self) -> None:
         """End it, whose end nobody will know: it was issued."""
@@ -130,10 +110,8 @@ class Works:
         self._by_storage: dict[int, Pending] = {}
         self.finished: deque[Pending] = deque()
         self.unwatched: deque[tuple[Any, Pending]] = deque()
-        self._kinds: dict[tuple[int, int], int] = {}
-        self._resumed = 0
+        self._kinds = Kinds()
         self._silent: set[int] = set()
-        self._in_flight = 0
         work = c10d().Work
         self._is_completed: Callable[[Any], bool] = _bare(work.is_completed)
         self._get_future: Callable[[Any], Any] = _bare(work.get_future)
@@ -153,7 +131,7 @@ class Works:
             pending.close(pending.seen)
         elif not pending.pollable or operation.descriptor in self._silent:
             pending.pollable, pending.group = False, None
-        elif self._kinds.get(_kind_of(operation), 0) <= 0 and (operation.size >= LARGE or self._in_flight < IN_FLIGHT):
+        elif self._kinds.wants_callback(operation):
             self._watch(partial(self._get_future, work), pending)
         else:
             self.unwatched.append((work, pending))
@@ -184,7 +162,7 @@ class Works:
             pending.pollable, pending.group = False, None
             return
         pending.watched = True
-        self._in_flight += 1
+        self._kinds.in_flight += 1
         called(to_watch.add_done_callback, pending, self._callback_of(pending))
 
     def _callback_of(self, pending: Pending) -> Callable[[Any], Any]:
@@ -216,11 +194,11 @@ class Works:
         while self.finished:
             with suppress(IndexError):  # another thread was quicker
                 pending = self.finished.popleft()
-                self._in_flight -= 1
+                self._kinds.in_flight -= 1
                 pending.group = None
                 if not pending.closed:
                     pending.close(pending.done)
-                    self._learn(pending.operation, pending.done)
+                    self._kinds.learn(pending.operation, pending.done)
 
     def _look(self) -> None:
         """See what is done before the program blocks: what ends later ends while nothing is computed."""
@@ -256,21 +234,8 @@ class Works:
         if not completed:
             pending.seen = now
             return
-        self._learn(pending.operation, pending.seen, now)
+        self._kinds.learn(pending.operation, pending.seen, now)
         pending.close_seen(now)
-
-    def _learn(self, operation: Operation, since: int, now: int = 0) -> None:
-        """Know that *operation*, which may have been done since *since*, is seen to be *now*.
-
-        Where the program was blocked until just now it has computed nothing unseen.
-        """
-        unseen = (now or monotonic_ns()) - max(since, self._resumed) > PRECISE_NS
-        kind = _kind_of(operation)
-        score = self._kinds.get(kind, 0) + (-UNSEEN if unseen else 1)
-        if -TRUST <= score <= TRUST:
-            if len(self._kinds) >= KINDS:
-                self._kinds.clear()
-            self._kinds[kind] = score
 
     def asked(self, work: Any) -> Pending | None:
         """Return what *work* is doing, if it is open and has no callback."""
@@ -330,11 +295,12 @@ class Works:
                 self._wait, Level.PHASE, start, end, parent=operation.number, flags=flags, step=operation.step
             )
         if not completed:
-            self._resumed = end
+            self._kinds.resumed = end
         if pending.closed:
             return
         if pending.pollable:
-            self._learn(operation, (pending.done or pending.seen) if completed else end, start if completed else end)
+            since, now = (pending.done or pending.seen, start) if completed else (end, end)
+            self._kinds.learn(operation, since, now)
         if error is not None or pending.done:
             pending.close(pending.done or end, error=error)
         elif completed:

@@ -19,6 +19,7 @@ from otel_dltrace.instrument._mpi_buffers import NOTHING
 from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
 from otel_dltrace.instrument._mpi_comm import Comm, current
 from otel_dltrace.instrument._mpi_probes import begin_matched, begin_probe
+from otel_dltrace.instrument._mpi_running import begin_call
 from otel_dltrace.instrument._mpi_usual import is_usual, shortened
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
@@ -52,7 +53,7 @@ def _begin(call: Call, args: Args, kwargs: Kwargs) -> Any:
         return begin_probe(comm, call, args, kwargs)
     if call.role is Role.MATCHED:
         return begin_matched(comm, call, args, kwargs)
-    return comm.begin(call, args, kwargs)
+    return begin_call(comm, call, args, kwargs)
 
 
 def _finish(span: Any, result: Any) -> None:

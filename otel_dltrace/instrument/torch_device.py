@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._device_clock import Event
-from otel_dltrace.instrument._device_times import Marks
+from otel_dltrace.instrument._device_times import DeviceMarks
 from otel_dltrace.instrument._loop import joins
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
 from otel_dltrace.model.semconv import Level
@@ -46,7 +46,7 @@ def _attach(module: ModuleType) -> Undo:
 
     def follow(tracer: Tracer) -> None:
         if tracer.recorder.level >= Level.COLLECTIVE and tracer.steps.device is None:
-            tracer.steps.device = Marks(tracer.recorder, cuda)
+            tracer.steps.device = DeviceMarks(tracer.recorder, cuda)
 
     joins.append(follow)
     if live.tracer is not None:

@@ -8,10 +8,11 @@ from typing import Any
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.instrument._torch_callbacks import writers
 from otel_dltrace.instrument._torch_calls import FUNCTIONS, METHODS, OPERATORS, Call
-from otel_dltrace.instrument._torch_comm import Comm, Span
+from otel_dltrace.instrument._torch_comm import Comm
 from otel_dltrace.instrument._torch_dynamo import DYNAMO
 from otel_dltrace.instrument._torch_groups import C10D, COUNTS, c10d, forget, sequence_number
 from otel_dltrace.instrument._torch_operators import operators
+from otel_dltrace.instrument._torch_running import Span, begin_batch, begin_call
 from otel_dltrace.instrument._torch_works import Pending, Wait
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.guard import guarded
@@ -36,11 +37,11 @@ def _here() -> Comm:
 
 
 def _begin(call: Call, args: Args, kwargs: Kwargs) -> Span | None:
-    return _here().begin(call, args, kwargs)
+    return begin_call(_here(), call, args, kwargs)
 
 
 def _batch_begins(args: Args, _kwargs: Kwargs) -> Span:
-    return _here().begin_batch(*args)
+    return begin_batch(_here(), *args)
 
 
 def _finish(span: Span, result: Any) -> None:

@@ -33,14 +33,14 @@ def _fetch_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
     assert live.tracer is not None
     loop = live.tracer.loop or _loop()
     if get_ident() == loop.home:  # one that fetches ahead says nothing of the forward that is running
-        roots.running, loop.fetching = None, True
+        forward.running, loop.fetching = None, True
     return args[0], monotonic_ns()
 
 
 def _fetched(span: tuple[Any, int], batch: Any) -> None:
     end = monotonic_ns()
     iterator, start = span
-    root = roots.latest()
+    root = forward.latest()
     in_training = roots.training if root is None else bool(getattr(root, "training", True))
     # A loader has one sampler for all its iterators; evaluation is often in another mode of the model.
     sampler = getattr(iterator, "_index_sampler", iterator)
@@ -54,7 +54,7 @@ def _fetched(span: tuple[Any, int], batch: Any) -> None:
     if loop.epoch >= 0:  # each sampler knows what it was told: that of an evaluation may count otherwise
         told = getattr(getattr(sampler, "sampler", sampler), "epoch", None)
         loop.epoch = told if isinstance(told, int) else loop.epoch
-    loop.fetched(iterator, start, end, size, source, training=roots.is_grad_enabled())
+    loop.fetched(iterator, start, end, size, source, training=forward.is_grad_enabled())
 
 
 def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
@@ -85,7 +85,7 @@ def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
 
 
 def _backward_begins(_args: Args, _kwargs: Kwargs) -> int | None:
-    if roots.graph_task() != -1:
+    if forward.graph_task() != -1:
         return None  # reentrant checkpointing runs one inside another
     start = monotonic_ns()
     assert live.tracer is not None
@@ -153,14 +153,14 @@ def _attach_to_optimizers(module: ModuleType) -> Undo:
 
 
 def _optimizer_begins(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
-    compiler = sys.modules["torch"].compiler  # as `_torch_roots.compiling` does
+    compiler = sys.modules["torch"].compiler  # as `_torch_root_hooks.compiling` does
     if compiler.is_dynamo_compiling() or getattr(compiler, "_is_compiling_flag", False):
         _keep_out(optimizer)
         return
     tracer = live.tracer
     if tracer is not None:
         try:
-            roots.running = None
+            forward.running = None
             loop = tracer.loop or _loop()
             loop.optimizer_begins(optimizer, monotonic_ns())
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
@@ -196,6 +196,7 @@ def _keep_out(optimizer: Any) -> None:
 
 
 roots = Roots()
+forward = roots.forward
 
 
 def _compiled_called(args: Args, _kwargs: Kwargs) -> None:
