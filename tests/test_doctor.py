@@ -130,7 +130,7 @@ REAL = [
         lambda at: {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{at.guarded.http}/traces", **otlp("", HEADERS=f"{TOKEN}t0ken")
         },
-        "is no OTLP receiver (HTTP 404", "correct the port or path in OTEL_EXPORTER_OTLP_ENDPOINT",
+        "is no OTLP receiver (HTTP 404", "correct the port or path in OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
         id="wrong path",
     ),
 ]  # fmt: skip
@@ -208,6 +208,14 @@ def test_a_collector_that_answers_is_fine(protocol, compression, secured, certif
     assert (chain.area, chain.verdict, answered.verdict) == ("TLS", NOTE, FINE)  # it is good for a day
     assert "server, signed by authority, is good until " in chain.what
     assert f" answers OTLP over {protocol} (" in answered.what
+
+
+def test_the_variable_that_counts_is_the_one_to_correct():
+    """Where traces have one of their own, the common one says nothing."""
+    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:2/path"}
+    cures = [diagnose(OtlpSettings.from_env(dict(list(own.items())[:n])), "Connection refused").cure for n in (1, 2)]
+
+    assert cures == [f"start the collector, or correct {name}" for name in own]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

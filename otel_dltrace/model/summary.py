@@ -20,7 +20,7 @@ def summary_line(figures: Mapping[str, Any], *, is_over: bool = True) -> str:
     otlp, exporters = figures.get("otlp"), figures.get("exporters", {})
     parts = [f"{figures.get('spans', 0):,} spans recorded"]
     if figures.get("truncated"):
-        parts.append(f"{figures['truncated']:,} of them cut off by the end of their process")
+        parts.append(f"{figures['truncated']:,} of them cut off")
     if otlp:
         parts += _sent(otlp)
     for name, exporter in exporters.items():

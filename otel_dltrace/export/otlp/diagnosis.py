@@ -122,6 +122,14 @@ _DENIED = re.compile("HTTP 40[13]|UNAUTHENTICATED|PERMISSION_DENIED")
 
 def diagnose(settings: OtlpSettings, message: str) -> Diagnosis:
     """Return what *message*, an `Outcome`'s that was not accepted, says of the collector of *settings*."""
+    found = _case_of(settings, message)
+    cure = found.cure
+    for common, own in settings.renamed:
+        cure = re.sub(rf"\b{common}\b", own, cure)
+    return found._replace(cure=cure)
+
+
+def _case_of(settings: OtlpSettings, message: str) -> Diagnosis:
     heard = f"elsewhere: {message}" if _is_elsewhere(settings, message) else message
     for case in _CASES:
         if case.only in ("", settings.protocol) and re.search(case.seen, heard, re.IGNORECASE):

@@ -40,6 +40,8 @@ class OtlpSettings:
     certificate: Path | None = None
     client_key: Path | None = None
     client_certificate: Path | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Which variables have their form for this signal set, and how that is called."""
 
     def __repr__(self) -> str:
         """Return the settings with the names of the headers only, and no password of the URL."""
@@ -79,6 +81,7 @@ class OtlpSettings:
             certificate=variables.read("CERTIFICATE", _file, None),
             client_key=variables.read("CLIENT_KEY", _file, None),
             client_certificate=variables.read("CLIENT_CERTIFICATE", _file, None),
+            renamed=variables.renamed(),
         )
         if (settings.client_key is None) != (settings.client_certificate is None):
             key, certificate = variables.find("CLIENT_KEY")[0], variables.find("CLIENT_CERTIFICATE")[0]
@@ -101,6 +104,11 @@ class _Variables:
             if value := self.env.get(name, "").strip():
                 return name, value
         return common, ""
+
+    def renamed(self) -> tuple[tuple[str, str], ...]:
+        """Return the common and the own name of each variable that counts under its own."""
+        own, common = f"OTEL_EXPORTER_OTLP_{self.signal}_", "OTEL_EXPORTER_OTLP_"
+        return tuple((name.replace(own, common), name) for name in self.env if name.startswith(own) and self.env[name])
 
     def read(self, last: str, parse: Callable[[str, str], Value], default: Value) -> Value:
         name, value = self.find(last)
