@@ -129,8 +129,7 @@ LOOPS: Loops = {
     ),
     "Lightning with several optimizers": (
         "fit(Gan(), loader, max_epochs=1)",
-        # The critic is found once an optimizer has stepped it.
-        [PLAIN | {"forward": f, "backward": 2, "optimizer": 2} for f in (3, 4, 4, 4, 4, 4)],
+        [PLAIN | {"forward": 4, "backward": 2, "optimizer": 2}] * 6,
     ),
 }
 

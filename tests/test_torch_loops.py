@@ -68,8 +68,7 @@ LOOPS: Loops = {
             other(model(x) * torch.ones(4)).mean().backward()
             optimizer.step()
         """,
-        # The other half is known for a root once an optimizer has stepped it.
-        [PLAIN | {"forward": f, "backward": 2, "optimizer": 2} for f in (3, 4, 4, 4, 4, 4)],
+        [PLAIN | {"forward": 4, "backward": 2, "optimizer": 2}] * 6,
     ),
     "GAN without DataLoader": (
         """
@@ -81,7 +80,27 @@ LOOPS: Loops = {
             optimizer.step()
         """,
         # Contract 4: the first root forward after an optimizer step begins one.
-        [NO_LOADER] + [NO_LOADER | {"forward": 2}] * 5,
+        [NO_LOADER | {"forward": 2}] * 6,
+    ),
+    "two models in turn without DataLoader": (
+        """
+        for _ in range(3):
+            learn(torch.ones(4, 4), torch.ones(4, 1))
+            other(torch.ones(4, 4)).mean().backward()
+            second.step()
+        """,
+        [NO_LOADER] * 6,
+    ),
+    "models one after the other without DataLoader": (
+        """
+        for _ in range(3):
+            fold = nn.Linear(4, 1)
+            its = torch.optim.SGD(fold.parameters(), lr=0.1)
+            for _ in range(2):
+                fold(torch.ones(4, 4)).mean().backward()
+                its.step()
+        """,
+        [NO_LOADER] * 6,
     ),
     "scaler that meets one inf": (
         """

@@ -201,8 +201,7 @@ OPTIMIZERS: Loops = {
             scaler.step(second)
             scaler.update()
         """,
-        # Two outermost modules in turn; the one whose parameters no optimizer had stepped yet is found by that.
-        [PLAIN | {"optimizer": 2}] + [PLAIN | {"forward": 2, "optimizer": 2}] * 5,
+        [PLAIN | {"forward": 2, "optimizer": 2}] * 6,
     ),
     "several backwards for a batch": (
         """
@@ -445,8 +444,7 @@ INTERRUPTED: Loops = {
                 pass
         learn(torch.ones(4, 4), torch.ones(4, 1))
         """,
-        # The other model is found once it has been trained.
-        [{"forward": 1, "backward": 2, "optimizer": 2}, NO_LOADER, NO_LOADER | {"forward": 2}, NO_LOADER],
+        [NO_LOADER] * 3 + [NO_LOADER | {"forward": 2}, NO_LOADER],
     ),
     "a backward, from the keyboard": (
         """

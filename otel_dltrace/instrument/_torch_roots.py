@@ -21,8 +21,8 @@ class Roots:
 
     A hook on one module costs nothing measurable, a global one is called for every submodule. So a
     global hook looks for the outermost module that holds what is trained, is removed when that is
-    found, and comes back when an optimizer steps parameters which no known root holds (a GAN's
-    other half).
+    found, and comes back when an optimizer is made for, or steps, parameters which no known root
+    holds (a GAN's other half, the next of several models).
 
     Attributes:
         forward: Of the one that is running, or ran last.
@@ -39,6 +39,8 @@ class Roots:
         self._calls = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._missing: set[int] = set()
+        self._made: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        """What was missing of an optimizer when it was made."""
         self._checked: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._settled: tuple[Callable[[], Any], int] = (none_yet, 0)
         """The optimizer that stepped last, and so many parameters, of which all are held by known roots."""
@@ -97,6 +99,15 @@ class Roots:
             self._adopt(module, hooks=False)
             if module in self._known:
                 Before(self.forward)(module, args)
+        self._stop_looking()
+
+    def made(self, optimizer: Any) -> None:
+        """Look for who holds the parameters of a new *optimizer*: by its first step a forward would have gone by."""
+        missing = self._unheld(optimizer)
+        if missing:
+            self._made[optimizer] = missing
+            self._missing |= missing
+            self._look()
 
     def stepped(self, optimizer: Any) -> None:
         """Look again if *optimizer* steps parameters that no known root holds; give up after some tries."""
@@ -117,7 +128,7 @@ class Roots:
             self._look()
             return
         self._checked[optimizer] = (count, 0)
-        self._missing -= missing
+        self._missing -= missing | self._made.pop(optimizer, set())  # a wrapper may have exchanged them
         if not self._missing and self._calls:  # else all modules run in graphs, which would be compiled again
             self._stop_looking()
 
@@ -142,20 +153,28 @@ class Roots:
         if self.forward.running is None and next(module.parameters(), None) is None:
             return  # a loss, or what stands for a compiled graph
         self._calls += 1
+        is_outermost = self.forward.running is None and live.tracer is not None
         if self._calls > MAX_CALLS:
             self._stop_looking()
-        elif self.forward.running is None and live.tracer is not None and self._adopt(module):
+        elif is_outermost and self._is_missed(module) and self._adopt(module):
             Before(self.forward)(module, args)  # its own hook comes too late for this call
 
+    def _is_missed(self, module: Any) -> bool:
+        """Return whether *module* holds what is looked for; the first root holds anything.
+
+        A wrapper may have exchanged the parameters since the optimizer was made.
+        """
+        if not (self._missing and self._known):
+            return True
+        return any(id(parameter) in self._missing for parameter in module.parameters())
+
     def _adopt(self, module: Any, *, hooks: bool = True) -> bool:
-        """Make *module* a root if it holds what is looked for; return whether it has become one."""
-        if module in self._known:
-            return False
-        parameters = {id(p) for p in module.parameters() if p.requires_grad}
-        if not (parameters & self._missing if self._missing else parameters):
+        """Make *module* a root if it holds what can be trained; return whether it has become one."""
+        parameters = list(module.parameters())
+        if module in self._known or not any(parameter.requires_grad for parameter in parameters):
             return False  # a loss, a transform, a frozen teacher
         self._known.add(module)
-        self._missing -= parameters
+        self._missing.difference_update(map(id, parameters))
         if not self._missing:
             self._stop_looking()
         torch = sys.modules["torch"]

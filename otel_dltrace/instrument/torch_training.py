@@ -182,6 +182,10 @@ def _optimizer_ended(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
             failed("optimizer", broken)
 
 
+def _optimizer_made(optimizer: Any, _result: object) -> None:
+    roots.made(optimizer)
+
+
 def _keep_out(optimizer: Any) -> None:
     """Keep one of torch's optimizers out of a graph that is being compiled.
 
@@ -203,7 +207,7 @@ def _compiled_called(args: Args, _kwargs: Kwargs) -> None:
     roots.meet_compiled(args[0])
 
 
-def _compile_begins(args: Args, _kwargs: Kwargs) -> Any:
+def _itself(args: Args, _kwargs: Kwargs) -> Any:
     return args[0]
 
 
@@ -229,11 +233,12 @@ ROWS: tuple[Row, ...] = (
     # In the loader's own thread it is beside the step; here it is a part of the way to the device.
     stage_site("torch.utils.data._utils.pin_memory", "pin_memory", TO_DEVICE),
     Attachment("torch.nn.modules.module", roots.attach),
-    Site("torch.nn.modules.module", "Module.compile", begin=_compile_begins, finish=_compiled),
+    Site("torch.nn.modules.module", "Module.compile", begin=_itself, finish=_compiled),
     # Before that it has none of its own, and does not mind global hooks.
     Site("torch._dynamo.eval_frame", "OptimizedModule.__call__", begin=_compiled_called, since="2.8"),
     Site("torch.autograd", "backward", begin=_backward_begins, finish=_backward_ended, fail=_backward_ended),
     Attachment("torch.optim.optimizer", _attach_to_optimizers),
+    Site("torch.optim.optimizer", "Optimizer.__init__", begin=_itself, finish=_optimizer_made),
     Site(
         "torch.amp.grad_scaler",
         "GradScaler.step",
