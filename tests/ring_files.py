@@ -10,7 +10,7 @@ from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import BEGIN, RECORD_FORMAT, SPAN
+from otel_dltrace.record.ring_file import BEGIN, RECORD_FORMAT, SPAN
 
 UNPACK = struct.Struct(RECORD_FORMAT).unpack
 FIELDS = ("number step descriptor kind level_source flags start end size parent seq a b partition spare commit").split()

@@ -18,9 +18,10 @@ from otel_dltrace.cli.main import main
 from otel_dltrace.export import columns
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.damage import damage_of
+from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.run_reader import read_descriptors, read_run, read_summaries
-from otel_dltrace.export.rundir import RunWriter, host_folder_name
+from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model.metrics import attributes_of
 from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.spans import SpanBatch

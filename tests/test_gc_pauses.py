@@ -16,7 +16,7 @@ from otel_dltrace.model.attributes import number_columns
 from otel_dltrace.model.metrics import DL_GC_PAUSE, DL_PROCESS_MEMORY_PEAK, GC_GENERATION
 from otel_dltrace.model.semconv import CPYTHON_GC_GENERATION, GC
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import COUNTER
+from otel_dltrace.record.ring_file import COUNTER
 from otel_dltrace.record.tracer import Tracer, live
 
 (ROW,) = process.ROWS

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace._version import __version__
-from otel_dltrace.record.ring import SPAN
+from otel_dltrace.record.ring_file import SPAN
 from tests.servers import ROOT
 from tests.torch_harness import read_ring
 

@@ -28,7 +28,7 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Process
 from otel_dltrace.model.summary import summary_line
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import pid_namespace
+from otel_dltrace.record.process_id import pid_namespace
 from tests.runs import Rank
 from tests.servers import wait_until
 

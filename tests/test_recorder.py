@@ -16,7 +16,7 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.lanes import BLOCK
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import AMEND, AMEND_ERROR, BEGIN, CHUNK, COUNTER, SPAN
+from otel_dltrace.record.ring_file import AMEND, AMEND_ERROR, BEGIN, CHUNK, COUNTER, SPAN
 
 SMALLEST = 17 * CHUNK  # 16 chunks
 WRITER = Path(__file__).with_name("ring_writer.py")

@@ -18,7 +18,8 @@ from ring_files import Read, by_lane, environment, fields, read_file, records_of
 from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import CHUNK, HEADER, PAGE, RECORDS, RingWriter, writer_is_alive
+from otel_dltrace.record.ring import RingWriter
+from otel_dltrace.record.ring_file import CHUNK, HEADER, PAGE, RECORDS, writer_is_alive
 
 SMALLEST = 17 * CHUNK  # 16 chunks
 

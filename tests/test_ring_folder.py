@@ -9,7 +9,7 @@ import pytest
 from otel_dltrace.export.files import write_whole
 from otel_dltrace.export.ring_folder import RingFolder
 from otel_dltrace.export.serving import Serving
-from otel_dltrace.record.ring import version_of
+from otel_dltrace.record.ring_file import version_of
 
 RECORDS = """
     import otel_dltrace as d

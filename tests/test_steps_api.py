@@ -17,7 +17,7 @@ from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.record.blocks import operation, phase, step
 from otel_dltrace.record.operation import Operation, open_span
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import AMEND, BEGIN, SPAN
+from otel_dltrace.record.ring_file import AMEND, BEGIN, SPAN
 from otel_dltrace.record.tracer import Tracer, live
 
 

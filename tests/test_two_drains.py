@@ -17,7 +17,7 @@ from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.record.launch import ALL_RINGS
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring import take_for_reading
+from otel_dltrace.record.ring_file import take_for_reading
 from tests import servers
 from tests.servers import collector, free_port
 from tests.support import Place, waiting

@@ -17,7 +17,7 @@ from otel_dltrace.export.ring_reader import RingReader
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring import AMEND, AMEND_ERROR, SPAN
+from otel_dltrace.record.ring_file import AMEND, AMEND_ERROR, SPAN
 from tests.ring_files import records_of
 
 ROOT = Path(__file__).parents[1]

@@ -21,8 +21,9 @@ from otel_dltrace.export.drain import CLOSE_S, Drain
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.serving import LINGER_S
 from otel_dltrace.model.errors import DltraceError
-from otel_dltrace.record.launch import ALL_RINGS, take_lock
-from otel_dltrace.record.ring import make_ring_folder
+from otel_dltrace.record.launch import ALL_RINGS
+from otel_dltrace.record.locks import take_lock
+from otel_dltrace.record.ring_file import make_ring_folder
 from otel_dltrace.settings.config import Config
 
 

@@ -15,7 +15,7 @@ from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.record.launch import NO_THREAD, DrainStarter
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring import make_ring_folder
+from otel_dltrace.record.ring_file import make_ring_folder
 from otel_dltrace.settings.config import Config
 
 DRAIN_ENDS_S = 60.0

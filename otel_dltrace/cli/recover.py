@@ -15,13 +15,13 @@ from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.delivered import add_delivered
+from otel_dltrace.export.host_folder import lock_folder
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.sender import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.outlet import as_told
 from otel_dltrace.export.run_reader import host_folders
-from otel_dltrace.export.rundir import lock_folder
 from otel_dltrace.settings.config import Config
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from otel_dltrace.model.identity import Bind, own_generation
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import process_nonce
+from otel_dltrace.record.process_id import process_nonce
 from otel_dltrace.record.tracer import Tracer, live
 
 FORKED = ("fork", "forkserver")

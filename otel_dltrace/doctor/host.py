@@ -11,7 +11,8 @@ from otel_dltrace.export.otlp.settings import GRPC
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.time import tightest_anchor
-from otel_dltrace.record.ring import CHUNK, MIN_CHUNKS, SHARE_OF_FREE, make_ring_folder
+from otel_dltrace.record.ring import MIN_CHUNKS, SHARE_OF_FREE
+from otel_dltrace.record.ring_file import CHUNK, make_ring_folder
 from otel_dltrace.settings.config import VARIABLES, Config
 
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")

@@ -10,7 +10,7 @@ from typing import Any
 
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.summary import summary_line
-from otel_dltrace.record.ring import writer_is_alive
+from otel_dltrace.record.ring_file import writer_is_alive
 from otel_dltrace.settings.config import Config
 
 AREA = "last run"

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from otel_dltrace.export import columns
+from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet
 from otel_dltrace.export.drain_json import whole
-from otel_dltrace.export.files import UNREADABLE, open_parquet, read_object
+from otel_dltrace.export.files import read_object
 from otel_dltrace.export.span_files import PARQUETS
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import Process

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from otel_dltrace.export.byteps_ingest import author_of
-from otel_dltrace.export.files import begun, read_object, write_pieces
+from otel_dltrace.export.files import read_object, write_pieces
 from otel_dltrace.export.run_reader import host_folders
+from otel_dltrace.export.several import begun
 from otel_dltrace.formats.comm_json import Comm, joined, write_comm
 from otel_dltrace.formats.comm_spans import comm_of
 from otel_dltrace.formats.server_profile import BEGIN, Mark, write_profile

@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.files import UNREADABLE, open_parquet, read_through, renamed
+from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_through
+from otel_dltrace.export.files import renamed
 from otel_dltrace.export.run_reader import read_descriptors, read_processes
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
 from otel_dltrace.model.arrays import Column, distinct

@@ -11,7 +11,7 @@ from otel_dltrace.export.files import write_whole
 from otel_dltrace.export.ring_reader import TAKEN
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.spans import SPAN_DTYPE, empty_rows
-from otel_dltrace.record.ring import LEVELS
+from otel_dltrace.record.ring_file import LEVELS
 
 _HEAD = struct.Struct("<8sIII")
 """Magic, and the lengths in bytes of what follows: plain values as JSON, `taken`, `unfinished`."""

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from otel_dltrace.export import columns
+from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_through
 from otel_dltrace.export.drain_json import entries_of
-from otel_dltrace.export.files import UNREADABLE, open_parquet, read_json, read_object, read_through
+from otel_dltrace.export.files import read_json, read_object
 from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
 from otel_dltrace.export.span_files import SEGMENTS, span_files
 

@@ -10,6 +10,7 @@ from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.delivered import Delivered
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.gate import Outgoing
+from otel_dltrace.export.host_folder import run_root
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.ring_folder import RingFolder
@@ -17,7 +18,6 @@ from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_here import RunHere
 from otel_dltrace.export.run_reader import read_named
-from otel_dltrace.export.rundir import run_root
 from otel_dltrace.export.serving import LONGEST_PAUSE_S, Serving
 from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
@@ -26,7 +26,7 @@ from otel_dltrace.model.semconv import STEP, TRAIN_STEP
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from otel_dltrace.model.time import HostClock, tightest_anchor
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import boot_id
+from otel_dltrace.record.process_id import boot_id
 
 if TYPE_CHECKING:
     from otel_dltrace.export.outlets import Outlets
@@ -220,7 +220,7 @@ class Drain:
         unbound = sum(not f.members for f in self.followers.values())  # they may be anybody's
         for run, here in self.here.items():
             mine = [member for member in members if member.run == run]
-            standing = {step for member in mine for step in member.source.open_steps()}
+            standing = {step for member in mine for step in member.source.open.steps()}
             due = here.roots.due(len(mine) + unbound, now, final, standing)
             if due and self.outlet is not None:
                 owner = due[-1].owner

@@ -17,7 +17,7 @@ from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.spans import empty_rows, stack_rows
 from otel_dltrace.record import guard
 from otel_dltrace.record.names import Followed
-from otel_dltrace.record.ring import RECORDS, writer_is_alive
+from otel_dltrace.record.ring_file import RECORDS, writer_is_alive
 
 MakeMember = Callable[[RingSource, Bind], Member]
 MOST_AT_ONCE = 16_384
@@ -203,7 +203,7 @@ class Follower:
 
     def _show_open(self, now: float) -> None:
         """Have the run directory say what the process has had open for long."""
-        standing = self._renumbered(self.source.standing(int(now * 1e9)))
+        standing = self._renumbered(self.source.open.standing(int(now * 1e9)))
         for member in self.members:
             guard.guarded(member.show_open)(standing if member is self.members[-1] else empty_rows(), now)
 

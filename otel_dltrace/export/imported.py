@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from otel_dltrace.export.rundir import RunWriter, host_folder_name, remove_tree
+from otel_dltrace.export.host_folder import host_folder_name, remove_tree
+from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, h64

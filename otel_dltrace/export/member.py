@@ -118,7 +118,7 @@ class Member:
 
     def _above(self) -> Column:
         """Return what rows outside any step may hang under: what is open there, and what ended last."""
-        begun = self.source.open_outside()
+        begun = self.source.open.outside()
         if not len(begun):
             return self._ended_outside
         fill_ids(begun, self.source.descriptors, self.process)

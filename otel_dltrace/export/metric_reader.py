@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from otel_dltrace.export.files import read_stream
+from otel_dltrace.export.arrow_files import read_stream
 from otel_dltrace.export.metrics.segments import METRICS, SCHEMA
 from otel_dltrace.export.run_reader import host_folders, read_processes
 from otel_dltrace.export.span_files import segment_number

@@ -8,7 +8,7 @@ import numpy as np
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import SPAN_DTYPE
-from otel_dltrace.record.ring import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
+from otel_dltrace.record.ring_file import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
 
 RECORD_DTYPE = np.dtype(
     [

@@ -6,7 +6,7 @@ import numpy as np
 
 from otel_dltrace.export.records import RECORD_DTYPE
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.record.ring import CHUNK, HISTORY_AT, LEVELS, PAGE, RECORD, RECORDS, UNRECORDED_AT, read_header
+from otel_dltrace.record.ring_file import CHUNK, HISTORY_AT, LEVELS, PAGE, RECORD, RECORDS, UNRECORDED_AT, read_header
 
 TAKEN = np.dtype([("slots", "<u8"), ("levels", "<u4", (LEVELS,)), ("lease", "<u4")], align=True)
 """What was read of one chunk: its lease, a bit per slot, and all records accounted for, per level."""

@@ -10,36 +10,32 @@ from typing import Any
 import numpy as np
 
 from otel_dltrace.export.device import HELD, DeviceAmends
+from otel_dltrace.export.error_amends import ErrorAmends
 from otel_dltrace.export.joint_names import JointNames
-from otel_dltrace.export.records import RECORD_DTYPE, Decoded, ErrorAmend, decode
+from otel_dltrace.export.open_spans import OpenSpans
+from otel_dltrace.export.records import RECORD_DTYPE, decode
 from otel_dltrace.export.remote import RemoteParents
 from otel_dltrace.export.ring_reader import RingReader
-from otel_dltrace.model import semconv
-from otel_dltrace.model.arrays import Column, is_among
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RingError
-from otel_dltrace.model.identity import NO_STEP, Bind, bind_from_home
-from otel_dltrace.model.semconv import Flag, Level
+from otel_dltrace.model.identity import Bind, bind_from_home
+from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import Process, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring import writer_is_alive
+from otel_dltrace.record.ring_file import writer_is_alive
 
-MAX_OPEN = 10_000
-"""Open spans, and errors without their span, that are held: where the ring was lapped their ends never come."""
 MAX_COUNTERS = 1000
 """Batches of counters that are held while nobody knows whose they are."""
-REMEMBERED_STEPS = 64
-"""A stage that comes when its step has gone is late; so many steps later, it is what came first."""
-LONG_NS = 10 * 10**9
-"""How long something is open before it is told that it is."""
 NAMES_AT_ONCE = 1 << 24
-MAX_ERRORS = 4096
-"""Different errors that are told apart; of further ones only the type is kept."""
 
 
 class RingSource:
     """Reads one ring and its names file.
+
+    Attributes:
+        open: What has begun and not ended, as far as was read.
 
     Args:
         path: The ring file.
@@ -86,15 +82,9 @@ class RingSource:
         self.waiting = self._early = 0
         self._records: list[Any] = []  # arrays, which are buffers
         self._is_over = False
-        self._begun, self._stages = empty_rows(), empty_rows()
-        self._ended_before = np.zeros(0, np.uint32)
-        self._closing: list[int] = []
-        self._closed: set[int] = set()
-        self._remote, self._device = RemoteParents(), DeviceAmends()
+        self.open = OpenSpans(lambda: self.own)
+        self._remote, self._device, self._errors = RemoteParents(), DeviceAmends(), ErrorAmends()
         self._counters: list[Column] = []
-        self._error_numbers: dict[tuple[str, str], int] = {}
-        self._pending_errors: dict[int, ErrorAmend] = {}
-        self.errors: list[tuple[str, str]] = [("", "")]
         if unfinished is not None:
             self._hold_again(unfinished)
 
@@ -135,14 +125,9 @@ class RingSource:
         return len(records)
 
     @property
-    def is_over(self) -> bool:
-        """Whether the last scan saw all that the writer, who is gone, has left."""
-        return self._is_over
-
-    @property
     def late(self) -> int:
         """How many records came when what they belong to had been passed on."""
-        return self._late + self._device.late
+        return self._late + self.open.late + self._device.late
 
     def take(self, now: float = 0.0) -> Column:
         """Return the rows finished since the last call, without ids; *now* (s) is what devices' times are awaited by.
@@ -152,7 +137,7 @@ class RingSource:
         """
         self.read_names()  # after the scan: a descriptor is in the file before it is used
         is_last = self._is_over and not self.ended
-        held = self._closing or len(self._remote.held) or len(self._device.held)
+        held = self.open.is_closing or len(self._remote.held) or len(self._device.held)
         if not (self._records or held or is_last):
             return empty_rows()
         scans, self._records, self.waiting = self._records, [], 0
@@ -162,17 +147,15 @@ class RingSource:
             self._last = max(self._last, int(times.max(initial=0)))
         if len(decoded.counters):
             self._counters = [*self._counters, decoded.counters][-MAX_COUNTERS:]
-        if decoded.errors:
-            self._pending_errors.update((error.span_no, error) for error in decoded.errors)
-            self._late += _keep_newest(self._pending_errors, MAX_OPEN)
-        self._hold_begun(decoded)
+        self._late += self._errors.hold(decoded.errors)
+        self.open.hold_begun(decoded)
         placed = self._remote.place(decoded.spans, decoded.parents, is_last)
-        rows = stack_rows([placed, self._release(decoded.own, decoded.early)])
+        rows = stack_rows([placed, self.open.release(decoded.own, decoded.early)])
         if is_last:
             self.ended = True
-            rows = stack_rows([rows, self._truncate()])
+            rows = stack_rows([rows, self.open.truncate(self._last)])
         rows = self._device.place(rows, decoded.devices, now, is_last)
-        self._apply_errors(rows)
+        self._errors.apply(rows, lambda number: self.names.strings.get(number, "Exception"))
         return rows
 
     def take_counters(self) -> list[Column]:
@@ -180,112 +163,28 @@ class RingSource:
         counters, self._counters = self._counters, []
         return counters
 
-    def _hold_begun(self, decoded: Decoded) -> None:
-        """Hold the spans that are still open.
-
-        A scan reads chunk after chunk, so a BEGIN in one may come a scan later than its SPAN in the next.
-        """
-        # Phases have no BEGIN, but for those outside any step.
-        has_begun = (decoded.spans["level"] <= Level.COLLECTIVE) | (decoded.spans["step"] == NO_STEP)
-        ended = np.concatenate([decoded.own["span_no"], decoded.spans["span_no"].compress(has_begun)])
-        over, self._ended_before = np.concatenate([self._ended_before, ended]), ended
-        open_now = stack_rows([self._begun, decoded.begun])
-        self._begun = open_now.compress(~is_among(open_now["span_no"], over))
-        if len(self._begun) > MAX_OPEN:
-            self._begun = self._begun[-MAX_OPEN // 2 :]
-
-    def _release(self, rows: Column, early: int) -> Column:
-        """Take in *rows*, steps and stages, of which *early* came before the last scan; return those that are final.
-
-        They are so one scan after their step's end: a stage that ended just before it may come so late.
-        """
-        closed = [*self._closing, *self._steps_of(rows[:early])]
-        self._closing = self._steps_of(rows[early:])
-        steps = rows["step"].tolist()
-        if not self._closed.isdisjoint(steps):
-            is_late = [step in self._closed for step in steps]
-            self._late += sum(is_late)
-            rows = rows.compress(np.logical_not(is_late))
-        self._stages = newest(stack_rows([self._stages, rows]))
-        if not closed:
-            return empty_rows()
-        last = max(closed)
-        self._closed = {step for step in self._closed.union(closed) if step > last - REMEMBERED_STEPS}
-        is_final = self._stages["step"] <= last
-        final, self._stages = self._stages.compress(is_final), self._stages.compress(~is_final)
-        return final
-
-    def _steps_of(self, rows: Column) -> list[int]:
-        """Return which steps ended, of *rows* that are steps and stages."""
-        ended: list[int] = rows["step"].compress(self.own.is_kind(rows, semconv.STEP)).tolist()
-        return ended
-
-    def open_steps(self) -> list[int]:
-        """Return the steps that have begun and not ended, as far as was read."""
-        return self._steps_of(self._begun)
-
-    def open_outside(self) -> Column:
-        """Return what is open outside any step, without ids."""
-        return self._begun.compress(self._begun["step"] == NO_STEP)
-
     def unfinished(self) -> Column:
         """Return what was read but may still change.
 
         Open spans, stages of steps that are not over, children without parent, what a device is late at.
         """
-        return stack_rows([self._begun, self._stages, self._remote.held, self._device.held])
+        return stack_rows([self.open.rows, self._remote.held, self._device.held])
 
-    def _apply_errors(self, rows: Column) -> None:
-        if not self._pending_errors:
-            return
-        for i in np.flatnonzero(np.isin(rows["span_no"], list(self._pending_errors))):
-            amend = self._pending_errors.pop(int(rows["span_no"][i]))
-            rows["error"][i] = self.error_number(self.names.strings.get(amend.type_string, "Exception"), amend.message)
-            rows["flags"][i] |= np.uint16(Flag.ERROR)
-
-    def error_number(self, kind: str, message: str) -> int:
-        """Return the number of an error in `errors`, which stays short however often a program fails."""
-        if len(self.errors) >= MAX_ERRORS:
-            message = ""
-        number = self._error_numbers.setdefault((kind, message), len(self.errors))
-        if number == len(self.errors):
-            self.errors.append((kind, message))
-        return number
+    @property
+    def errors(self) -> Sequence[tuple[str, str]]:
+        """Type and message of the errors that rows passed on have numbers of; the first stands for none."""
+        return self._errors.errors
 
     def renumber_errors(self, rows: Column, errors: Sequence[tuple[str, str]]) -> None:
         """Have *rows*, whose errors are numbers in *errors*, speak of this source's `errors`; in place."""
-        if len(errors) > 1:
-            numbers = np.array([0, *(self.error_number(*error) for error in errors[1:])], np.uint32)
-            rows["error"] = numbers[rows["error"]]
-
-    def _truncate(self) -> Column:
-        """Return what is still open, closed where the process's last record was."""
-        rows = self._cut_off(self._last, Flag.TRUNCATED)
-        self._begun, self._stages = empty_rows(), empty_rows()
-        return rows
-
-    def standing(self, now: int) -> Column:
-        """Return what is open, cut off *now* (ns), if the process has stood in a step or an operation for long."""
-        stands = (self._begun["level"] <= Level.COLLECTIVE) & (self._begun["flags"] & np.uint16(Flag.ASYNC) == 0)
-        if int(self._begun["start"].compress(stands).min(initial=now)) > now - LONG_NS:
-            return empty_rows()
-        return self._cut_off(now, Flag.TRUNCATED | Flag.OPEN)
-
-    def _cut_off(self, end: int, flags: Flag) -> Column:
-        """Return the stages that wait for their step's end, and what is open with *end* and *flags*."""
-        begun = newest(self._begun).copy()
-        begun["end"] = np.maximum(begun["start"], end)
-        begun["flags"] |= np.uint16(flags)
-        return stack_rows([self._stages, begun])
+        self._errors.renumber(rows, errors)
 
     def _hold_again(self, rows: Column) -> None:
         is_lost = rows["flags"] & np.uint16(Flag.REMOTE) != 0
         self._remote.held, rows = rows.compress(is_lost), rows.compress(~is_lost)
         waits = rows["flags"] & HELD != 0
         self._device.held, rows = rows.compress(waits), rows.compress(~waits)
-        is_open = rows["end"] == 0
-        self._begun, self._stages = rows.compress(is_open), rows.compress(~is_open)
-        self._closing = self._steps_of(self._stages)
+        self.open.hold_again(rows)
 
     def read_names(self) -> None:
         """Take in what is new in the names file."""
@@ -347,23 +246,3 @@ class RingSource:
         for fd in (self.fd, self._names_fd):
             if fd >= 0:
                 os.close(fd)
-
-
-def _keep_newest(table: dict[int, Any], most: int) -> int:
-    """Drop the older half of *table* if it holds more than *most*; return how many went."""
-    if len(table) <= most:
-        return 0
-    oldest = list(table)[: len(table) - most // 2]
-    for key in oldest:
-        del table[key]
-    return len(oldest)
-
-
-def newest(rows: Column) -> Column:
-    """Return of each span in *rows* the last row: a stage is written again, longer, with every piece of it.
-
-    What came last is not always behind: each thread writes in a chunk of its own.
-    """
-    order = np.lexsort((rows["a"], rows["end"]))
-    last = dict(zip(rows["span_no"].take(order).tolist(), order.tolist(), strict=True))
-    return rows if len(last) == len(rows) else rows.take(sorted(last.values()))

@@ -7,8 +7,9 @@ from typing import Any
 
 from otel_dltrace.export.compaction import compact, keep_within, spans_bytes
 from otel_dltrace.export.follower import Follower
+from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metrics.segments import metrics_bytes
-from otel_dltrace.export.rundir import RunWriter, host_folder_name
+from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Process

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from otel_dltrace.export import columns
+from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_stream, stream_batches
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
-from otel_dltrace.export.files import UNREADABLE, open_parquet, read_object, read_stream, stream_batches
+from otel_dltrace.export.files import read_object
 from otel_dltrace.export.span_files import OPEN, SpanFile, held_files
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError

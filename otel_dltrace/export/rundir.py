@@ -1,33 +1,26 @@
 """The run directory: one host's part of one generation, written so that a kill loses nothing (contract 7)."""
 
-import fcntl
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from otel_dltrace.export import columns
+from otel_dltrace.export.arrow_files import read_stream
 from otel_dltrace.export.drain_json import read_drain
-from otel_dltrace.export.files import read_stream, write_json
+from otel_dltrace.export.files import write_json
+from otel_dltrace.export.host_folder import HostFolder
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, newest_segment
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.identity import Bind, run_directory_name
+from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Process
 
 SEGMENT_BYTES = 64 << 20
-
-
-def host_folder_name(host: str, boot_id: str) -> str:
-    """Return the name of a host's folder: no other host, and no other boot, writes there."""
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in host) or socket.gethostname()
-    return f"{safe}-{boot_id[:8] or 'unknown'}"
 
 
 class RunWriter:
@@ -45,8 +38,7 @@ class RunWriter:
 
     def __init__(self, root: Path, host: str) -> None:
         self.root = root
-        self.folder = root / "hosts" / host
-        self._host, self._nth = host, 1
+        self._place = HostFolder(root / "hosts" / host)
         self._segment: pa.ipc.RecordBatchStreamWriter | None = None
         self._descriptors: pa.ipc.RecordBatchStreamWriter | None = None
         self._sink: pa.NativeFile | None = None
@@ -61,15 +53,13 @@ class RunWriter:
         self.so_far = 0
         self._inherited: dict[str, Any] | None = None
         self._run: dict[str, Any] = {}
-        self._lock = -1
         self._kept = self.removed = 0
 
     def open(self) -> None:
         """Make the folders, anew if they are gone; take over what an earlier drain of this host left there."""
         if self.is_gone:
             self._leave_folder()
-        if self._lock < 0:
-            self._take_folder()
+        self._place.take()
         if self._inherited is None:
             self._take_over(read_drain(self.folder))
         # A segment that has the name of one that a Parquet replaces would be taken for that.
@@ -111,34 +101,21 @@ class RunWriter:
                 self._known[process] = max(self._known.get(process, 0), number + 1)
 
     @property
+    def folder(self) -> Path:
+        """This host's folder in the run directory."""
+        return self._place.path
+
+    @property
     def is_gone(self) -> bool:
         """Whether somebody has removed the folder that was this writer's, or moved it away."""
-        if self._lock < 0:
-            return False
-        try:
-            return not os.path.samestat(os.fstat(self._lock), (self.folder / ".lock").stat())
-        except OSError:
-            return True
+        return self._place.is_gone
 
     def _leave_folder(self) -> None:
         """Let go of a folder that is gone, and count what was in it."""
         if self.is_open:
             self._give_up()
-        os.close(self._lock)
-        self._lock = -1
+        self._place.leave()
         self._kept, self.removed = 0, self.removed + self._kept
-
-    def _take_folder(self) -> None:
-        """Make the host's folder and have it for this process alone.
-
-        Another drain of the host, that of a second container or of other settings, has the next one.
-        """
-        for nth in count(self._nth):
-            folder = self.folder.with_name(self._host if nth == 1 else f"{self._host}-{nth}")
-            lock = lock_folder(folder)
-            if lock is not None:
-                self.folder, self._lock, self._nth = folder, lock, nth
-                return
 
     @property
     def is_open(self) -> bool:
@@ -264,40 +241,10 @@ class RunWriter:
         """Close all files; without room the ends of their streams are missing, which nobody needs."""
         if self.is_open:
             self._give_up()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def lock_folder(folder: Path) -> int | None:
-    """Make *folder*; return the descriptor that keeps it for this process alone, None if it is another's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # either says that it is locked
-        os.close(lock)
-        return None
-    except OSError:
-        pass  # a file system without locks
-    return lock
+        self._place.leave()
 
 
 def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an earlier drain of this host and of this one: numbers add up, the rest is the latest."""
     both = {name: before[name] + now[name] for name in before.keys() & now if isinstance(now[name], int)}
     return {**before, **now, **both}
-
-
-def run_root(parent: Path, bind: Bind | None, nonce: int) -> Path:
-    """Return where a process's spans go: the generation's directory, a hidden partial one until it has a name."""
-    if bind is None:
-        return parent / f".dltrace-{nonce.to_bytes(8, 'little').hex()}.partial"
-    return parent / run_directory_name(bind)
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove *folder* and what is in it."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()

@@ -1,6 +1,7 @@
-"""Files of one export: one with the name that was asked for, or several in a folder of that name."""
+"""Files of one export: one with the name that was asked for, or several in a folder of that name; none of nothing."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,3 +45,10 @@ def write_each(
         wrote(path)
         progress(written - before)
     return written
+
+
+def begun(pieces: Iterator[T]) -> Iterator[T] | None:
+    """Return *pieces* if there are any, and what is to be found out before the first has been: else None."""
+    for first in pieces:
+        return chain([first], pieces)
+    return None

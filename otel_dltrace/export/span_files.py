@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from otel_dltrace.export.files import UNREADABLE
+from otel_dltrace.export.arrow_files import UNREADABLE
 from otel_dltrace.model.identity import NO_STEP
 
 SEGMENTS = "spans-*.arrows"

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
+from otel_dltrace.export.host_folder import host_folder_name, remove_tree, run_root
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_batches
-from otel_dltrace.export.rundir import RunWriter, host_folder_name, remove_tree, run_root
+from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.spans import empty_rows, stack_rows
 

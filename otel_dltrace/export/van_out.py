@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from otel_dltrace.export.files import begun
-from otel_dltrace.export.several import check_place, write_each
+from otel_dltrace.export.several import begun, check_place, write_each
 from otel_dltrace.formats.van_profile import van_lines
 from otel_dltrace.formats.van_spans import messages_of
 from otel_dltrace.model.errors import RunNotFoundError

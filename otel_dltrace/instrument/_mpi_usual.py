@@ -19,7 +19,7 @@ from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.packing import CALL_BEGIN, CALL_SPAN, HOLE, pack_call, pack_call_begin
-from otel_dltrace.record.ring import RECORD
+from otel_dltrace.record.ring_file import RECORD
 from otel_dltrace.record.tracer import live
 
 # Plain ints, and bound here: looking them up costs a part of a call that can be seen.

@@ -13,7 +13,7 @@ from otel_dltrace.record.guard import failed
 from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.packing import HOLE, SPANS, pack_span
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import RECORD
+from otel_dltrace.record.ring_file import RECORD
 from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.resource import Attributes, job_attributes, merge
 from otel_dltrace.model.topology import world_from_env
-from otel_dltrace.record.ring import boot_id, process_nonce
+from otel_dltrace.record.process_id import boot_id, process_nonce
 from otel_dltrace.record.tracer import live
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.process import environment_bind, is_alone, job_name_of, resource_of

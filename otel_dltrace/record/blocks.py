@@ -11,7 +11,7 @@ from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.operation import Open, Operation, end_before_inner, open_span
 from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase, whole
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring import RECORD
+from otel_dltrace.record.ring_file import RECORD
 from otel_dltrace.record.tracer import Tracer, live
 
 # Plain ints: reading a member of an enum costs a tenth of a record.

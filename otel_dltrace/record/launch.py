@@ -1,6 +1,5 @@
 """Starts the drain beside a training process, once per host, and waits for it at the end."""
 
-import fcntl
 import os
 import sys
 import time
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import RingWriter, version_of
+from otel_dltrace.record.locks import lock_is_held, ring_bell, take_lock
+from otel_dltrace.record.ring import RingWriter
+from otel_dltrace.record.ring_file import version_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -180,49 +181,3 @@ def drain_environment(config: dict[str, str]) -> dict[str, str]:
         paths = env["PYTHONPATH"].split(os.pathsep)
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if not path.rstrip("/").endswith(_INJECTORS))
     return env
-
-
-def take_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock *path*, None while another process holds it."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            return None
-        try:
-            if os.fstat(fd).st_ino == path.stat().st_ino:
-                return fd
-        except FileNotFoundError:
-            pass
-        os.close(fd)  # its last holder removed the file between our two steps
-
-
-def is_ours_to_take(path: Path) -> bool:
-    """Return whether the lock *path* is not the file of another user, who alone may take it, held or left behind."""
-    return not path.exists() or os.access(path, os.R_OK | os.W_OK)
-
-
-def lock_is_held(path: Path) -> bool:
-    """Return whether some process of this user holds the lock *path*."""
-    if not path.exists() or not is_ours_to_take(path):
-        return False
-    fd = take_lock(path)
-    if fd is not None:
-        os.close(fd)
-    return fd is None
-
-
-def ring_bell(bell: Path) -> None:
-    """Wake the drain, if one listens."""
-    try:
-        fd = os.open(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.write(fd, b"!")
-    except OSError:
-        pass  # the bell is full: it will be heard anyway
-    finally:
-        os.close(fd)

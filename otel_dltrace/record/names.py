@@ -16,7 +16,7 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, MAX_TEXT, OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.guard import say
-from otel_dltrace.record.ring import close_if_still, file_of
+from otel_dltrace.record.ring_file import close_if_still, file_of
 
 STRING, DESCRIPTOR, BIND, ANCHOR, TIMELINE = 1, 2, 3, 4, 5
 _HEAD = struct.Struct("<IB")

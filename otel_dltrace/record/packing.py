@@ -8,7 +8,7 @@ from typing import Any
 
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record import guard
-from otel_dltrace.record.ring import AMEND, BEGIN, RECORD, SPAN
+from otel_dltrace.record.ring_file import AMEND, BEGIN, RECORD, SPAN
 
 HOLE = bytes(RECORD)
 BEGINS, SPANS = (tuple(kind | level << 12 for level in range(16)) for kind in (BEGIN, SPAN))

@@ -24,7 +24,7 @@ from otel_dltrace.record.packing import (
     pack_begin,
     pack_span,
 )
-from otel_dltrace.record.ring import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
+from otel_dltrace.record.ring_file import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
 
 _error = struct.error
 _M32, _M64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF

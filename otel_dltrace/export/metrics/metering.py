@@ -13,7 +13,7 @@ from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S, Sample, 
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.model.plan import Window
 from otel_dltrace.record.guard import say, text_of, tried
-from otel_dltrace.record.ring import pid_namespace
+from otel_dltrace.record.process_id import pid_namespace
 
 if TYPE_CHECKING:
     from otel_dltrace.export.member import Member

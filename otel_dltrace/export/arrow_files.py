@@ -1,0 +1,64 @@
+"""Files in Arrow's stream format and Parquet, read as far as they are whole."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What Arrow raises at files that are damaged, or not there."""
+
+
+def read_stream(path: Path) -> pa.Table | None:
+    """Return the record batches of an Arrow stream that its writer may not have closed; None if it has none."""
+    batches = list(stream_batches(path, pa.memory_map))
+    return pa.Table.from_batches(batches) if batches else None
+
+
+def stream_batches(path: Path, opened: Callable[[str], pa.NativeFile] = pa.OSFile) -> Iterator[pa.RecordBatch]:
+    """Yield the same one by one; where the stream is torn or damaged, they end."""
+    with suppress(*UNREADABLE), opened(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        for batch in reader:
+            batch.validate(full=True)  # else a flipped bit has a text end anywhere in memory
+            yield batch
+
+
+class Stream(NamedTuple):
+    """An Arrow stream as far as it can be read.
+
+    Attributes:
+        schema: Of its batches.
+        batches: Those that are whole.
+        is_read: Whether they go on to the file's end, where half of one may be.
+        is_whole: Whether there is nothing else in the file.
+    """
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+    is_read: bool
+    is_whole: bool
+
+
+def read_through(path: Path) -> Stream:
+    """Read a file in Arrow's stream format, and tell how far that went.
+
+    Raises:
+        UNREADABLE: No stream begins there.
+    """
+    batches, is_whole = list[pa.RecordBatch](), False
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+        with suppress(*UNREADABLE):
+            for batch in reader:
+                batch.validate(full=True)
+                batches.append(batch)
+            is_whole = True
+        is_read = source.tell() == source.size()  # zeros are the end of a stream, and nothing behind them is read
+        return Stream(reader.schema, batches, is_read, is_whole and is_read)
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file whose pages are to be as they were written."""
+    return pq.ParquetFile(path, page_checksum_verification=True)

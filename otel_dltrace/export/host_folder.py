@@ -1,0 +1,88 @@
+"""Where a run's spans go: its directory, and in it a folder for each host, which one drain has at a time."""
+
+import fcntl
+import os
+import socket
+from itertools import count
+from pathlib import Path
+
+from otel_dltrace.model.identity import Bind, run_directory_name
+
+
+def run_root(parent: Path, bind: Bind | None, nonce: int) -> Path:
+    """Return where a process's spans go: the generation's directory, a hidden partial one until it has a name."""
+    if bind is None:
+        return parent / f".dltrace-{nonce.to_bytes(8, 'little').hex()}.partial"
+    return parent / run_directory_name(bind)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove *folder* and what is in it."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def host_folder_name(host: str, boot_id: str) -> str:
+    """Return the name of a host's folder: no other host, and no other boot, writes there."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in host) or socket.gethostname()
+    return f"{safe}-{boot_id[:8] or 'unknown'}"
+
+
+class HostFolder:
+    """The folder of this host, made and had by nobody else; another drain of the host has the next one.
+
+    That is the drain of a second container, or of other settings.
+
+    Attributes:
+        path: The folder, or what it will be.
+
+    Args:
+        path: Of the first one; the next ones are called after it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._host, self._nth = path.name, 1
+        self._lock = -1
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the folder that was ours, or moved it away."""
+        if self._lock < 0:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._lock), (self.path / ".lock").stat())
+        except OSError:
+            return True
+
+    def take(self) -> None:
+        """Make the folder and have it for this process alone, unless we do."""
+        if self._lock >= 0:
+            return
+        for nth in count(self._nth):
+            path = self.path.with_name(self._host if nth == 1 else f"{self._host}-{nth}")
+            lock = lock_folder(path)
+            if lock is not None:
+                self.path, self._lock, self._nth = path, lock, nth
+                return
+
+    def leave(self) -> None:
+        """Let others have it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Make *folder*; return the descriptor that keeps it for this process alone, None if it is another's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # either says that it is locked
+        os.close(lock)
+        return None
+    except OSError:
+        pass  # a file system without locks
+    return lock

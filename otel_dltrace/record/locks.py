@@ -1,0 +1,51 @@
+"""The files by which the processes of a host tell one another: locks, each held by one, and bells, which wake a drain."""
+
+import fcntl
+import os
+from pathlib import Path
+
+
+def take_lock(path: Path) -> int | None:
+    """Return a descriptor that holds the lock *path*, None while another process holds it."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return None
+        try:
+            if os.fstat(fd).st_ino == path.stat().st_ino:
+                return fd
+        except FileNotFoundError:
+            pass
+        os.close(fd)  # its last holder removed the file between our two steps
+
+
+def is_ours_to_take(path: Path) -> bool:
+    """Return whether the lock *path* is not the file of another user, who alone may take it, held or left behind."""
+    return not path.exists() or os.access(path, os.R_OK | os.W_OK)
+
+
+def lock_is_held(path: Path) -> bool:
+    """Return whether some process of this user holds the lock *path*."""
+    if not path.exists() or not is_ours_to_take(path):
+        return False
+    fd = take_lock(path)
+    if fd is not None:
+        os.close(fd)
+    return fd is None
+
+
+def ring_bell(bell: Path) -> None:
+    """Wake the drain, if one listens."""
+    try:
+        fd = os.open(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"!")
+    except OSError:
+        pass  # the bell is full: it will be heard anyway
+    finally:
+        os.close(fd)

@@ -1,0 +1,128 @@
+"""The file of a ring: its layout, its header, who has it open, and the folder that it lies in (contract 2)."""
+
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from otel_dltrace.model.errors import RingError
+
+MAGIC = b"DLTRING1"
+VERSION = 1
+PAGE = CHUNK = 4096
+RECORD = 64
+RECORDS = 63  # in a chunk, after its 64-byte header
+RECORD_FORMAT = "<IIIBBHQQQIIiiHHI"
+HEADER = struct.Struct("<8sHHII8s16sIQQQ")
+# After the header: how many records found every chunk held by another thread.
+UNRECORDED = struct.Struct("<Q")
+UNRECORDED_AT = HEADER.size
+# Lease, thread, and how many records of each level (1..4) this chunk held under earlier leases: with
+# them laps are counted exactly, also by a reader that comes late.
+CHUNK_HEADER = struct.Struct("<IQ4x4I")
+CHUNK_HISTORY = struct.Struct("<4I")
+HISTORY_AT = 16
+LEVEL_AT = 13  # in a record: level << 4 | source
+LEVELS = 4
+BEGIN, SPAN, AMEND, COUNTER = 1, 2, 3, 4
+AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT = 1, 2, 3
+_CURE = "set OTEL_DLTRACE_RING_DIR to a folder on a tmpfs"
+
+
+@dataclass(frozen=True, slots=True)
+class RingHeader:
+    """Page 0 of a ring."""
+
+    nonce: bytes
+    boot_id: bytes
+    pid: int
+    pid_namespace: int
+    monotonic: int
+    wall: int
+    chunks: int
+
+
+def read_header(view: memoryview) -> RingHeader:
+    """Return page 0.
+
+    Raises:
+        RingError: These bytes are no ring, or one of another version.
+    """
+    if len(view) < PAGE:
+        raise RingError(f"{len(view)} bytes are too short for a ring")
+    fields = HEADER.unpack_from(view)
+    magic, version, record, chunk, chunks, nonce, boot, pid, namespace, monotonic, wall = fields
+    if magic != MAGIC:
+        raise RingError(f"magic {magic!r} is not that of a ring")
+    if (version, record, chunk) != (VERSION, RECORD, CHUNK) or not 0 < chunks * CHUNK <= len(view) - PAGE:
+        raise RingError(f"version {version}, {record}-byte records, {chunks} chunks: not a ring this version reads")
+    return RingHeader(nonce, boot, pid, namespace, monotonic, wall, chunks)
+
+
+def writer_is_alive(fd: int) -> bool:
+    """Return whether the ring open as *fd* (in another process) is still locked by its writer.
+
+    A pid would mean nothing across namespaces, and a ``flock`` stays held by forked children.
+    """
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.lockf(fd, fcntl.LOCK_UN)
+    return False
+
+
+def take_for_reading(fd: int) -> bool:
+    """Return whether the ring open as *fd* is ours to read until *fd* is closed: no other drain does.
+
+    This lock, ``flock``, knows nothing of the writer's, ``lockf``; where a file system has none, nobody has it.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
+
+
+def make_ring_folder(folder: Path) -> None:
+    """Make the folder for rings, private to its user; a shared one (setgid) stays as it is.
+
+    Raises:
+        RingError: It cannot be made, or not be written.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RingError(f"no folder for rings at {folder}: {error.strerror}; {_CURE}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RingError(f"{folder} cannot be written; {_CURE}")
+
+
+def version_of(path: Path) -> tuple[int, int]:
+    """Return what tells the file at *path* from those that it replaced, also within a tick of the kernel's clock."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
+
+
+def file_of(fd: int) -> tuple[int, int]:
+    """Return which file *fd* is open on."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def close_if_still(fd: int, file: tuple[int, int]) -> bool:
+    """Close *fd* if it still is *file*, and return whether it was.
+
+    A program that becomes a daemon closes all descriptors and may use their numbers anew.
+    """
+    try:
+        if file_of(fd) != file:
+            return False
+        os.close(fd)
+    except OSError:
+        return False
+    return True
