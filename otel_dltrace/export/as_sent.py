@@ -7,18 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from otel_dltrace.export.departing import hang_under_roots
+from otel_dltrace.export.roots import EXTENT, ROOT, root_rows
 from otel_dltrace.export.run_reader import read_batches
 from otel_dltrace.export.run_stream import in_steps
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
-from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, rank_step_id, root_id
-from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import STEP, TRAIN_STEP, Level
+from otel_dltrace.model.identity import NO_STEP, rank_step_id
+from otel_dltrace.model.semconv import STEP
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, stack_rows
 
-_ROOT = (Descriptor(STEP, TRAIN_STEP),)
 _SHARD = 0  # a file needs no budget, so a step is one trace
-_EXTENT = np.dtype([("step", "<u4"), ("start", "<i8"), ("end", "<i8")])
 _ROOTS_AT_ONCE = 10_000
 _Key = tuple[int, str, str, str]
 
@@ -131,8 +129,8 @@ class _Outline:
 
     def roots(self) -> Iterator[SpanBatch]:
         """Yield the roots of each world that has a worker of rank 0, some at a time."""
-        owners = {_world(p): p for p in self.processes.values() if p.bind and _who(p) == ("worker", 0)}
-        for world, owner in owners.items():
+        owners = {_world(p): (p, p.bind) for p in self.processes.values() if p.bind and _who(p) == ("worker", 0)}
+        for world, (owner, bind) in owners.items():
             together = [
                 extents
                 for key, process in self.processes.items()
@@ -141,7 +139,7 @@ class _Outline:
             ]
             spans = _joined(np.concatenate(together))
             for at in range(0, len(spans), _ROOTS_AT_ONCE):
-                yield SpanBatch(_root_rows(owner, spans[at : at + _ROOTS_AT_ONCE]), _ROOT, owner)
+                yield SpanBatch(root_rows(bind, spans[at : at + _ROOTS_AT_ONCE], _SHARD), ROOT, owner)
 
 
 def _key(process: Process) -> _Key:
@@ -168,8 +166,8 @@ def _host(process: Process) -> tuple[str, str]:
 
 def _extents(batch: SpanBatch) -> Column:
     rows = batch.rows[batch.is_kind(STEP)]
-    extents = np.zeros(len(rows), _EXTENT)
-    for name in _EXTENT.names or ():
+    extents = np.zeros(len(rows), EXTENT)
+    for name in EXTENT.names or ():
         extents[name] = rows[name]
     return extents
 
@@ -178,19 +176,9 @@ def _joined(extents: Column) -> Column:
     """Return one extent for each step, from the first rank's start to the last one's end."""
     extents = extents[np.argsort(extents["step"], kind="stable")]
     steps, first = np.unique(extents["step"], return_index=True)
-    out = np.zeros(len(steps), _EXTENT)
+    out = np.zeros(len(steps), EXTENT)
     if len(steps):
         out["step"] = steps
         out["start"] = np.minimum.reduceat(extents["start"], first)
         out["end"] = np.maximum.reduceat(extents["end"], first)
     return out
-
-
-def _root_rows(owner: Process, extents: Column) -> Column:
-    assert owner.bind is not None
-    rows = empty_rows(len(extents))
-    for name in _EXTENT.names or ():
-        rows[name] = extents[name]
-    rows["span_id"] = [root_id(owner.bind, step, _SHARD) for step in extents["step"].tolist()]
-    rows["size"], rows["b"], rows["level"] = NO_USER_STEP, -1, Level.STEP
-    return rows

@@ -15,14 +15,13 @@ from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.ring_folder import RingFolder
 from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.roots import ROOT
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_here import RunHere
 from otel_dltrace.export.run_reader import read_named
 from otel_dltrace.export.serving import LONGEST_PAUSE_S, Serving
 from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import STEP, TRAIN_STEP
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from otel_dltrace.model.time import HostClock, tightest_anchor
 from otel_dltrace.record import guard
@@ -38,7 +37,6 @@ PATIENCE_S = 5.0
 CLOCK_SET_S = 0.1
 """By how much a wall clock moves that was set by hand; one that is kept in step moves by less at a time."""
 SHORTEST_PAUSE_S = 0.01
-_ROOT = [Descriptor(STEP, TRAIN_STEP)]
 
 
 @dataclass
@@ -227,7 +225,7 @@ class Drain:
                 process = owner.batch(due[-1].row, self._anchor(owner)).process
                 decided = [Outgoing(root.step, root.row, shard=root.shard) for root in due]
                 self.outlet.spill_to(owner.writer.folder)
-                self.outlet.send(SpanBatch(due[-1].row, _ROOT, process), decided)
+                self.outlet.send(SpanBatch(due[-1].row, ROOT, process), decided)
 
     def _settle(self, asked: bool) -> None:
         """Save the cursors, and let go of the rings that are safe elsewhere; who *asked* waits for a new cursor."""

@@ -9,12 +9,16 @@ import numpy as np
 from otel_dltrace.export.gate import SETTLE_S
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind, root_id
-from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import STEP, TRAIN_STEP, Level
 from otel_dltrace.model.spans import empty_rows
 
 if TYPE_CHECKING:
     from otel_dltrace.export.member import Member
 
+ROOT = (Descriptor(STEP, TRAIN_STEP),)
+"""The names that rows of roots speak of."""
+EXTENT = np.dtype([("step", "<u4"), ("start", "<i8"), ("end", "<i8")])
 _REMEMBERED = 4096
 
 
@@ -87,7 +91,8 @@ class Roots:
                 self._set_aside(step, seen)
                 continue
             self._remember(step)
-            out += [Root(self._owner, step, shard, self._row(step, shard, seen)) for shard in sorted(seen.shards)]
+            extent = np.array([(step, seen.start, seen.end)], EXTENT)
+            out += [Root(self._owner, step, n, root_rows(self.bind, extent, n)) for n in sorted(seen.shards)]
         return out
 
     def _set_aside(self, step: int, seen: _Seen) -> None:
@@ -100,11 +105,12 @@ class Roots:
         if len(self._sent) > _REMEMBERED:
             self._sent = {s for s in self._sent if s > step - _REMEMBERED // 2}
 
-    def _row(self, step: int, shard: int, seen: _Seen) -> Column:
-        row = empty_rows(1)
-        row["start"], row["end"], row["step"] = seen.start, seen.end, step
-        row["span_id"] = np.uint64(root_id(self.bind, step, shard))
-        row["size"] = np.uint64(NO_USER_STEP)
-        row["b"] = -1
-        row["level"] = Level.STEP
-        return row
+
+def root_rows(bind: Bind, extents: Column, shard: int) -> Column:
+    """Return the roots of the steps of *bind*'s job, of which *extents* (`EXTENT`) say when each was."""
+    rows = empty_rows(len(extents))
+    for name in EXTENT.names or ():
+        rows[name] = extents[name]
+    rows["span_id"] = [root_id(bind, step, shard) for step in extents["step"].tolist()]
+    rows["size"], rows["b"], rows["level"] = NO_USER_STEP, -1, Level.STEP
+    return rows
