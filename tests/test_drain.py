@@ -22,6 +22,7 @@ from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import guard, launch
+from otel_dltrace.record.locks import lock_is_held
 from otel_dltrace.settings.config import Config
 from tests.servers import wait_until
 from tests.support import Place, abandon, waiting
@@ -214,7 +215,7 @@ def test_a_drain_that_cannot_begin_is_not_started_every_second(place, monkeypatc
 
     def is_started():
         starter.start(None)
-        return launch.lock_is_held(place.rings / "home.lock")
+        return lock_is_held(place.rings / "home.lock")
 
     assert not is_started()
     assert not is_started()

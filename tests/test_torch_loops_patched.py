@@ -47,7 +47,7 @@ def train(steps):
 
 def traced():
     stages = live.tracer.steps._stages
-    return {{name: seen[4] for name, seen in stages.items()}}
+    return {{name: seen.count for name, seen in stages.items()}}
 
 live.tracer = Tracer(Recorder(pathlib.Path(tempfile.mkdtemp(dir={folder!r})), 1 << 20))
 EACH = dict.fromkeys(["forward", "backward", "optimizer", "step_lr_schedulers"], 1)

@@ -65,8 +65,8 @@ class step:  # noqa: N801  -- used as a context manager, named as one
 class phase:  # noqa: N801
     """Record the enclosed block as a phase of the current step (or operation).
 
-    A name that is one of the stages (``to_device``, ``reduce_metrics``, ...) counts as that stage. It may be entered
-    again when it is over; within itself, and on several threads at a time, each has its own.
+    A name that is one of the stages (``to_device``, ``reduce_metrics``, ...) counts as that stage. One object
+    may be entered again once it is over; blocks inside one another, or on several threads at once, need an object each.
 
     Args:
         name: A name of few kinds, such as ``rollout``: it becomes the span's name.

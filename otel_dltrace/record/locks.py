@@ -1,4 +1,4 @@
-"""The files by which the processes of a host tell one another: locks, each held by one, and bells, which wake a drain."""
+"""The files by which a host's processes agree who drains: locks, each held by one, and bells, which wake a drain."""
 
 import fcntl
 import os

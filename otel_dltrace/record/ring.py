@@ -1,4 +1,4 @@
-"""The ring: one file per process on tmpfs, leased in chunks, readable by anybody while it is written.
+"""Writes the ring: one file per process on tmpfs, leased in chunks, readable by anybody while it is written.
 
 A chunk belongs to one thread at a time and the lease is the only lock. A record is one
 ``pack_into`` whose last field is the commit (the chunk's lease): a slot whose commit differs

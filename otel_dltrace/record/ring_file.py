@@ -25,8 +25,10 @@ CHUNK_HISTORY = struct.Struct("<4I")
 HISTORY_AT = 16
 LEVEL_AT = 13  # in a record: level << 4 | source
 LEVELS = 4
+
 BEGIN, SPAN, AMEND, COUNTER = 1, 2, 3, 4
 AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT = 1, 2, 3
+
 _CURE = "set OTEL_DLTRACE_RING_DIR to a folder on a tmpfs"
 
 

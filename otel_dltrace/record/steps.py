@@ -23,6 +23,23 @@ def nothing() -> None:
     """Do nothing: nobody wants to be called."""
 
 
+class _Seen:
+    """What one step has seen of a stage: its span, and of how many pieces, which take *total* ns together.
+
+    No ``__init__``: that would be a call, a tenth of what a step of four stages costs.
+    """
+
+    __slots__ = ("count", "descriptor", "end", "flags", "number", "start", "step", "total")
+    number: int
+    step: int
+    descriptor: int
+    start: int
+    end: int
+    total: int
+    count: int
+    flags: int
+
+
 class Steps:
     """The current step of this process and the stages seen in it.
 
@@ -56,8 +73,8 @@ class Steps:
         """Whether the program has said how many samples are trained on in the step: that comes first."""
         self._start = self._seq = self._number = self._last_end = 0
         self._rank_step = 0
-        self._stages: dict[str, list[int]] = {}
-        """By name, of the last step that had it: number, start, end, total, count, step, flags, descriptor."""
+        self._stages: dict[str, _Seen] = {}
+        """By name, of the last step that had it."""
         self.blocks: list[int] = []
         """When the stages that the program marks, and is in, began."""
         self._thread = main_thread().ident
@@ -189,11 +206,15 @@ class Steps:
         if step == NO_STEP:
             return
         seen = self._stages.get(name)
-        if seen is None or seen[5] != step:
-            descriptor = recorder.intern(Descriptor(STAGE, name)) if seen is None else seen[7]
-            seen = self._stages[name] = [recorder.number(), start, end, 0, 0, step, 0, descriptor]
-        seen[3] += end - start
-        seen[4] += 1
+        if seen is None or seen.step != step:
+            descriptor = recorder.intern(Descriptor(STAGE, name)) if seen is None else seen.descriptor
+            seen = _Seen()
+            seen.number, seen.step = recorder.number(), step
+            seen.start, seen.end, seen.descriptor = start, end, descriptor
+            seen.total = seen.count = seen.flags = 0
+            self._stages[name] = seen  # only now: another thread may have the same stage
+        seen.total += end - start
+        seen.count += 1
         if get_ident() == self._thread:
             pieces = self._pieces
             if not pieces or pieces[-1][1] <= start:
@@ -202,45 +223,45 @@ class Steps:
                     del pieces[: MAX_PIECES // 2]
             else:
                 self._cover(seen, name, start, end)
-        if start < seen[1]:  # noqa: PLR1730  -- `min` is a call, here and below
-            seen[1] = start
-        if end > seen[2]:  # noqa: PLR1730
-            seen[2] = end
+        if start < seen.start:  # noqa: PLR1730  -- `min` is a call, here and below
+            seen.start = start
+        if end > seen.end:  # noqa: PLR1730
+            seen.end = end
         if not upcoming and end > self._last_end:
             self._last_end = end
         if self.device is not None:
-            seen[6] = self._followed(self.device, seen, mark)
+            seen.flags = self._followed(self.device, seen, mark)
         # By position: names of arguments cost a twentieth of a record.
         recorder.span(
-            seen[7],
+            seen.descriptor,
             _STEP,
-            seen[1],
-            seen[2],
-            seen[3],
+            seen.start,
+            seen.end,
+            seen.total,
             0,
             0,
             0,
-            seen[4],
+            seen.count,
             0,
-            seen[6],
+            seen.flags,
             _HOST_DONE,
-            seen[0],
+            seen.number,
             step,
         )
 
-    def _followed(self, device: DeviceTimes, seen: list[int], mark: Mark | None) -> int:
+    def _followed(self, device: DeviceTimes, seen: _Seen, mark: Mark | None) -> int:
         """Return the flag of the stage *seen*, of which a piece that began at *mark* has ended."""
         if mark is not None and get_ident() == self._thread:
-            return _DEVICE if device.piece(seen[0], seen[5], seen[4], mark) else 0
-        if seen[6]:
-            device.drop(seen[0])
+            return _DEVICE if device.piece(seen.number, seen.step, seen.count, mark) else 0
+        if seen.flags:
+            device.drop(seen.number)
         return 0
 
-    def _cover(self, seen: list[int], name: str, start: int, end: int) -> None:
+    def _cover(self, seen: _Seen, name: str, start: int, end: int) -> None:
         """Note a piece; take out of its stage, *seen*, what earlier pieces have of it, and those of the same *name*."""
         pieces = self._pieces
         if pieces[-1][1] > end:
-            seen[3] -= self._cover_late(name, start, end)
+            seen.total -= self._cover_late(name, start, end)
             return
         inner = again = 0
         first = start
@@ -253,8 +274,8 @@ class Steps:
                 inner += until - since
                 again += whose == name
         pieces.append((first, end, name))
-        seen[3] -= inner
-        seen[4] -= min(again, seen[4] - 1)
+        seen.total -= inner
+        seen.count -= min(again, seen.count - 1)
 
     def _cover_late(self, name: str, start: int, end: int) -> int:
         """Note a piece that is told of after a later one; return how much of it others have: nothing is inside it."""
