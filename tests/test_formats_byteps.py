@@ -171,6 +171,14 @@ def test_what_varies_between_versions_is_read(old, new, series):
     assert read_comm(data.encode()).events() == [(series, TS, 5)]
 
 
+def test_a_key_below_0_is_written_as_it_was():
+    """BytePS's own 32 bits, which export has to show as they are."""
+    for key, text in ((1 << 31, "-2147483648"), (40000 << 16 | 3, "-1673527293"), ((1 << 31) - 1, "2147483647")):
+        written = text_of(comm_of((PUSH._replace(key=key), TS, 5)))
+        assert f'"tid": "{text}"'.encode() in written
+        assert read_comm(written).events() == [(PUSH._replace(key=key), TS, 5)]
+
+
 @pytest.mark.parametrize("tensor", ['a"b', 'a\\b"', 'a\\"b"', "a\nb", 'a", "pid": "x', "\x01"])
 def test_names_that_byteps_did_not_escape_are_read(tensor):
     """BytePS escapes nothing: what breaks the JSON breaks no event, and the next ones are there too."""
@@ -359,6 +367,25 @@ def test_a_servers_share_of_the_keys_is_taken_off():
 
     assert (profile.server, profile.servers, [r.key for r in profile.requests]) == (1, 2, [7 << 16 | 3])
     assert read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes(), servers=4).server == 2
+
+
+@pytest.mark.parametrize("servers", range(1, 33))
+def test_whose_a_profile_is_is_told_from_its_keys(servers):
+    """Server 2 of 4 begins one key below server 1 of 2: by that its keys would be other tensors'."""
+    keys = [5 << 16, 5 << 16 | 1, 7 << 16]
+    for server in range(servers):
+        profile = Profile([Request("push", 9, key, TS + key, TS + key + 1) for key in keys], server, servers)
+        read = read_profile(text_of_server(profile))
+        assert [request.key for request in read.requests] == keys
+        assert text_of_server(read) == text_of_server(profile)
+
+
+def test_a_fragment_s_first_event_is_read_behind_what_is_none():
+    """As where somebody shows a part of a file, with dots for the rest."""
+    event = '{"name": "push-9", "ph": "%s", "pid": 327680, "tid": 327680, "ts": %d}'
+    profile = read_profile(f"......\n{event % ('B', TS)},\n{event % ('E', TS + 5)},\n......".encode())
+
+    assert profile.requests == [Request("push", 9, 5 << 16, TS, TS + 5)]
 
 
 def test_a_killed_server_leaves_what_it_flushed():

@@ -19,7 +19,9 @@ from otel_dltrace.cli.pushpull import traced_environment
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, trace_id
+from otel_dltrace.model.server_keys import first_key
 from otel_dltrace.model.topology import World
+from otel_dltrace.pushpull.keys import server_of
 from otel_dltrace.report.words import ms
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.process import environment_bind, job_name_of
@@ -350,8 +352,11 @@ def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
     ]
 
 
-def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path):
+@pytest.mark.parametrize("as_in_profile", [False, True], ids=["a key", "a pid of the profile"])
+def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path, as_in_profile):
     """The timeline holds the second and third time of each tensor, whatever goes out, the profile one key."""
+    key = 1 << 16 | 1  # of server 1
+    pid = key + first_key(server_of(key, SERVERS, "djb2", WORKERS), SERVERS)
     env = {
         "OTEL_DLTRACE_LEVEL": "phase",
         "OTEL_DLTRACE_STEPS": "all",
@@ -361,7 +366,7 @@ def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path):
         "BYTEPS_TRACE_DIR": "traces",
         "BYTEPS_SERVER_ENABLE_PROFILE": "1",
         "BYTEPS_SERVER_PROFILE_OUTPUT_PATH": "profile/server.json",
-        "BYTEPS_SERVER_KEY_TO_PROFILE": str(1 << 16),
+        "BYTEPS_SERVER_KEY_TO_PROFILE": str(pid if as_in_profile else key),
     }
     done = launch(place, **env)
     assert done.returncode == 0, done.stderr

@@ -47,6 +47,11 @@ def test_what_they_say_is_what_we_do(env, config):
 @pytest.mark.parametrize(
     ("env", "cure"),
     [
+        pytest.param(
+            {"BYTEPS_SERVER_ENABLE_PROFILE": "1", "BYTEPS_SERVER_KEY_TO_PROFILE": "abc"},
+            "BYTEPS_SERVER_KEY_TO_PROFILE='abc' is no key",
+            id="key that is none",
+        ),
         pytest.param({"BYTEPS_TRACE_START_STEP": "0"}, "BYTEPS_TRACE_START_STEP='0' is no step", id="from 0"),
         *(
             pytest.param({name: value}, re.escape(f"{name}={value!r} is no step"), id=f"{name[13:]} {value}")

@@ -222,7 +222,8 @@ def _around(series: Series) -> tuple[str, str]:
     """Return what stands before and behind an event's times."""
     name = f"{_PREFIX}{series.tensor}"
     pid, own = quote(name), quote(f"{name}.{series.stage}" if series.stage else name)
-    tid = series.key if series.stage else TOTAL
+    key = series.key - _BEYOND if _BEYOND // 2 <= series.key < _BEYOND else series.key
+    tid = key if series.stage else TOTAL
     before = (
         f'        {{\n            "ph": "X",\n            "args": {{\n                "name": {pid}\n'
         f'            }},\n            "pid": {pid},\n            "name": {own},\n            "ts": '

@@ -12,6 +12,7 @@ RawEvent = Callable[[str, int], tuple[Event, int] | None]
 """Reads an event, at a place in a text, that is no JSON since its writer escaped nothing; returns it and its end."""
 
 _BETWEEN = re.compile(r"[\s,]*")
+_FIRST = re.compile(r'\{\s*"')
 _NEXT = re.compile(r'[\[,}]\s*(?=\{\s*")')
 _HEADER = re.compile(r'\s*\{\s*"traceEvents"\s*:\s*\[')
 _ARRAY = re.compile(r"\s*\[")
@@ -48,12 +49,13 @@ def _salvage(text: str, raw_event: RawEvent | None) -> Events:
         return Events([], (EMPTY,))
     wrapped, array = _HEADER.match(text), _ARRAY.match(text)
     opening = wrapped or array
+    begin = opening.end() if opening else _first(text)
     scan = _Scan(text, raw_event)
-    closed = scan.run(opening.end() if opening else 0)
+    closed = scan.run(begin)
     if scan.is_raw and "\\" in text:
         # Where one name was not escaped none was: what looks like an escape in another is none.
         scan = _Scan(text, raw_event, raw_first=True)
-        closed = scan.run(opening.end() if opening else 0)
+        closed = scan.run(begin)
     notes = [_damage(scan)] if scan.damaged else []
     if opening is None:
         notes.append(_fragment(len(scan.events)) if scan.events else _nothing(text))
@@ -64,6 +66,12 @@ def _salvage(text: str, raw_event: RawEvent | None) -> Events:
     elif wrapped and not text[closed:].rstrip().endswith("}"):
         notes.append("the end of the file, behind its last event, is missing; no event is")
     return Events(scan.events, tuple(notes), scan.is_raw)
+
+
+def _first(text: str) -> int:
+    """Return where a fragment's first event begins, behind what is no part of one."""
+    found = _FIRST.search(text)
+    return found.start() if found and '"' not in text[: found.start()] else 0
 
 
 class _Scan:

@@ -6,16 +6,19 @@ interleave on one key, so an end belongs to the earliest open begin of the same 
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from otel_dltrace.formats.json_events import read_events
+from otel_dltrace.model.server_keys import KEYS, first_key
 
 _NAME = re.compile(r"(push|pull)-([0-9]{1,9})")
-_RANGE = (1 << 64) - 1
-_KEYS = 1 << 47
+_MOST_KEY = 1 << 47
 """A key of a tensor is below; what is above is a server's place in ps-lite's range of keys."""
+_PARTITIONS = 1 << 16
+_MOST_PARTITION = 1 << 15
+"""No tensor has so many partitions."""
 _LATEST = 9_000_000_000_000_000
 _MOST_SERVERS = 1 << 12
 BEGIN, END = "B", "E"
@@ -66,7 +69,7 @@ def read_profile(data: bytes, servers: int = 0) -> Profile:
         notes.append(f"{lone:,} ends have no begin and were left out")
     if still_open := sum(request.end is None for request in requests):
         notes.append(f"{still_open:,} pushes and pulls have no end in the file")
-    server, count, offset = _place([request.key for request in requests], servers)
+    server, count, offset = _place({request.key for request in requests}, servers)
     if server is None:
         notes.append("the keys fit no number of servers; they were taken as they stand")
     elif server and not servers:
@@ -101,21 +104,39 @@ def _paired(events: Iterable[Any]) -> tuple[list[Request], int, int]:
 def _event(event: Any) -> tuple[bool, Request]:
     """Return whether *event* is a begin, and its request as if it began then."""
     phase, key, at, name = event["ph"], int(event["pid"]), int(event["ts"]), _NAME.fullmatch(event["name"])
-    if name is None or phase not in (BEGIN, END) or not 0 <= key <= _RANGE or abs(at) > _LATEST:
+    if name is None or phase not in (BEGIN, END) or not 0 <= key <= KEYS or abs(at) > _LATEST:
         raise ValueError(event)
     return phase == BEGIN, Request(name[1], int(name[2]), key, at, None)
 
 
-def _place(keys: Sequence[int], servers: int) -> tuple[int | None, int, int]:
-    """Return which server of how many has *keys*, and what ps-lite added to them: the server's share of all keys."""
+def _place(keys: Collection[int], servers: int) -> tuple[int | None, int, int]:
+    """Return which server of how many has *keys*, and what ps-lite added to them: the server's share of all keys.
+
+    Server 5 of 10 begins two keys below server 1 of 2, and one above server 4 of 8. So of the numbers of servers that
+    fit it is the smallest with which some tensor's first partition is here, and none has too many.
+    """
     if not keys:
         return 0, max(servers, 1), 0
-    for count in [servers] if servers else range(1, _MOST_SERVERS):
-        server = min(min(keys) // first_key(1, count), count - 1)
+    found: tuple[int | None, int, int] = None, max(servers, 1), 0
+    best = 3
+    for place in _fits(keys, [servers] if servers else range(1, _MOST_SERVERS)):
+        partitions = [(key - place[2]) % _PARTITIONS for key in keys]
+        doubts = 2 if max(partitions) >= _MOST_PARTITION else int(min(partitions) > 0)
+        if doubts < best:
+            found, best = place, doubts
+        if not doubts:
+            break
+    return found
+
+
+def _fits(keys: Collection[int], counts: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield for each of *counts* which server can have *keys*, of how many, and where its share begins."""
+    least, most = min(keys), max(keys)
+    for count in counts:
+        server = min(least // first_key(1, count), count - 1)
         first = first_key(server, count)
-        if all(0 <= key - first < _KEYS for key in keys):
-            return server, count, first
-    return None, max(servers, 1), 0
+        if most - first < _MOST_KEY:
+            yield server, count, first
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -138,8 +159,3 @@ def write_profile(marks: Iterable[Mark]) -> Iterator[bytes]:
         yield behind + line.encode()
         behind = b",\n"
     yield _CLOSED.encode()
-
-
-def first_key(server: int, servers: int) -> int:
-    """Return what ps-lite adds to the keys of a server: its share of all keys begins there."""
-    return server * (_RANGE // servers)

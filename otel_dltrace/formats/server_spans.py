@@ -9,10 +9,11 @@ import numpy as np
 
 from otel_dltrace.formats.comm_spans import BACKEND, Rows
 from otel_dltrace.formats.in_order import NEVER, InOrder
-from otel_dltrace.formats.server_profile import BEGIN, END, Mark, Profile, Request, first_key
+from otel_dltrace.formats.server_profile import BEGIN, END, Mark, Profile, Request
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.server_keys import first_key
 from otel_dltrace.model.spans import SpanBatch, empty_rows
 
 _US = 1000

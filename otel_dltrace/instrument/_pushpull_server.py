@@ -7,6 +7,7 @@ from otel_dltrace.instrument._pushpull_records import BACKEND, ERRORS, MOST_WAIT
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level
+from otel_dltrace.model.server_keys import first_key
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, read_tracestate, span_below, traceparent_head
 from otel_dltrace.record.guard import failed
 from otel_dltrace.record.tracer import Tracer
@@ -46,10 +47,14 @@ class Server:
 
     def started(self, kind: str, request: "Request", metadata: Mapping[str, str], start: int) -> "_Answered | None":
         """Return who writes *request* when it is answered, None where it is not asked for."""
-        asked = self._tracer.server_key
-        if self.recorder.level < _PARTITION or asked not in (-1, request.key):
+        if self.recorder.level < _PARTITION or (self._tracer.server_key >= 0 and not self._is_asked_for(request.key)):
             return None
         return _Answered(self, kind, request, metadata, start)
+
+    def _is_asked_for(self, key: int) -> bool:
+        """Return whether *key* is the one that is asked for: as it is, or as this server's profile has it."""
+        asked, bind = self._tracer.server_key, self.recorder.bound
+        return key == asked or (bind is not None and key + first_key(bind.rank, bind.servers) == asked)
 
     def descriptor(self, kind: str, request: "Request") -> int:
         """Return a new descriptor of *request*."""

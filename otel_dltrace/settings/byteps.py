@@ -61,8 +61,9 @@ def _server(env: Mapping[str, str]) -> dict[str, object]:
     if _atoi(env, "BYTEPS_SERVER_ENABLE_PROFILE") != 1:
         return {"server_spans": "off"}
     path = env.get("BYTEPS_SERVER_PROFILE_OUTPUT_PATH", "").strip() or "server_profile.json"
-    asked = env.get("BYTEPS_SERVER_KEY_TO_PROFILE", "").strip()
-    key = str(max(0, _atoi(env, "BYTEPS_SERVER_KEY_TO_PROFILE"))) if asked else ""
+    key = env.get("BYTEPS_SERVER_KEY_TO_PROFILE", "").strip()
+    if key and not key.isdecimal():
+        raise ConfigError(f"BYTEPS_SERVER_KEY_TO_PROFILE={key!r} is no key: write a pid of server_profile.json")
     return {"server_spans": "on", "server_profile": path, "server_key": key}
 
 

@@ -20,7 +20,7 @@ BEGAN_IN = "_OTEL_DLTRACE_BEGAN_IN"
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 _OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_METRIC_EXPORT_", "OTEL_BSP_")
 """How the names of variables begin that say where spans and metrics go, and when."""
-_KEY_DIGITS = 19
+_KEY_DIGITS = 20
 """Of the largest key that BytePS can have, 64 bits wide."""
 _KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
 
