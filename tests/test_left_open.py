@@ -68,7 +68,7 @@ def test_who_never_came_is_named():
     )
     assert in_words(found) == [
         "When cut off, ranks 0, 2 stood in all_reduce (number 8, of gloo 0); rank 1 had not come to it.",
-        "When cut off, rank 1 stood in step 1, with no operation open; what ended last was backward.",
+        "When cut off, rank 1 stood in step 1; what ended last was backward.",
     ]
 
 
@@ -115,7 +115,7 @@ def test_what_the_program_does_not_number_has_no_number():
 
     assert in_words(left_open([own[0].batch(), two_steps(1, 2).batch()])) == [
         "When cut off, rank 0 stood in push a.",
-        "When cut off, rank 1 stood in step 1, with no operation open; what ended last was forward.",
+        "When cut off, rank 1 stood in step 1; what ended last was forward.",
     ]
 
 
@@ -145,14 +145,34 @@ def test_what_nobody_waited_for_comes_last():
 
     assert in_words(left_open([rank.batch() for rank in ranks])) == [
         "When cut off, ranks 0-1 stood in barrier (number 9, of gloo 0).",
-        "When cut off, rank 0 had not waited for all_reduce (number 8, of gloo 0).",
+        "When cut off, rank 0 had all_reduce (number 8, of gloo 0) under way.",
     ]
+
+
+def test_who_has_an_earlier_one_under_way_has_not_come_to_the_next():
+    """An asynchronous operation that is open says nothing of where its rank is: that is told by its step."""
+    ranks = [two_steps(rank, 2).collective(1, 12, 20, 8, flags=CUT | int(Flag.ASYNC)) for rank in range(2)]
+    ranks[1].collective(1, 14, 20, 9, flags=CUT)
+
+    assert in_words(left_open([rank.batch() for rank in ranks])) == [
+        "When cut off, rank 1 stood in all_reduce (number 9, of gloo 0); rank 0 had not come to it.",
+        "When cut off, ranks 0-1 had all_reduce (number 8, of gloo 0) under way.",
+        "When cut off, rank 0 stood in step 1; what ended last was forward.",
+    ]
+
+
+def test_an_operation_that_has_just_begun_is_not_stood_in():
+    """A step of half a minute with many operations in it has one open whenever its drain looks."""
+    busy = in_a_collective(95_000)
+    busy[0].rows["start"][-1] = busy[0].rows["end"][-1] - 5 * MS
+
+    assert in_words(left_open(busy)) == ["For 95 s now rank 1 stands in step 1; what ended last was forward."]
 
 
 def test_many_places_are_told_in_part():
     """A report is no list of all ranks."""
     assert in_words(LeftOpen((), tuple(Elsewhere(n, "", (n,)) for n in range(9))))[5:] == [
-        "When cut off, rank 5 stood in step 5, with no operation open.",
+        "When cut off, rank 5 stood in step 5.",
         "3 more places were left open: --json has all.",
     ]
 
@@ -170,7 +190,7 @@ def test_ranks_that_live_and_stand_still_are_told_in_the_present():
     """With how long it has been so, which says that it is no longer usual."""
     assert in_words(left_open(in_a_collective(95_000))) == [
         "For 95 s now rank 0 stands in all_reduce (number 8, of gloo 0); rank 1 has not come to it.",
-        "For 95 s now rank 1 stands in step 1, with no operation open; what ended last was forward.",
+        "For 95 s now rank 1 stands in step 1; what ended last was forward.",
     ]
 
 
@@ -184,7 +204,7 @@ def test_who_is_in_no_step_while_others_wait_is_told():
     through = Rank(1, 2).step(0, 0, 10).collective(0, 5, 6, seq=7).batch()
 
     assert in_words(left_open([in_a_collective(95_000)[0], through]))[1:] == [
-        "Now rank 1 stands in no step, with no operation open; what ended last was all_reduce."
+        "Now rank 1 stands in no step; what ended last was all_reduce."
     ]
 
 
@@ -210,5 +230,5 @@ def test_a_hang_is_told_while_it_lasts_and_when_it_is_killed(place):
     for told in (now, found()):
         (standing,), (elsewhere,) = told.standing, told.elsewhere
         assert (standing.operation, standing.ranks, standing.absent) == ("all_reduce", (0,), (1,))
-        assert replace(elsewhere, lasts=None) == Elsewhere(3, "optimizer", (1,))
+        assert replace(elsewhere, lasts=None) == Elsewhere(3, "optimizer", (0, 1))
     assert (standing.lasts, elsewhere.lasts) == (None, None)

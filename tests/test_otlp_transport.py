@@ -179,9 +179,6 @@ def test_every_variable_counts_and_the_one_for_traces_wins(tmp_path):
         certificate=tmp_path / "ca.pem",
         client_key=tmp_path / "key.pem",
         client_certificate=tmp_path / "cert.pem",
-        renamed=tuple(
-            (f"OTEL_EXPORTER_OTLP_{last}", f"OTEL_EXPORTER_OTLP_TRACES_{last}") for last in ("HEADERS", "COMPRESSION")
-        ),
     )
 
 

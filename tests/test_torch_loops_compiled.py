@@ -80,6 +80,17 @@ LOOPS: Loops = {
         """,
         [PLAIN] * 6,
     ),
+    "a function behind a model, trained together": (
+        """
+        call = torch.compile(lambda x: other(x * torch.ones(4)).mean(1, keepdim=True), fullgraph=True, backend="eager")
+        both = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+        for x, y in loader:
+            both.zero_grad()
+            nn.functional.mse_loss(call(model(x)), y).backward()
+            both.step()
+        """,
+        [PLAIN] * 6,
+    ),
     "a part of a model": (
         """
         part = Wrapped()

@@ -14,6 +14,7 @@ from otel_dltrace.model.attributes import series_name
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.time import LONG_NS
 
 _Series = tuple[str, str, str, str]
 """What numbers operations together: kind, backend, group, and the tensor where each counts for itself."""
@@ -44,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """*ranks* that had no operation open: in *step*, which they had not ended (None: in none), after *last*.
+    """*ranks* that blocked in no operation: in *step*, which they had not ended (None: in none), after *last*.
 
     *lasts* is for how long (ns) they have been in the step, None if they were cut off.
     """
@@ -90,7 +91,11 @@ def left_open(batches: Sequence[SpanBatch]) -> LeftOpen:
         return LeftOpen()
     standing = _standing(ranks)
     awaited = {rank: one.lasts for one in standing for rank in one.absent}
-    return LeftOpen(standing, _elsewhere([r for r in ranks if not len(r.open)], awaited))
+    blocked = {r.rank for r in ranks if (r.open["flags"] & s.Flag.ASYNC == 0).any()}
+    return LeftOpen(
+        tuple(one for one in standing if one.lasts is None or one.lasts >= LONG_NS),
+        _elsewhere([r for r in ranks if r.rank not in blocked], awaited),
+    )
 
 
 def _last_end(batch: SpanBatch) -> int:
@@ -134,17 +139,19 @@ def _standing(ranks: Sequence[_Rank]) -> tuple[Standing, ...]:
             peer = int(row["a"]) if d.kind == s.P2P else -1
             place = _series(d), named, number, peer, bool(row["flags"] & s.Flag.ASYNC), bool(is_open(row))
             found.setdefault(place, {})[rank.rank] = int(row["end"]) - int(row["start"])
-    here: dict[_Series, set[int]] = {}
-    for (series, *_), standing in found.items():
-        here.setdefault(series, set()).update(standing)
+    at: dict[tuple[_Series, int], set[int]] = {}
+    for (series, _, number, *_), standing in found.items():
+        for who in standing:
+            at.setdefault((series, who), set()).add(number)
     out = []
     for (series, d, number, peer, is_asynchronous, lives), standing in found.items():
-        others = [r for r in ranks if r.rank not in here[series] and _knows(r, d)] if d.kind == s.COLLECTIVE else []
-        past = tuple(r.rank for r in others if r.done.get(series, 0) >= number > 0)
-        absent = tuple(r.rank for r in others if r.rank not in past and number > 0)
-        who = tuple(standing), absent, past
+        is_told = d.kind == s.COLLECTIVE and number > 0
+        others = [r for r in ranks if is_told and not at.get((series, r.rank), set()) & {0, number} and _knows(r, d)]
+        past = tuple(r.rank for r in others if r.done.get(series, 0) >= number)
+        absent = tuple(r.rank for r in others if max([r.done.get(series, 0), *at.get((series, r.rank), ())]) < number)
+        ranks_of = tuple(standing), absent, past
         lasts = max(standing.values()) if lives else None
-        out.append(Standing(d.name, d.backend, d.group, d.tensor, number, peer, *who, is_asynchronous, lasts))
+        out.append(Standing(d.name, d.backend, d.group, d.tensor, number, peer, *ranks_of, is_asynchronous, lasts))
     return tuple(sorted(out, key=_importance))
 
 

@@ -21,11 +21,12 @@ def is_open(rows: Column) -> Column:
 def without_usual(batches: Sequence[SpanBatch]) -> list[SpanBatch]:
     """Return *batches* without what is open, if no rank has been in it for longer than two steps take.
 
-    What nobody waits for yet, an asynchronous operation, may be open for any time.
+    Where there are steps an asynchronous operation may be open for any time: who waits for it stands in a step.
     """
     over = np.concatenate([np.zeros(0, np.int64), *map(_steps, batches)])
     usual = _TIMES * float(np.median(over)) if len(over) else 0.0
-    longest = max((int(_ages(batch).max(initial=0)) for batch in batches), default=0)
+    apart = Flag.ASYNC if len(over) else 0
+    longest = max((int(_ages(batch, apart).max(initial=0)) for batch in batches), default=0)
     return [batch if longest > usual else batch.take(~is_open(batch.rows)) for batch in batches]
 
 
@@ -33,8 +34,8 @@ def _steps(batch: SpanBatch) -> Column:
     return _lengths(batch.rows[batch.is_rank_step & (batch["flags"] & Flag.TRUNCATED == 0)])
 
 
-def _ages(batch: SpanBatch) -> Column:
-    return _lengths(batch.rows[is_open(batch.rows) & (batch["flags"] & Flag.ASYNC == 0)])
+def _ages(batch: SpanBatch, apart: int) -> Column:
+    return _lengths(batch.rows[is_open(batch.rows) & (batch["flags"] & apart == 0)])
 
 
 def _lengths(rows: Column) -> Column:

@@ -7,8 +7,9 @@ from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_throu
 from otel_dltrace.export.drain_json import entries_of
 from otel_dltrace.export.files import read_json, read_object
 from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
-from otel_dltrace.export.span_files import SEGMENTS, span_files
+from otel_dltrace.export.span_files import OPEN, span_files
 
+_NAMES = "descriptors.arrows"
 _FOREIGN = "is no file of a run"
 
 
@@ -34,11 +35,13 @@ def _in_run(info: Path) -> list[tuple[Path, str]]:
 
 
 def _in_folder(folder: Path) -> list[tuple[Path, str]]:
-    summary, names, spans = folder / "drain.json", folder / "descriptors.arrows", span_files(folder)
+    summary, names, spans = folder / "drain.json", folder / _NAMES, span_files(folder)
     found = [(summary, what)] if (what := _unnamed(folder, summary, bool(spans))) else []
     is_over = bool(read_object(summary).get("ended"))
     troubles = ((path, _trouble(path, is_whole=is_over or path != spans[-1])) for path in spans)
-    found += [(path, what) for path, what in troubles if what and path.exists()]  # a drain may have compacted it
+    standing = ((path, _trouble(path, is_whole=True)) for path in sorted(folder.glob(OPEN)))
+    # A drain may have compacted it, or what was open has ended.
+    found += [(path, what) for path, what in [*troubles, *standing] if what and path.exists()]
     if spans and (what := _trouble(names, is_whole=is_over)):
         found.append((names, f"{what}: some spans have no names"))
     return found
@@ -87,7 +90,7 @@ def _in_stream(path: Path, *, is_whole: bool) -> str:
         return ""
     stream = read_through(path)
     if stream.is_whole:
-        is_ours = stream.schema.equals(columns.SPANS if path.match(SEGMENTS) else columns.DESCRIPTORS)
+        is_ours = stream.schema.equals(columns.DESCRIPTORS if path.name == _NAMES else columns.SPANS)
         return "" if is_ours else _FOREIGN
     if not stream.batches:
         return "is damaged"

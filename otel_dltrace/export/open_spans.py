@@ -11,13 +11,12 @@ from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import empty_rows, stack_rows
+from otel_dltrace.model.time import LONG_NS
 
 MAX_OPEN = 10_000
 """Open spans that are held: where the ring was lapped their ends never come."""
 REMEMBERED_STEPS = 64
 """A stage that comes when its step has gone is late; so many steps later, it is what came first."""
-LONG_NS = 10 * 10**9
-"""How long something is open before it is told that it is."""
 
 
 class OpenSpans:
@@ -109,9 +108,9 @@ class OpenSpans:
         return rows
 
     def standing(self, now: int) -> Column:
-        """Return what is open, cut off *now* (ns), if the process has stood in a step or an operation for long."""
-        stands = (self._begun["level"] <= Level.COLLECTIVE) & (self._begun["flags"] & np.uint16(Flag.ASYNC) == 0)
-        if int(self._begun["start"].compress(stands).min(initial=now)) > now - LONG_NS:
+        """Return what is open, cut off *now* (ns), if the process has been in a step or an operation for long."""
+        since = self._begun["start"].compress(self._begun["level"] <= Level.COLLECTIVE)
+        if int(since.min(initial=now)) > now - LONG_NS:
             return empty_rows()
         return self._cut_off(now, Flag.TRUNCATED | Flag.OPEN)
 

@@ -1,5 +1,6 @@
 """Read a run directory back: one batch per process, whatever state its writers left it in."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,8 +20,11 @@ from otel_dltrace.export.span_files import OPEN, SpanFile, held_files
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
+from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import Process, SpanBatch, concatenate
 
+FRESH_S = 120.0
+"""What processes have open is written each ten seconds, or its drain is gone; hosts' clocks may differ."""
 _PIECE = 1 << 15
 
 
@@ -158,7 +162,21 @@ def _read_open(folder: Path) -> Iterator[SpanBatch]:
     if files := sorted(folder.glob(OPEN)):
         host = Host(folder)
         for path in files:
-            yield from host.read(SpanFile(path, None))
+            yield from (batch if _is_fresh(path) else _cut_off(batch) for batch in host.read(SpanFile(path, None)))
+
+
+def _is_fresh(path: Path) -> bool:
+    """Return whether a drain that lives still writes *path*."""
+    try:
+        return time.time() - path.stat().st_mtime < FRESH_S
+    except OSError:
+        return True  # it is over just now
+
+
+def _cut_off(batch: SpanBatch) -> SpanBatch:
+    rows = batch.rows.copy()
+    rows["flags"] &= ~np.uint16(Flag.OPEN)
+    return replace(batch, rows=rows)
 
 
 def read_processes(folder: Path) -> dict[int, Process]:

@@ -61,6 +61,12 @@ class Roots:
             self._look()
         return bool(getattr(root, "training", True))
 
+    def stop_looking(self) -> None:
+        """End the search. A graph that is compiled meanwhile would be so again: its guards know of the hook."""
+        if self._search is not None:
+            self._search.remove()
+            self._search = None
+
     def meet_compiled(self, module: Any) -> None:
         """Take a compiled module that is about to be called for a root if it can be one.
 
@@ -68,7 +74,7 @@ class Roots:
         """
         if live.tracer is not None and self.forward.running is None:
             self._adopt(module)
-        self._stop_looking()
+        self.stop_looking()
 
     def compiled_in_place(self, module: Any) -> None:
         """Time the calls of *module*, whose ``compile()`` has put its hooks inside the graph."""
@@ -99,12 +105,14 @@ class Roots:
             self._adopt(module, hooks=False)
             if module in self._known:
                 Before(self.forward)(module, args)
-        self._stop_looking()
+        self.stop_looking()
 
     def made(self, optimizer: Any) -> None:
         """Look for who holds the parameters of a new *optimizer*: by its first step a forward would have gone by."""
         missing = self._unheld(optimizer)
         if missing:
+            if self._search is None:
+                self._missing.clear()  # what was given up, and may be gone
             self._made[optimizer] = missing
             self._missing |= missing
             self._look()
@@ -130,7 +138,7 @@ class Roots:
         self._checked[optimizer] = (count, 0)
         self._missing -= missing | self._made.pop(optimizer, set())  # a wrapper may have exchanged them
         if not self._missing and self._calls:  # else all modules run in graphs, which would be compiled again
-            self._stop_looking()
+            self.stop_looking()
 
     def _unheld(self, optimizer: Any) -> set[int]:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -142,11 +150,6 @@ class Roots:
             self._calls = 0
             self._search = self._module.register_module_forward_pre_hook(Search(self.meet))
 
-    def _stop_looking(self) -> None:
-        if self._search is not None:
-            self._search.remove()
-            self._search = None
-
     @guarded
     def meet(self, module: Any, args: Any = ()) -> None:
         """Make *module*, whose forward begins, a root if it is what is looked for."""
@@ -155,7 +158,7 @@ class Roots:
         self._calls += 1
         is_outermost = self.forward.running is None and live.tracer is not None
         if self._calls > MAX_CALLS:
-            self._stop_looking()
+            self.stop_looking()
         elif is_outermost and self._is_missed(module) and self._adopt(module):
             Before(self.forward)(module, args)  # its own hook comes too late for this call
 
@@ -176,7 +179,7 @@ class Roots:
         self._known.add(module)
         self._missing.difference_update(map(id, parameters))
         if not self._missing:
-            self._stop_looking()
+            self.stop_looking()
         torch = sys.modules["torch"]
         self.forward.is_grad_enabled, self.forward.graph_task = torch.is_grad_enabled, torch._C._current_graph_task_id
         if hooks:
@@ -194,7 +197,7 @@ class Roots:
             self._restores.setdefault(module, []).extend((before.remove, after.remove))
 
     def _detach(self) -> None:
-        self._stop_looking()
+        self.stop_looking()
         for undos in list(self._restores.values()):
             for undo in reversed(undos):
                 undo()

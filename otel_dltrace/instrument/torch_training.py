@@ -207,6 +207,10 @@ def _compiled_called(args: Args, _kwargs: Kwargs) -> None:
     roots.meet_compiled(args[0])
 
 
+def _graph_begins(_args: Args, _kwargs: Kwargs) -> None:
+    roots.stop_looking()
+
+
 def _itself(args: Args, _kwargs: Kwargs) -> Any:
     return args[0]
 
@@ -233,6 +237,7 @@ ROWS: tuple[Row, ...] = (
     # In the loader's own thread it is beside the step; here it is a part of the way to the device.
     stage_site("torch.utils.data._utils.pin_memory", "pin_memory", TO_DEVICE),
     Attachment("torch.nn.modules.module", roots.attach),
+    Site("torch._dynamo.callback", "CompilationCallbackHandler.run_start_callbacks", begin=_graph_begins),
     Site("torch.nn.modules.module", "Module.compile", begin=_itself, finish=_compiled),
     # Before that it has none of its own, and does not mind global hooks.
     Site("torch._dynamo.eval_frame", "OptimizedModule.__call__", begin=_compiled_called, since="2.8"),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 STEP_NS = 1_000_000
 """A wall clock that moved by more than this against the monotonic one was set."""
+LONG_NS = 10_000_000_000
+"""How long something is open before it is told that it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def left_open(found: LeftOpen) -> list[str]:
 
 
 def _standing(one: Standing) -> str:
-    named = " ".join(filter(None, (plain(one.operation), plain(one.tensor))))
+    named = " ".join(dict.fromkeys(filter(None, (plain(one.operation), plain(one.tensor)))))
     where = " ".join(filter(None, (one.backend, one.group)))
     facts = [f"number {one.number}"] * (one.number > 0) + [f"of {plain(where)}"] * bool(where)
     told = f" ({', '.join(facts)})" if facts else ""
@@ -25,16 +25,16 @@ def _standing(one: Standing) -> str:
     others = [f"{_have(one.absent, one.lasts)} not come to it"] * bool(one.absent)
     others += [f"{_have(one.past, one.lasts)} ended it"] * bool(one.past)
     rest = f"; {', '.join(others)}" if others else ""
-    at = f"{_stand(one.ranks, one.lasts)} in"
-    if one.is_asynchronous:  # it may be over
-        at = f"{_have(one.ranks, one.lasts)} not waited for"
-    return f"{_when(one.lasts)} {at} {named}{peer}{told}{rest}."
+    what = f"{named}{peer}{told}"
+    if one.is_asynchronous:  # who waits for it is not known, and it may be over
+        return f"{_when(one.lasts)} {_have(one.ranks, one.lasts)} {what} under way{rest}."
+    return f"{_when(one.lasts)} {_stand(one.ranks, one.lasts)} in {what}{rest}."
 
 
 def _elsewhere(one: Elsewhere) -> str:
     step = "no step" if one.step is None else f"step {one.step}"
     after = f"; what ended last was {plain(one.last)}" if one.last else ""
-    return f"{_when(one.lasts)} {_stand(one.ranks, one.lasts)} in {step}, with no operation open{after}."
+    return f"{_when(one.lasts)} {_stand(one.ranks, one.lasts)} in {step}{after}."
 
 
 def _when(lasts: int | None) -> str:

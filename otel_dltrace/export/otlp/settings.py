@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -40,7 +40,7 @@ class OtlpSettings:
     certificate: Path | None = None
     client_key: Path | None = None
     client_certificate: Path | None = None
-    renamed: tuple[tuple[str, str], ...] = ()
+    renamed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Which variables have their form for this signal set, and how that is called."""
 
     def __repr__(self) -> str:
