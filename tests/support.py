@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -196,3 +197,14 @@ def requests_of(
 ) -> list[EncodedRequest]:
     """Return the requests that a drain sends of *batch* alone."""
     return encode_together([Part(batch, trace_ids, resource, left_out)], Merger(), limit)
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let no file grow beyond *size* bytes: the kernel refuses it as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -3,9 +3,7 @@
 import contextlib
 import io
 import re
-import resource
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from otel_dltrace.model import metrics as m
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.metric_batch import HOST, NO_STEP, MetricBatch, Point, batch_of
 from otel_dltrace.model.metrics import attributes_text
+from tests.support import room_for
 
 ROOT = Path(__file__).parents[1]
 USER, IDLE = (attributes_text({m.CPU_MODE: mode}) for mode in ("user", "idle"))
@@ -83,17 +82,6 @@ def test_a_file_that_ends_in_half_a_batch_is_read_up_to_there(folder):
 
     assert sorted(told(read_host_metrics(folder))) == sorted([*ROWS[:2], ROWS[3]])
     assert sorted(p.name for p in folder.glob(METRICS)) == ["metrics-00001.arrows", "metrics-00002.arrows"]
-
-
-@contextlib.contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """Let no file grow beyond *size* bytes: the kernel refuses it as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("kept", [[], ROWS[:2]], ids=["nothing was written before", "some was"])

@@ -1,10 +1,7 @@
 """A disk that is full for a while: nothing is lost, written twice, or left lying about."""
 
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,18 +13,8 @@ from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import PHASE
+from tests.support import room_for
 from tests.test_rundir import DESCRIPTORS, ERRORS, a_process, a_writer, rows_of
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond *size* bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -38,7 +25,7 @@ def test_names_that_come_when_there_is_room_again_are_found(tmp_path, times):
     many = [*DESCRIPTORS, *(Descriptor(PHASE, f"name {n}") for n in range(2000))]
     writer.append(process.nonce, rows[:4], many, ERRORS)
     more = [*many, Descriptor(PHASE, "new")]
-    with files_up_to(1024):
+    with room_for(1024):
         for _ in range(times):
             with pytest.raises(OSError, match="too large"):
                 writer.append(process.nonce, rows[4:8], more, ERRORS)
@@ -56,7 +43,7 @@ def test_a_compaction_that_finds_no_room_leaves_the_segments_and_nothing_else(tm
     writer.append(process.nonce, rows, DESCRIPTORS, ERRORS)
     writer.close_segment()
     before = sorted(path.name for path in writer.folder.iterdir())
-    with files_up_to(4096), pytest.raises(OSError, match="too large"):
+    with room_for(4096), pytest.raises(OSError, match="too large"):
         compact(writer.folder, writer.number)
 
     assert sorted(path.name for path in writer.folder.iterdir()) == before
