@@ -127,6 +127,7 @@ def newest(rows: Column) -> Column:
 
     What came last is not always behind: each thread writes in a chunk of its own.
     """
-    order = np.lexsort((rows["a"], rows["end"]))
-    last = dict(zip(rows["span_no"].take(order).tolist(), order.tolist(), strict=True))
-    return rows if len(last) == len(rows) else rows.take(sorted(last.values()))
+    order = np.lexsort((rows["a"], rows["end"], rows["span_no"]))
+    numbers = rows["span_no"].take(order)
+    is_last = np.append(numbers[1:] != numbers[:-1], True)[: len(rows)]
+    return rows if is_last.all() else rows.take(np.sort(order.compress(is_last)))

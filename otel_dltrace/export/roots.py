@@ -1,6 +1,6 @@
 """The root span of each step, from the drain of worker rank 0's host, over its local ranks' extent."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_dltrace.export.gate import SETTLE_S
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind, root_id
+from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP, Bind, root_ids
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import STEP, TRAIN_STEP, Level
 from otel_dltrace.model.spans import empty_rows
@@ -80,7 +80,7 @@ class Roots:
 
         None without rank 0.
         """
-        out = []
+        complete: dict[int, list[tuple[int, int, int]]] = {}
         for step in sorted(self._steps):
             seen = self._steps[step]
             is_over = step not in standing and now - seen.since >= self.settle
@@ -91,9 +91,16 @@ class Roots:
                 self._set_aside(step, seen)
                 continue
             self._remember(step)
-            extent = np.array([(step, seen.start, seen.end)], EXTENT)
-            out += [Root(self._owner, step, n, root_rows(self.bind, extent, n)) for n in sorted(seen.shards)]
-        return out
+            for shard in seen.shards:
+                complete.setdefault(shard, []).append((step, seen.start, seen.end))
+        return [root for shard, extents in sorted(complete.items()) for root in self._roots_of(shard, extents)]
+
+    def _roots_of(self, shard: int, extents: list[tuple[int, int, int]]) -> Iterator[Root]:
+        """Yield the roots in *shard* of the steps that *extents* tell of, made at once."""
+        assert self._owner is not None
+        rows = root_rows(self.bind, np.array(extents, EXTENT), shard)
+        for i, (step, _, _) in enumerate(extents):
+            yield Root(self._owner, step, shard, rows[i : i + 1])
 
     def _set_aside(self, step: int, seen: _Seen) -> None:
         self._orphaned[step] = seen
@@ -111,6 +118,6 @@ def root_rows(bind: Bind, extents: Column, shard: int) -> Column:
     rows = empty_rows(len(extents))
     for name in EXTENT.names or ():
         rows[name] = extents[name]
-    rows["span_id"] = [root_id(bind, step, shard) for step in extents["step"].tolist()]
+    rows["span_id"] = root_ids(bind, extents["step"].tolist(), shard)
     rows["size"], rows["b"], rows["level"] = NO_USER_STEP, -1, Level.STEP
     return rows

@@ -197,6 +197,8 @@ def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) 
     A step's id is the hash that all ranks can compute; a row without a parent of its own hangs
     under its step, and under nothing outside any step. A parent in another process stays as it is.
     """
+    if not len(rows):
+        return
     is_remote = rows["flags"] & _REMOTE != 0
     remote = rows["parent_id"][is_remote]
     numbers = np.empty((2, len(rows)), np.uint64)

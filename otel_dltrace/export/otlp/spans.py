@@ -168,7 +168,7 @@ def _constants(batch: SpanBatch, launchers: Sequence[Launcher | None], launcher:
     columns = (
         rows["descriptor"],
         np.minimum(rows["source"], s.Source.BOUND),
-        rows["flags"] & _KNOWN_FLAGS | np.where(rows["error"] > 0, s.Flag.ERROR, 0),
+        rows["flags"] & np.uint16(_KNOWN_FLAGS),
         # All ranks share the root, so to all but one it is another process's.
         batch.is_rank_step & (rows["parent_id"] != 0),
         launcher,
@@ -184,14 +184,21 @@ def _constants(batch: SpanBatch, launchers: Sequence[Launcher | None], launcher:
     sample[which] = np.arange(len(batch))  # any row will do: they agree in all columns
     samples = zip(*(column[sample].tolist() for column in columns), strict=True)
     return which, [
-        _constant(batch.descriptors[d], source, flags, remote, launchers[link], *batch.errors[error])
+        _constant(batch.descriptors[d], source, flags, remote, launchers[link], error > 0, *batch.errors[error])
         for d, source, flags, remote, link, error in samples
     ]
 
 
 @lru_cache(maxsize=MAX_DESCRIPTORS)
 def _constant(
-    d: Descriptor, source: int, flags: int, remote: bool, launcher: Launcher | None, error_type: str, message: str
+    d: Descriptor,
+    source: int,
+    flags: int,
+    remote: bool,
+    launcher: Launcher | None,
+    has_error: bool,
+    error_type: str,
+    message: str,
 ) -> bytes:
     failed = nested(2, text(message)) + tag(3, VARINT) + varint(_STATUS_ERROR)
     out = b"".join(
@@ -199,7 +206,7 @@ def _constant(
             nested(5, text(d.name)),
             attributes(9, constant_attributes(d, source, flags, error_type)),
             _link(launcher) if launcher else b"",
-            nested(15, failed if flags & s.Flag.ERROR else b""),
+            nested(15, failed if has_error or flags & s.Flag.ERROR else b""),
             tag(16, FIXED32) + (_HAS_IS_REMOTE | (_IS_REMOTE if remote else 0)).to_bytes(4, "little"),
             tag(6, VARINT),
         )
