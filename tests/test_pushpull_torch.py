@@ -324,6 +324,26 @@ def test_a_call_may_say_another_priority_than_the_declaration(tmp_path):
     assert done.each("found") == {"worker0": [1, 5, 5, 0]}
 
 
+NUMBERED = """
+from otel_dltrace.pushpull.torch_ops import engine
+model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("2", "10", "a")})
+bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+bps.broadcast_parameters({"mean": torch.zeros(1), **model.state_dict()})
+names = [f"{kind}.{name}" for kind in ("Gradient", "Parameter") for name in (*model.state_dict(), "mean")]
+declared = {name: engine().declare(f"byteps.{name}") for name in names if name != "Gradient.mean"}
+say(keys={name: (one.declared_key, one.priority) for name, one in declared.items()})
+"""
+
+
+def test_keys_are_numbered_as_by_the_plugin_of_byteps(tmp_path):
+    """All gradients, then all parameters, by name; what the next forward pass needs first has priority all the same."""
+    done = run_job(tmp_path, START + NUMBERED, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    gradients = {"Gradient.10.weight": [0, -1], "Gradient.2.weight": [1, 0], "Gradient.a.weight": [2, -2]}
+    parameters = {"Parameter.10.weight": [3, 0], "Parameter.2.weight": [4, 0], "Parameter.a.weight": [5, 0]}
+    assert done.each("keys")["worker0"] == {**gradients, **parameters, "Parameter.mean": [6, 0]}
+
+
 NAMELESS = """
 torch.manual_seed(0)
 makes, judges = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)

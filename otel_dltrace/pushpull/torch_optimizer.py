@@ -34,14 +34,17 @@ class _Gradients:
 
     def take(self, groups: Iterable[dict[str, Any]]) -> None:
         """Average from now on whatever of *groups* has gradients: also what was added, or frozen, before."""
+        priorities: dict[str, int] = {}
         for parameter in () if self.alone else (one for group in groups for one in group["params"]):
             if parameter.requires_grad and parameter not in self.names:
-                index = len(self.names)
-                name = self.names[parameter] = self._name(parameter)
-                if not self.asynchronous:
-                    # Those that the next forward pass needs first are declared first, and go first.
-                    bps.declare(f"Gradient.{name}", -index, self.compression)
+                name = self._name(parameter)
+                priorities[name] = -len(self.names)  # those that the next forward pass needs first go first
+                self.names[parameter] = name
                 parameter.register_post_accumulate_grad_hook(self.ready)
+        for name in sorted(priorities):  # keys are numbered as by BytePS's plugin
+            bps.declare(f"Gradient.{name}", priorities[name], self.compression)
+        for name in sorted(priorities):
+            bps.declare(f"Parameter.{name}")
 
     def _name(self, parameter: Tensor) -> str:
         """Return the name of *parameter*; without one it has a number, of its own over all optimizers, as in a GAN."""
