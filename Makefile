@@ -13,7 +13,7 @@ help:
 	@echo "make test-deps  install the Debian packages that some tests want ($(PACKAGES))"
 	@echo "make check      ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of docs/benchmarks.md"
-	@echo "make docs       write what is generated: tables of docs/, dashboards"
+	@echo "make docs       write what is generated: tables of docs/, configurations, dashboards, completions"
 
 $(READY): pyproject.toml constraints.txt otel_dltrace.pth
 	$(PYTHON) -m venv $(VENV)

@@ -78,8 +78,9 @@ def _send_waiting(root: Path) -> None:
 def _send(settings: OtlpSettings, folder: Path) -> None:
     with progress(f"sending {short_path(folder)}") as count:
         delivery = resend(connect(settings), folder, progress=lambda figures: count(figures.accepted))
-    add_delivered(folder.parent, as_told(settings, delivery))
-    trouble = f" ({delivery.trouble})" if delivery.spilled else ""
+    told = as_told(settings, delivery)
+    add_delivered(folder.parent, told)
+    trouble = f" ({told['diagnosis']})" if delivery.spilled else ""
     print(f"{short_path(folder)}: {delivery.accepted} spans sent, {delivery.spilled} still waiting{trouble}")
 
 
