@@ -378,10 +378,12 @@ def test_a_slow_rank_stands_out_while_it_trains(tmp_path):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         training = place.popen([*launcher, str(program), *SLOW], **env)
         see_data(found, NEEDED, while_=lambda: training.poll() is None)
-        behind = found.values(query_of("Behind the median rank"))
+        # Not at the first look: the first steps may be anybody's.
+        servers.wait_until(lambda: late_ranks(found.values(query_of("Behind the median rank"))) == [(True, True)])
         training.terminate()
         training.communicate(timeout=240)
 
-    assert [("'dl_rank': '1'" in rank, seconds > 0.005) for rank, seconds in behind.items() if seconds > 0] == [
-        (True, True)
-    ]
+
+def late_ranks(behind: dict[str, float]) -> list[tuple[bool, bool]]:
+    """Return for each rank behind the median whether it is rank 1, and whether that is by more than 5 ms."""
+    return [("'dl_rank': '1'" in rank, seconds > 0.005) for rank, seconds in behind.items() if seconds > 0]
