@@ -306,7 +306,7 @@ def test_no_spans_are_no_request():
 
 
 def test_a_span_takes_about_200_bytes():
-    """Padding costs little: 100,000 phases of a push take what design 4.6 reckons with."""
+    """Padding costs little: 100,000 phases of a push take about 200 bytes each."""
     batch = batch_of([0] * 100_000)
     requests = requests_of(batch, trace_id_column(batch, BIND), {})
 

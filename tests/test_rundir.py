@@ -163,6 +163,8 @@ def test_parquet_replaces_segments_and_other_programs_can_read_it(tmp_path):
     assert table.column("role").to_pylist() == ["worker"] * 80
     assert table.column("name").to_pylist() == ["rank.step", "all_reduce", "PUSH", "PUSH"] * 20
     assert table.column("tensor").to_pylist() == ["", "bucket 0", "w", "w"] * 20
+    assert table.column("group_size").to_pylist() == [0, 2, 0, 0] * 20
+    assert table.column("key").to_pylist() == [-1, -1, 3, 3] * 20
     assert table.column("start_unix_ns").to_pylist() == (rows["start"] + process.anchor.offset).tolist()
 
 
@@ -350,15 +352,17 @@ def test_a_folder_that_cannot_be_made_is_made_later(tmp_path):
 
 
 def test_the_next_drain_of_a_host_adds_to_its_summary(tmp_path):
-    """Numbers add up, the rest is the latest; processes are all named."""
+    """Counts add up, also of what was sent; what waits is what waits now; processes are all named."""
     root = tmp_path / "run"
     for rank in range(2):
         writer = a_writer(root, a_process(rank))
-        writer.write_summary({"spans": 10, "otlp": {"accepted": rank}}, ended=True)
+        otlp = {"accepted": 5, "spilled": 5 - 5 * rank, "dropped": {"refused": 1}, "url": f"http://{rank}"}
+        writer.write_summary({"spans": 10, "otlp": otlp}, ended=True)
         writer.close()
 
     (summary,) = read_summaries(root)
-    assert summary["summary"] == {"spans": 20, "otlp": {"accepted": 1}}
+    otlp = {"accepted": 10, "spilled": 0, "dropped": {"refused": 2}, "url": "http://1"}
+    assert summary["summary"] == {"spans": 20, "otlp": otlp}
     assert [process["bind"]["rank"] for process in summary["processes"]] == [0, 1]
 
 

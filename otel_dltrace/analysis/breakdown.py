@@ -1,4 +1,4 @@
-"""Where a step's time goes: residual = step - union(stages, operations), warm-up apart (spec: analyses M and O).
+"""Where a step's time goes: residual = step - union(stages, operations), warm-up apart.
 
 The rows of one rank add up in the mean: stages + operations + residual = step, unless stages nest.
 """

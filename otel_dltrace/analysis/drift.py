@@ -1,4 +1,4 @@
-"""Whether all ranks mean the same by "step n": the WORLD group's seq at its begin must agree (design 4.2)."""
+"""Whether all ranks mean the same by "step n": the WORLD group's seq at its begin must agree (contract 4)."""
 
 from collections import Counter
 from collections.abc import Sequence

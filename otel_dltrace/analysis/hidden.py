@@ -1,4 +1,4 @@
-"""How much of the communication computation hides (spec: analyses C): |union(comm) and union(comp)| / |union(comm)|.
+"""How much of the communication computation hides: |union(comm) and union(comp)| / |union(comm)|.
 
 A rank that is blocked in a call or a wait computes nothing, also within a stage: `DistributedOptimizer` waits for its
 gradients in the optimizer's step.

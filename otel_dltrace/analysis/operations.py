@@ -1,4 +1,4 @@
-"""How often each operation ran, how much it moved and how long it took; skew = max b_r - min b_r (spec: analyses A)."""
+"""How often each operation ran, how much it moved and how long it took; skew = max b_r - min b_r."""
 
 import re
 from collections.abc import Sequence

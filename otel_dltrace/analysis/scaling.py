@@ -1,9 +1,9 @@
 """How a job scales: the same figures of several runs, with the number of ranks as the axis, the first epoch apart.
 
-As the Horovod analyses of ANL do it: bad scaling may be the first epoch's alone (spec: analyses C and O). Of a run of
-n ranks, against the run with the fewest, n_0: speed-up = rate / rate_0, efficiency = speed-up / (n / n_0). The rate is
-that of samples, of all ranks together; where a run does not tell them it is that of rank-steps, which takes each
-rank's batch to be as large in all runs.
+As the Horovod analyses of ANL do it: bad scaling may be the first epoch's alone. Of a run of n ranks, against the run
+with the fewest, n_0: speed-up = rate / rate_0, efficiency = speed-up / (n / n_0). The rate is that of samples, of all
+ranks together; where a run does not tell them it is that of rank-steps, which takes each rank's batch to be as large in
+all runs.
 """
 
 from collections.abc import Mapping, Sequence

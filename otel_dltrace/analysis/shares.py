@@ -1,4 +1,4 @@
-"""Which share of the steps is negotiation: by step, by epoch, and the first ones apart (spec: analyses O).
+"""Which share of the steps is negotiation: by step, by epoch, and the first ones apart.
 
 A timeline of Horovod tells when rank 0 negotiates, and when an operation runs. Without a coordinator, in MPI, ranks
 negotiate by waiting: with b_r, e_r the begin and end of a collective on rank r and L = max b_r, rank r negotiates from

@@ -1,4 +1,4 @@
-"""Who waits for whom in a collective (spec: analyses A; Scalasca's Wait at N x N, Patterns_gen.cpp).
+"""Who waits for whom in a collective (Scalasca's Wait at N x N, Patterns_gen.cpp).
 
 With b_r, e_r the begin and end on rank r, L = max b_r and E = min e_r:
 L'_r = min(L, e_r), E'_r = max(E, L'_r), wait_r = max(0, L'_r - b_r), completion_r = max(0, e_r - E'_r),

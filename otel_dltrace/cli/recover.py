@@ -17,7 +17,7 @@ from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.delivered import add_delivered
 from otel_dltrace.export.host_folder import lock_folder
 from otel_dltrace.export.metrics.settings import MetricSettings
-from otel_dltrace.export.otlp.sender import resend
+from otel_dltrace.export.otlp.resend import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.outlet import as_told

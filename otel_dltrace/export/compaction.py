@@ -19,6 +19,7 @@ from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.semconv import Level
 
 _READABLE = ("name", "kind", "group", "backend", "tensor", "queue_type", "activity", "dtype")
+_NUMBERS = ("group_size", "key")
 _EACH_ITS_OWN = ("span_no", "start", "end", "start_unix_ns", "span_id")
 """Columns in which hardly a value comes twice: to look for those that do costs a fifth of the writing."""
 _GROWING = ("span_no", "start", "end", "start_unix_ns")
@@ -92,6 +93,9 @@ def _with_names(table: pa.Table, folder: Path) -> pa.Table:
     ]
     for field in _READABLE:
         table = table.append_column(field, _looked_up(which, [getattr(d, field) for d in words]))
+    for field in _NUMBERS:
+        values = columns.with_gaps([getattr(d, field) for d in words], pa.int64())
+        table = table.append_column(field, values.take(columns.numbers(which, pa.int64())))
     known = [processes.get(nonce) for nonce in nonces.tolist()]
     binds = [process.bind if process else None for process in known]
     offsets = columns.with_gaps([process.anchor.offset if process else None for process in known], pa.int64())

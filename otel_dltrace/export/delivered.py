@@ -67,19 +67,19 @@ def add_delivered(folder: Path, figures: dict[str, Any]) -> None:
     told = read_object(path)
     summary = told.get("summary")
     if isinstance(summary, dict) and isinstance(before := summary.get("otlp", {}), dict):
-        summary["otlp"] = _more(before, figures)
+        summary["otlp"] = with_earlier(before, figures)
         with suppress(OSError):
             ended = path.stat().st_mtime_ns  # by this time runs are told apart, the last one that wrote from others
             write_json(path, told)
             os.utime(path, ns=(ended, ended))
 
 
-def _more(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures *before* with those of *now*: counts add up, and the last word holds."""
+def with_earlier(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of an earlier drain with those of *now*: counts add up at any depth, and the last word holds."""
     return before | {name: value if name in _NOW else _joint(before.get(name), value) for name, value in now.items()}
 
 
 def _joint(before: Any, now: Any) -> Any:
     if isinstance(now, dict):
-        return _more(before or {}, now)
+        return with_earlier(before or {}, now)
     return (before or 0) + now if isinstance(now, int) else now or before

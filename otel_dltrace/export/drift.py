@@ -1,4 +1,4 @@
-"""Whether this host's ranks mean the same by "step n": the WORLD group's seq at its start says so (design 4.2)."""
+"""Whether this host's ranks mean the same by "step n": the WORLD group's seq at its start says so (contract 4)."""
 
 REMEMBERED = 4096
 _TOLD = -1

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.arrow_files import read_stream
+from otel_dltrace.export.delivered import with_earlier
 from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.files import write_json
 from otel_dltrace.export.host_folder import HostFolder
@@ -229,7 +230,7 @@ class RunWriter:
                 "ended": ended,
                 "next_segment": self.number,
                 "processes": list(self.processes.values()),
-                "summary": _sum(self._inherited or {}, figures),
+                "summary": with_earlier(self._inherited or {}, figures),
             }
             if self.so_far:
                 value["so_far"] = self.so_far
@@ -242,9 +243,3 @@ class RunWriter:
         if self.is_open:
             self._give_up()
         self._place.leave()
-
-
-def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of an earlier drain of this host and of this one: numbers add up, the rest is the latest."""
-    both = {name: before[name] + now[name] for name in before.keys() & now if isinstance(now[name], int)}
-    return {**before, **now, **both}

@@ -1,4 +1,4 @@
-"""Joins the user's own OpenTelemetry spans to the training step that is current (design 4.3).
+"""Joins the user's own OpenTelemetry spans to the training step that is current (contract 3).
 
 At a step boundary the step becomes the current span of the thread that begins it, unless a span
 of the user is current there: that one stays, and gets a link to the step. Everywhere else - in
