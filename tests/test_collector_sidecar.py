@@ -2,7 +2,7 @@
 
 import pytest
 
-from otel_dltrace.export.otlp.sender import Delivery
+from otel_dltrace.export.otlp.delivery import Delivery
 from tests import servers
 from tests.collector_traffic import bulk, data_of, ids, real_run, scrape, send, sender
 

@@ -28,10 +28,14 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, TracesData
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
-from otel_dltrace.export.otlp.sender import NO_ROOM, SPILL_FULL, Delivery, Sender, pause_s, resend
+from otel_dltrace.export.otlp.delivery import Delivery
+from otel_dltrace.export.otlp.pause import pause_s
+from otel_dltrace.export.otlp.resend import resend
+from otel_dltrace.export.otlp.sender import Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.spill import Spill
 from otel_dltrace.export.otlp.transport import Outcome, Verdict, connect
+from otel_dltrace.export.otlp.waiting import NO_ROOM, SPILL_FULL
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.summary import REFUSED
 from tests.told import Told, grpc_server, http_server, response

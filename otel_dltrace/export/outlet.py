@@ -7,10 +7,11 @@ from typing import Any
 
 from otel_dltrace.export.departing import Tag, parts_of
 from otel_dltrace.export.gate import Outgoing
+from otel_dltrace.export.otlp.delivery import Delivery
 from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import Part, encode_together
-from otel_dltrace.export.otlp.sender import Delivery, Sender
+from otel_dltrace.export.otlp.sender import Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.model.attributes import resource_attributes
