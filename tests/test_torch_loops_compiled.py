@@ -226,6 +226,17 @@ LOOPS: Loops = {
         """,
         [PLAIN] * 3,
     ),
+    "an eager model behind a compiled one": (
+        """
+        compiled = torch.compile(model, backend="aot_eager")
+        for x, y in held_out:
+            learn(x, y)
+            second.zero_grad()
+            other(x).sum().backward()
+            second.step()
+        """.replace("learn(x, y)", "optimizer.zero_grad(); loss_of(x, y, compiled).backward(); optimizer.step()"),
+        [PLAIN | {"forward": 2, "backward": 2, "optimizer": 2}] * 3,
+    ),
     "an export in between": (
         """
         for x, y in held_out:

@@ -532,6 +532,55 @@ INTERRUPTED: Loops = {
     ),
 }
 
+ODD: Loops = {
+    "a thread infers while the model trains": (
+        """
+        import threading
+        class Watched(nn.Module):
+            def forward(self, x):
+                if torch.is_grad_enabled():  # an actor asks the model in the middle of its forward
+                    actor = threading.Thread(target=infer, args=(x.detach(),))
+                    actor.start()
+                    actor.join()
+                return x
+        def infer(x):
+            with torch.no_grad():
+                watched(x)
+        watched = nn.Sequential(Watched(), model)
+        for x, y in held_out:
+            optimizer.zero_grad()
+            loss_of(x, y, watched).backward()
+            optimizer.step()
+        """,
+        [PLAIN | {"evaluate": 1}] * 3,
+    ),
+    "an optimizer without a hash": (
+        """
+        class Equal(torch.optim.SGD):
+            def __eq__(self, other):
+                return type(self) is type(other)
+        for name in ("one", "two"):
+            fold = nn.Linear(4, 1)
+            equal = Equal(fold.parameters(), lr=0.1)
+            for _ in range(2):
+                equal.zero_grad()
+                fold(torch.ones(4, 4)).sum().backward()
+                equal.step()
+        """,
+        [NO_LOADER] * 4,
+    ),
+    "tensors are pickled, and a model is saved": (
+        """
+        import io, pickle
+        for x, y in held_out:
+            learn(x, y)
+            pickle.dumps(model)
+        torch.save(model, io.BytesIO())
+        """,
+        [PLAIN] * 2 + [PLAIN | {"checkpoint": 1}],
+    ),
+}
+
 ORDER = ["forward", "backward", "optimizer"]
 LINE_SEARCH = """
 search = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
@@ -543,6 +592,21 @@ for x, y in loader:
         return loss
     search.step(closure)
 """
+UNTRACED_S = 1
+UNTRACED = f"""
+import time, otel_dltrace
+from otel_dltrace.instrument import registry
+from otel_dltrace.record.tracer import live
+for x, y in held_out:
+    learn(x, y)
+otel_dltrace.uninstrument()
+time.sleep({UNTRACED_S})
+learn(x, y)
+if live.tracer is not None:
+    registry.instrument()
+for x, y in held_out:
+    learn(x, y)
+"""
 LOOPS = {
     f"{kind}: {name}": loop
     for kind, loops in [
@@ -550,6 +614,7 @@ LOOPS = {
         ("optimizers", OPTIMIZERS),
         ("data", DATA),
         ("interrupted", INTERRUPTED),
+        ("odd", ODD),
     ]
     for name, loop in loops.items()
 }
@@ -558,7 +623,7 @@ LOOPS = {
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What each loop recorded, and whether it computed the same untraced."""
-    programs = {name: loop[0] for name, loop in LOOPS.items()} | {"line search": LINE_SEARCH}
+    programs = {name: loop[0] for name, loop in LOOPS.items()} | {"line search": LINE_SEARCH, "untraced": UNTRACED}
     return run_each(tmp_path_factory.mktemp("loops"), SETUP, programs)
 
 
@@ -566,6 +631,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_steps_and_stages_are_those_of_the_loop(name: str, recorded: Ran) -> None:
     """One step per optimizer cycle, with its stages and nothing else; and what is learned stays the same."""
     check(recorded[name], LOOPS[name][1])
+
+
+def test_a_step_ends_where_it_is_seen_no_more(recorded: Ran) -> None:
+    """What comes after `uninstrument` is in no step; it was in the last one, until the next began."""
+    spans, same = recorded["untraced"]
+    assert same
+    assert [spans.stages(step) for step in spans.steps()] == [PLAIN] * 6
+    assert max(step.end - step.start for step in spans.spans("step")) < UNTRACED_S * 1e9
 
 
 def test_an_optimizer_s_time_is_without_its_closure_s(recorded: Ran) -> None:

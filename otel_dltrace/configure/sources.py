@@ -67,6 +67,9 @@ def uninstrument() -> None:
     from otel_dltrace.instrument import registry
 
     registry.uninstrument()
+    tracer = live.tracer
+    if tracer is not None and tracer.loop is not None and not tracer.steps.marked:
+        tracer.loop.interrupted()  # nobody would see the step that is open end
 
 
 @guard.guarded

@@ -219,6 +219,8 @@ class Loop:
             self.stepped.clear()
             if self._source is not None:
                 self._settle(training=True)
+        elif get_ident() != self.home:
+            return  # an actor's, or a validation's beside the training
         elif self._source is not None and not self._is_aside:
             self._evaluated = True
         steps.is_fresh = False
@@ -248,7 +250,10 @@ class Loop:
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
         if not training:
-            self._evaluate(start, end)
+            if get_ident() == self.home:
+                self._evaluate(start, end)
+            else:
+                self._stage(EVALUATE, start, end)
             return
         steps, mark, self._mark = self.steps, self._mark, None
         between = not steps.is_open if steps.marked else self._evaluating != 0

@@ -21,10 +21,14 @@ _running: set[str] = set()
 os.register_at_fork(after_in_child=_running.clear)  # the parent's calls
 
 
-def _begins(stage: str, _args: Args, _kwargs: Kwargs) -> Piece | None:
+def _is_any(_args: Args) -> bool:
+    return True
+
+
+def _begins(stage: str, is_one: Callable[[Args], bool], args: Args, _kwargs: Kwargs) -> Piece | None:
     assert live.tracer is not None
     loop = loop_of(live.tracer)
-    if stage in _running or get_ident() != loop.home:
+    if stage in _running or get_ident() != loop.home or not is_one(args):
         return None
     mark = loop.steps.mark() if stage in DEVICE_STAGES else None
     _running.add(stage)
@@ -50,13 +54,16 @@ def _outside_graphs(traced: Callable[..., Any], original: Callable[..., Any]) ->
     return call
 
 
-def stage_site(module: str, name: str, stage: str, *, in_graphs: bool = False) -> Site:
+def stage_site(
+    module: str, name: str, stage: str, *, in_graphs: bool = False, is_one: Callable[[Args], bool] = _is_any
+) -> Site:
     """Return the row for a function of which every call is a piece of *stage*, with all calls inside it.
 
-    One that is used *in_graphs* that are compiled stays there as it is; it is not one of torch's own.
+    One that is used *in_graphs* that are compiled stays there as it is; it is not one of torch's own. Where not every
+    call is one, *is_one* tells by its arguments.
     """
     around = _outside_graphs if in_graphs else None
-    return Site(module, name, partial(_begins, stage), _ended, _ended, around=around)
+    return Site(module, name, partial(_begins, stage, is_one), _ended, _ended, around=around)
 
 
 def stage_call(module: str, name: str, stage: str) -> Attachment:

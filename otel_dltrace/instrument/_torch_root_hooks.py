@@ -1,6 +1,7 @@
 """Hooks on the modules of a PyTorch program, and the forward that they time."""
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,13 +31,21 @@ def _graph_task() -> int:
     return int(sys.modules["torch"]._C._current_graph_task_id())
 
 
+class _Here(threading.local):
+    """The forward of this thread, as the hooks find it and leave it."""
+
+    running: Any = None
+    """The root whose forward is running: one that was interrupted has not said so."""
+    since = 0
+    has_gradients = False
+    """Whether it has gradients, and so is of a training step."""
+
+
 class Forward:
-    """The forward that is running, as the hooks find it and leave it.
+    """The forwards of roots.
 
     Attributes:
-        running: The root whose forward is running: one that was interrupted has not said so.
-        since: When that began.
-        has_gradients: Whether it has gradients, and so is of a training step.
+        here: That of this thread.
         latest: Returns the root that ran last, while it lives.
         is_grad_enabled: Torch's own; until there is a root, what looks for it.
         graph_task: Returns the graph that the engine is running in this thread, -1 for none; likewise.
@@ -50,8 +59,7 @@ class Forward:
     def forget(self) -> None:
         """Begin as if nothing had run."""
         self.latest: Callable[[], Any] = none_yet
-        self.running: Any = None
-        self.since, self.has_gradients = 0, False
+        self.here = _Here()
 
 
 class _Hook:
@@ -108,16 +116,17 @@ class Before(_Timed):
         if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
             return
         forward = self._forward
-        if forward.running is not None and forward.running is not module:
+        here = forward.here
+        if here.running is not None and here.running is not module:
             return
-        forward.running, tracer = None, live.tracer
+        here.running, tracer = None, live.tracer
         if tracer is None or forward.graph_task() != -1:  # in a backward it is a recomputation
             return
         try:
             loop = tracer.loop or loop_of(tracer)
-            forward.has_gradients, forward.since = forward.is_grad_enabled(), monotonic_ns()
-            loop.forward_begins(forward.since, args, training=forward.has_gradients)
-            forward.running, forward.latest = module, weakref.ref(module)
+            here.has_gradients, here.since = forward.is_grad_enabled(), monotonic_ns()
+            loop.forward_begins(here.since, args, training=here.has_gradients)
+            here.running, forward.latest = module, weakref.ref(module)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed("forward", broken)
 
@@ -130,13 +139,13 @@ class After(_Timed):
     def __call__(self, module: Any, _args: Any = (), _result: Any = None) -> None:
         if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
             return
-        forward = self._forward
-        if forward.running is module:
+        here = self._forward.here
+        if here.running is module:
             end = monotonic_ns()
-            forward.running, tracer = None, live.tracer
+            here.running, tracer = None, live.tracer
             try:
                 if tracer is not None:
                     loop = tracer.loop or loop_of(tracer)
-                    loop.forward_ended(forward.since, end, training=forward.has_gradients)
+                    loop.forward_ended(here.since, end, training=here.has_gradients)
             except Exception as broken:  # noqa: BLE001  -- see above
                 failed("forward", broken)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._sites import Undo
 from otel_dltrace.instrument._torch_root_hooks import After, Before, Forward, Search, compiling, none_yet
 from otel_dltrace.record.guard import guarded
@@ -39,9 +40,10 @@ class Roots:
         self._calls = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._missing: set[int] = set()
-        self._made: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        self._is_module_compiled = False
+        self._made: ByIdentity[set[int]] = ByIdentity()
         """What was missing of an optimizer when it was made."""
-        self._checked: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._checked: ByIdentity[tuple[int, int]] = ByIdentity()
         self._settled: tuple[Callable[[], Any], int] = (none_yet, 0)
         """The optimizer that stepped last, and so many parameters, of which all are held by known roots."""
         self.forward.forget()
@@ -72,9 +74,19 @@ class Roots:
 
         Torch warns the user where it meets a global hook in such a call: the search must be over by then.
         """
-        if live.tracer is not None and self.forward.running is None:
+        if live.tracer is not None and self.forward.here.running is None:
             self._adopt(module)
         self.stop_looking()
+
+    def compiled_called(self) -> None:
+        """Know that a compiled module was called; of compiled functions nothing is seen."""
+        self._is_module_compiled = True
+        self.look_on()
+
+    def look_on(self) -> None:
+        """Go on looking, behind the call of a compiled module for example, if that was not all."""
+        if self._missing and self._known:
+            self._look(again=True)
 
     def compiled_in_place(self, module: Any) -> None:
         """Time the calls of *module*, whose ``compile()`` has put its hooks inside the graph."""
@@ -88,6 +100,7 @@ class Roots:
                 return compiled(*args, **kwargs)
             finally:
                 after(module)
+                self.compiled_called()
 
         weak = weakref.ref(module)
 
@@ -101,7 +114,7 @@ class Roots:
 
     @guarded
     def _enter_compiled(self, module: Any, args: Any) -> None:
-        if live.tracer is not None and self.forward.running is None:
+        if live.tracer is not None and self.forward.here.running is None:
             self._adopt(module, hooks=False)
             if module in self._known:
                 Before(self.forward)(module, args)
@@ -137,7 +150,10 @@ class Roots:
             return
         self._checked[optimizer] = (count, 0)
         self._missing -= missing | self._made.pop(optimizer, set())  # a wrapper may have exchanged them
-        if not self._missing and self._calls:  # else all modules run in graphs, which would be compiled again
+        if self._missing:
+            if self._is_module_compiled:  # the graph of its backward has ended the search for the next one
+                self.look_on()
+        elif self._calls:  # else all modules run in graphs, which would be compiled again
             self.stop_looking()
 
     def _unheld(self, optimizer: Any) -> set[int]:
@@ -145,18 +161,19 @@ class Roots:
         # Asked each time: wrappers such as FSDP exchange a root's parameters, and ids come again.
         return stepped - {id(parameter) for root in list(self._known) for parameter in root.parameters()}
 
-    def _look(self) -> None:
-        if self._search is None and self._module is not None:
-            self._calls = 0
+    def _look(self, *, again: bool = False) -> None:
+        if self._search is None and self._module is not None and not (again and self._calls > MAX_CALLS):
+            self._calls = self._calls if again else 0
             self._search = self._module.register_module_forward_pre_hook(Search(self.meet))
 
     @guarded
     def meet(self, module: Any, args: Any = ()) -> None:
         """Make *module*, whose forward begins, a root if it is what is looked for."""
-        if self.forward.running is None and next(module.parameters(), None) is None:
+        is_outside = self.forward.here.running is None
+        if is_outside and next(module.parameters(), None) is None:
             return  # a loss, or what stands for a compiled graph
         self._calls += 1
-        is_outermost = self.forward.running is None and live.tracer is not None
+        is_outermost = is_outside and live.tracer is not None
         if self._calls > MAX_CALLS:
             self.stop_looking()
         elif is_outermost and self._is_missed(module) and self._adopt(module):

@@ -15,6 +15,7 @@ from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, 
 from otel_dltrace.instrument._stage_calls import stage_site
 from otel_dltrace.instrument._torch_roots import Roots
 from otel_dltrace.instrument._torch_script import SCRIPT
+from otel_dltrace.instrument._torch_states import STATES
 from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
 from otel_dltrace.record.guard import failed
 from otel_dltrace.record.tracer import live
@@ -33,7 +34,7 @@ def _fetch_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
     assert live.tracer is not None
     loop = live.tracer.loop or _loop()
     if get_ident() == loop.home:  # one that fetches ahead says nothing of the forward that is running
-        forward.running, loop.fetching = None, True
+        forward.here.running, loop.fetching = None, True
     return args[0], monotonic_ns()
 
 
@@ -160,7 +161,7 @@ def _optimizer_begins(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
     tracer = live.tracer
     if tracer is not None:
         try:
-            forward.running = None
+            forward.here.running = None
             loop = tracer.loop or _loop()
             loop.optimizer_begins(optimizer, monotonic_ns())
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
@@ -203,8 +204,13 @@ roots = Roots()
 forward = roots.forward
 
 
-def _compiled_called(args: Args, _kwargs: Kwargs) -> None:
+def _compiled_begins(args: Args, _kwargs: Kwargs) -> bool:
     roots.meet_compiled(args[0])
+    return True
+
+
+def _compiled_ended(_span: bool, _result: object) -> None:
+    roots.compiled_called()
 
 
 def _graph_begins(_args: Args, _kwargs: Kwargs) -> None:
@@ -217,6 +223,11 @@ def _itself(args: Args, _kwargs: Kwargs) -> Any:
 
 def _compiled(module: Any, _result: object) -> None:
     roots.compiled_in_place(module)
+
+
+def _is_of_program(args: Args) -> bool:
+    """Return whether *args* save something of the program's: torch saves a storage where a tensor is pickled."""
+    return not (args and sys.modules["torch"].is_storage(args[0]))
 
 
 SCHEDULERS = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts")
@@ -240,7 +251,13 @@ ROWS: tuple[Row, ...] = (
     Site("torch._dynamo.callback", "CompilationCallbackHandler.run_start_callbacks", begin=_graph_begins),
     Site("torch.nn.modules.module", "Module.compile", begin=_itself, finish=_compiled),
     # Before that it has none of its own, and does not mind global hooks.
-    Site("torch._dynamo.eval_frame", "OptimizedModule.__call__", begin=_compiled_called, since="2.8"),
+    Site(
+        "torch._dynamo.eval_frame",
+        "OptimizedModule.__call__",
+        begin=_compiled_begins,
+        finish=_compiled_ended,
+        since="2.8",
+    ),
     Site("torch.autograd", "backward", begin=_backward_begins, finish=_backward_ended, fail=_backward_ended),
     Attachment("torch.optim.optimizer", _attach_to_optimizers),
     Site("torch.optim.optimizer", "Optimizer.__init__", begin=_itself, finish=_optimizer_made),
@@ -268,7 +285,8 @@ ROWS: tuple[Row, ...] = (
         finish=_scheduler_made,
         fail=_scheduler_made,
     ),
-    stage_site("torch.serialization", "save", CHECKPOINT),
+    stage_site("torch.serialization", "save", CHECKPOINT, is_one=_is_of_program),
     *(stage_site("torch.distributed.checkpoint.state_dict_saver", name, CHECKPOINT) for name in DCP_SAVES),
     *SCRIPT,
+    *STATES,
 )
