@@ -490,6 +490,16 @@ def test_a_van_profile_is_read_and_written():
     assert read_van(b"\xef\xbb\xbf" + data) == van
 
 
+def test_a_van_profile_of_another_system_is_read():
+    """Lines may end as those of Windows; only those are left out, and told, that no node writes: a key has 16 bits."""
+    lines = ["65535\tworker_van_recv_pull\t7", "65536\tworker_van_recv_pull\t8", "0\tserver_van_recv_push\t9", ""]
+    for end in ("\n", "\r\n"):
+        assert read_van(end.join(lines).encode()) == VanProfile(
+            [Message(65535, "worker", "pull", 7), Message(0, "server", "push", 9)],
+            ("1 lines are none of a van profile and were left out",),
+        )
+
+
 def test_a_van_profile_cut_at_any_byte_keeps_its_whole_lines():
     """A number that was cut is not taken for one; only a cut between two lines leaves no trace."""
     data = (FILES / "pslite_hand_van_server.txt").read_bytes()

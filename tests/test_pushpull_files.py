@@ -40,6 +40,33 @@ def launch_command(place: Place, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "otel_dltrace", "pushpull", "launch", *arguments, "--", sys.executable, script]
 
 
+KILLED = """
+    import os, pathlib, signal, time
+    import numpy as np
+    from otel_dltrace.pushpull.engine import Engine
+    from otel_dltrace.pushpull.errors import PushPullError
+    from otel_dltrace.pushpull.options import read_env
+
+    engine = Engine(*read_env(os.environ))
+    engine.start()
+    tensor, under_way = engine.declare("w"), pathlib.Path("under_way")
+    def begin():
+        return engine.push_pull(tensor, np.ones(100, np.float32), average=False)
+    for _ in range(9):
+        engine.wait(begin())
+    if os.environ["DMLC_WORKER_ID"] == "0":
+        while not under_way.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    tenth = begin()
+    under_way.touch()
+    try:
+        engine.wait(tenth)
+    except PushPullError:
+        print("caught", flush=True)
+"""
+
+
 def processes_of(place: Place) -> Counter[tuple[str, int, int]]:
     """Return role, rank and world size of each process in the only run directory."""
     (run,) = place.runs()
@@ -51,6 +78,24 @@ def requests_in(place: Place) -> Counter[str]:
     """Return the names of the requests in the servers' profiles."""
     profiles = (json.loads(path.read_text())["traceEvents"] for path in place.folder.glob("[01]/server_profile.json"))
     return Counter(event["name"] for events in profiles for event in events if event["ph"] == "B")
+
+
+def events_in(place: Place, worker: int) -> Counter[str]:
+    """Return what is in the file of a worker, without keys: how often its tensor was completed, and each stage."""
+    path = place.folder / f"trace/worker{worker}/0/comm.json"
+    return Counter(event["name"] for event in json.loads(path.read_text())["traceEvents"])
+
+
+def test_a_push_pull_that_failed_is_no_completion(place):
+    """Of the nine that came back the window has eight; what was done of the tenth is in no file."""
+    window = {"BYTEPS_TRACE_START_STEP": "2", "BYTEPS_TRACE_END_STEP": "20"}
+    command = [*launch_command(place, "--workers", "2")[:-1], str(place.write(KILLED, "killed.py"))]
+    done = place.finish(place.popen(command, **TRACE, **window))
+
+    assert (done.returncode, done.stdout) == (137, "caught\n"), done.stderr
+    stages = ("REDUCE", "COPYD2H", "PUSH", "PULL", "COPYH2D", "BROADCAST")
+    whole = dict.fromkeys(("Comm.w", *(f"Comm.w.{stage}" for stage in stages)), 8)
+    assert [events_in(place, worker) for worker in range(2)] == [whole, whole]
 
 
 def test_a_profile_alone_is_there_when_the_launcher_ends(place):

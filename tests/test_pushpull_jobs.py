@@ -566,7 +566,7 @@ except PushPullError as error:
 """
 
 
-def beside_a_server(server: dict[str, str], worker: dict[str, str]) -> str:
+def beside_a_server(server: dict[str, str], worker: dict[str, str], program: str = STRANGER) -> str:
     """Return what a worker says that meets one server; the server ends with it, or is ended."""
     env = {
         **os.environ,
@@ -581,7 +581,7 @@ def beside_a_server(server: dict[str, str], worker: dict[str, str]) -> str:
     with subprocess.Popen(SERVE, env=env | server) as serving:
         try:
             asked = subprocess.run(
-                [sys.executable, "-c", STRANGER],
+                [sys.executable, "-c", program],
                 env=env | worker,
                 capture_output=True,
                 text=True,
@@ -597,6 +597,54 @@ def test_a_stranger_is_refused():
     """Without the job's token nothing is answered."""
     says = beside_a_server({}, {"PUSHPULL_TOKEN": "wrong"})
     assert "refuses us: the token is not this job's; is PUSHPULL_TOKEN the same everywhere?" in says
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "code", "says"),
+    [
+        pytest.param("Session", b"{", "INVALID_ARGUMENT", "b'{' is no JSON object with worker (int), ", id="no json"),
+        pytest.param("Session", b"\xff", "INVALID_ARGUMENT", "b'\\xff' is no JSON object", id="no text"),
+        pytest.param("Session", b"[" * 9999, "INVALID_ARGUMENT", "[[[' is no JSON object with", id="deep"),
+        pytest.param("Session", b'{"worker": 0}', "INVALID_ARGUMENT", "session (str), num_workers (int);", id="fields"),
+        pytest.param(
+            "Session",
+            b'{"worker": -1, "session": "", "num_workers": 1}',
+            "FAILED_PRECONDITION",
+            "worker -1 of 1 came, the server's job has 1",
+            id="rank below 0",
+        ),
+        pytest.param("Leave", b"{}", "INVALID_ARGUMENT", "worker (int), session (str), reason (str);", id="leave"),
+        pytest.param("Register", b'{"server": Infinity}', "INVALID_ARGUMENT", "server (int), address (str);", id="inf"),
+        pytest.param(
+            "Register",
+            b'{"server": -1, "address": "h:1"}',
+            "INVALID_ARGUMENT",
+            "server -1 came, server 0's job has 1",
+            id="server below 0",
+        ),
+    ],
+)
+def test_a_body_that_is_none_of_ours_is_answered_in_a_sentence(name, body, code, says):
+    """Whoever has the token may still be of another release; the server goes on."""
+    asks = f"""
+import os
+import grpc
+from otel_dltrace.pushpull.contact import greet
+from otel_dltrace.pushpull.options import read_env
+from otel_dltrace.pushpull.transport import credential, method, open_channel
+_, options = read_env(os.environ)
+with open_channel(options.root, options) as channel:
+    greet(channel, "it", options)
+    call = (channel.unary_stream if {name!r} == "Session" else channel.unary_unary)(method({name!r}))
+    try:
+        list(call({body!r}, metadata=(credential(options),), timeout=20))
+    except grpc.RpcError as error:
+        print(error.code().name, error.details())
+    greet(channel, "it", options)
+"""
+    answer, _, sentence = beside_a_server({}, {}, asks).partition(" ")
+    assert answer == code
+    assert says in sentence
 
 
 def test_a_namesake_that_is_refused_ends_no_job(tmp_path):

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -149,6 +151,59 @@ print(signal.sigwait([signal.SIGTERM]).name, flush=True)
     assert (launcher.returncode, said) == (128 + signal.SIGTERM, "SIGTERM\n")
 
 
+MEETING = """
+import os, time
+from otel_dltrace.pushpull.engine import Engine
+from otel_dltrace.pushpull.options import read_env
+engine = Engine(*read_env(os.environ))
+engine.start()
+os.write(1, (os.environ["PUSHPULL_DIR"] + os.linesep).encode())
+time.sleep(600)
+"""
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Return whether *process* runs no more; a container may have nobody who takes note of it."""
+    try:
+        return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextmanager
+def meeting() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process], Path]]:
+    """Give a launcher, the processes that it has started and that have met, and its folder; end all of them."""
+    command = [*LAUNCH, "--workers", "2", "--servers", "1", "--", sys.executable, "-c", MEETING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        children = []
+        try:
+            folders = {Path(launcher.stdout.readline().strip()).parent for _ in range(2)}
+            children = psutil.Process(launcher.pid).children()
+            yield launcher, children, folders.pop()
+        finally:
+            launcher.terminate()
+            launcher.wait(60)
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel ends processes with the one that started them")
+def test_a_launcher_that_is_killed_leaves_nothing_behind(tmp_path):
+    """The kernel ends servers and workers with it; the next launcher removes its folder, and no other's."""
+    own = tmp_path / "dltrace-pushpull-1000-9000-0"  # as a process without a launcher has it
+    own.mkdir()
+    with meeting() as (killed, children, orphan), meeting() as (_, _, others):
+        killed.kill()
+        wait_until(lambda: all(map(is_over, children)), 30, "the end of the children")
+        left = [folder.exists() for folder in (orphan, others, own)]
+        env = os.environ | {"TMPDIR": str(tmp_path)}
+        done = subprocess.run([*LAUNCH, "--servers", "0", "--", "true"], env=env, timeout=240, check=False)
+        now = [folder.exists() for folder in (orphan, others, own)]
+    assert (len(children), left) == (3, [True, True, True])
+    assert (done.returncode, now) == (0, [False, True, True])
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -161,6 +216,7 @@ print(signal.sigwait([signal.SIGTERM]).name, flush=True)
             id="no such worker",
         ),
         pytest.param(["launch", "--root", "ps0", "--", "x"], "--root 'ps0' is not HOST:PORT", id="no port"),
+        pytest.param(["launch", "--root", ":9", "--", "x"], "--root ':9' is not HOST:PORT", id="no host"),
         pytest.param(["launch", "--root", "h:99999", "--", "x"], "--root 'h:99999' is not HOST:PORT", id="high port"),
         pytest.param(["launch", "--servers", "0", "--", "no-such"], "no-such cannot be started", id="no such program"),
     ],

@@ -373,9 +373,16 @@ def test_a_server_stays_until_all_have_come_and_left():
 def test_a_stranger_worker_is_refused():
     """A worker of another world, or one that is here already, does not join."""
     store = joined()
-    for worker, num_workers, says in ((0, 2, "is here already"), (0, 3, "worker 0 of 3"), (2, 2, "worker 2 of 2")):
+    for worker, num_workers, says in (
+        (0, 2, "is here already"),
+        (0, 3, "worker 0 of 3"),
+        (2, 2, "worker 2 of 2"),
+        (-1, 2, "worker -1 of 2"),
+    ):
         with pytest.raises(MismatchError, match=says):
             store.join(worker, num_workers)
+    with pytest.raises(MismatchError, match=r"bytes of float32\) is of worker 2; there are 2"):
+        store.push(request(2), filled(1))
 
 
 def test_with_credit_the_highest_priority_goes_first_within_the_credit():

@@ -134,6 +134,73 @@ def test_a_root_that_is_not_there_is_refused(tmp_path):
     assert list(done.each("said").values()) == [[[said, True] for said in sentences for _ in range(2)]] * 2
 
 
+UNNAMED = """
+handles, seen = {}, []
+class Observer:
+    def push_pull_started(self, name, declared_key, round_, nbytes, dtype, start):
+        seen.append(name)
+trace.observe(Observer())
+def begin(name, value, size=4):
+    handles[name] = bps.push_pull_async(torch.full((size,), value + layout.rank), average=False)
+def end(name):
+    return bps.synchronize(handles.pop(name)).tolist()
+begin("first", 1.0)
+begin("second", 10.0)
+begin("other size", 100.0, 2)
+begin("third", 1000.0)
+results = [end("second")]
+begin("fourth", 5.0)  # while the first is under way, or done, as the case may be
+while not bps.poll(handles["first"]):
+    pass
+begin("fifth", 7.0)
+results += [end(name) for name in ("first", "third", "fourth", "fifth", "other size")]
+begin("sixth", 9.0)
+results.append(end("sixth"))
+say(results=results, seen=seen)
+"""
+
+
+def test_tensors_without_a_name_may_be_under_way_together(tmp_path):
+    """Those of one type and size have a number each, the first that nobody waits for: the same on all ranks."""
+    done = run_job(tmp_path, START + UNNAMED, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    sums = [[21.0] * 4, [3.0] * 4, [2001.0] * 4, [11.0] * 4, [15.0] * 4, [201.0] * 2, [19.0] * 4]
+    names = [f"byteps.noname.float32.{which}" for which in ("4", "4.1", "2", "4.2", "4.1", "4.3", "4")]
+    assert list(done.each("results").values()) == [sums] * 2
+    assert list(done.each("seen").values()) == [names] * 2
+
+
+UNSENDABLE = """
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+said = []
+for scales in (np.ones(3), lambda: 1, [0.5, 1.0]):
+    if layout.rank == 1:
+        optimizer.param_groups[0]["scales"] = scales
+    try:
+        bps.broadcast_optimizer_state(optimizer, 1)
+        said.append(optimizer.param_groups[0]["scales"])
+    except bps.PushPullError as error:
+        said.append(str(error))
+say(said=said)
+"""
+
+
+def test_a_state_that_nobody_would_read_is_not_sent(tmp_path):
+    """The root says what is in it, the others where to look; all may go on."""
+    done = run_job(tmp_path, START + UNSENDABLE, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    told = "rank 1 cannot send its optimizer's state: it says what is in it"
+    what = "the optimizer's state cannot be sent: its state_dict()['param_groups'][0]['scales'] is a"
+    cure = "make it a tensor or a plain value of Python"
+    assert done.each("said") == {
+        "worker0": [told, told, [0.5, 1.0]],
+        "worker1": [f"{what} numpy.ndarray; {cure}", f"{what} function; {cure}", [0.5, 1.0]],
+    }
+
+
 OFFERED = """
 tensors = {
     "half": nn.Parameter(torch.full((3,), layout.rank + 1.0, dtype=torch.bfloat16)),

@@ -70,8 +70,8 @@ def _check_job(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"--only-worker {args.only_worker}: the last of --workers {args.workers} is {args.workers - 1}"
         )
-    port = args.root.rpartition(":")[2]
-    if args.root and not (port.isdecimal() and len(port) < 6 and int(port) < 1 << 16):
+    host, _, port = args.root.rpartition(":")
+    if args.root and not (host.strip() and port.isdecimal() and len(port) < 6 and int(port) < 1 << 16):
         raise ConfigError(f"--root {args.root!r} is not HOST:PORT")
 
 

@@ -11,7 +11,7 @@ from otel_dltrace.export.files import read_object, write_pieces
 from otel_dltrace.export.run_reader import host_folders
 from otel_dltrace.export.several import begun
 from otel_dltrace.formats.comm_json import Comm, joined, write_comm
-from otel_dltrace.formats.comm_spans import comm_of
+from otel_dltrace.formats.comm_spans import comm_of, unfinished_in
 from otel_dltrace.formats.server_profile import BEGIN, Mark, write_profile
 from otel_dltrace.formats.server_spans import marks_of
 from otel_dltrace.model.errors import RunNotFoundError
@@ -83,9 +83,7 @@ def write_byteps(
         RunNotFoundError: There is no push_pull.
     """
     workers = {process: pieces for process, pieces in spans.items() if _role(process) == "worker"}
-    held = _whole(
-        {process: [comm_of(of_completions(batch, window)) for batch in pieces] for process, pieces in workers.items()}
-    )
+    held = _whole({process: _comms_of(pieces, window) for process, pieces in workers.items()})
     events = [(process.bind, comm) for process, comm in held.items() if len(comm)]
     if not events:
         raise RunNotFoundError("no push_pull is in there, and a comm.json holds nothing else")
@@ -96,6 +94,11 @@ def write_byteps(
         wrote(target)
         progress(len(comm))
     return sum(len(comm) for _, comm in events)
+
+
+def _comms_of(pieces: Iterable[SpanBatch], window: Window) -> list[Comm]:
+    unfinished = set().union(*map(unfinished_in, pieces))
+    return [comm_of(of_completions(batch, window), unfinished) for batch in pieces]
 
 
 def comms_in(path: Path) -> Iterator[Path]:

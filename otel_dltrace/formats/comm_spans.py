@@ -5,7 +5,7 @@ put into step n - 1, and a step span is drawn around what is in it. Which occurr
 it either: it is the BYTEPS_TRACE_START_STEP of the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.spans import SpanBatch, empty_rows, stack_rows
 
 BACKEND = "byteps"
+Occurrence = tuple[str, int]
+"""A tensor, and how often it was pushed by then, from 1."""
 _US = 1000
 _MOST_WAIT = (1 << 31) - 1
 
@@ -167,10 +169,21 @@ def _steps(rows: Column, descriptor: int) -> Column:
 # -- to the file --------------------------------------------------------------------------------
 
 
-def comm_of(batch: SpanBatch) -> Comm:
-    """Return what of *batch* a ``comm.json`` holds: complete operations and stages of tensors with a declared key."""
-    over = batch["flags"] & s.Flag.TRUNCATED == 0
-    held = batch.take(over & batch.lookup(_is_held, bool))
+def unfinished_in(batch: SpanBatch) -> set[Occurrence]:
+    """Return which push_pulls in *batch* failed or were cut off: BytePS counts them as no completion."""
+    is_total = batch.lookup(_is_total, bool)
+    which = np.flatnonzero(is_total & (batch["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) != 0))
+    return {(batch.descriptor_of(row).tensor, int(batch["seq"][row])) for row in which.tolist()}
+
+
+def comm_of(batch: SpanBatch, unfinished: Collection[Occurrence] = ()) -> Comm:
+    """Return what of *batch* a ``comm.json`` holds: complete operations and stages of tensors with a declared key.
+
+    Args:
+        batch: The spans.
+        unfinished: Push_pulls of which nothing is held.
+    """
+    held = batch.take(batch.lookup(_is_held, bool) & ~_is_of(batch, unfinished))
     is_stage = held.is_kind(s.PHASE)
     partition = np.where(is_stage, held["partition"], 0).astype(np.int64)
     pairs, which = np.unique(held["descriptor"].astype(np.int64) << 16 | partition, return_inverse=True)
@@ -181,9 +194,21 @@ def comm_of(batch: SpanBatch) -> Comm:
     return Comm(list(distinct), places[which], start, end - start)
 
 
+def _is_of(batch: SpanBatch, occurrences: Collection[Occurrence]) -> Column:
+    """Return a mask of the rows of *batch* that are one of *occurrences*, or a stage of one."""
+    numbers = {tensor: number for number, (tensor, _) in enumerate(occurrences)}
+    known = [numbers[tensor] << 32 | nth for tensor, nth in occurrences]
+    tensors = batch.lookup(lambda d: numbers.get(d.tensor, -1), np.int64)
+    mask: Column = np.isin(tensors << 32 | batch["seq"], known)
+    return mask
+
+
+def _is_total(d: Descriptor) -> bool:
+    return d.kind == s.COLLECTIVE and d.name == s.PUSH_PULL
+
+
 def _is_held(d: Descriptor) -> bool:
-    is_total = d.kind == s.COLLECTIVE and d.name == s.PUSH_PULL
-    return is_total or (d.kind == s.PHASE and bool(d.queue_type) and d.key >= 0)
+    return _is_total(d) or (d.kind == s.PHASE and bool(d.queue_type) and d.key >= 0)
 
 
 def _series(d: Descriptor, partition: int) -> Series:

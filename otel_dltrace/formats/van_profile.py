@@ -28,14 +28,21 @@ class VanProfile(NamedTuple):
 def read_van(data: bytes) -> VanProfile:
     """Return the messages of a van profile. Never raises; a file cut between two lines looks whole."""
     *lines, rest = data.decode("utf-8-sig", "replace").split("\n")
-    found = [_LINE.fullmatch(line) for line in lines]
+    found = [_message(line) for line in lines]
     notes = [] if data.strip() else [EMPTY]
     if rest.strip():
         notes.append(f"the file ends inside line {len(lines) + 1:,}; that one is missing, and whatever came after it")
-    if strange := sum(match is None and bool(line.strip()) for match, line in zip(found, lines, strict=True)):
+    if strange := sum(one is None and bool(line.strip()) for one, line in zip(found, lines, strict=True)):
         notes.append(f"{strange:,} lines are none of a van profile and were left out")
-    messages = [Message(int(m[1]), m[2], m[3], int(m[4])) for m in found if m is not None and int(m[1]) < 1 << 16]
-    return VanProfile(messages, tuple(notes))
+    return VanProfile([one for one in found if one is not None], tuple(notes))
+
+
+def _message(line: str) -> Message | None:
+    """Return what *line* says, whichever system has ended it; None for what no node writes, a key over 16 bits too."""
+    found = _LINE.fullmatch(line.removesuffix("\r"))
+    if found is None or int(found[1]) >= 1 << 16:
+        return None
+    return Message(int(found[1]), found[2], found[3], int(found[4]))
 
 
 def van_lines(messages: Iterable[Message]) -> Iterator[bytes]:

@@ -45,7 +45,8 @@ class Servers:
         """
         with open_channel(self.options.root, self.options) as channel:
             greet(channel, f"the server at {self.options.root}", self.options)
-            self.addresses = list(unpack_json(self._call(channel, self.options.root, "Servers", b""))["addresses"])
+            said = self._call(channel, self.options.root, "Servers", b"")
+            self.addresses = list(unpack_json(said, addresses=list)["addresses"])
         welcomes = []
         for number, address in enumerate(self.addresses):
             channel = open_channel(address, self.options)

@@ -1,25 +1,28 @@
 """Start the processes of a job on this host, and end them together."""
 
+import ctypes
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.folder import job_folder, remove_orphans
 from otel_dltrace.pushpull.options import BEREFT
 
 SERVE = (sys.executable, "-m", "otel_dltrace", "pushpull", "serve")
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.02
+_PR_SET_PDEATHSIG = 1
+"""Linux's prctl.h: the signal that a process gets when the thread that started it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +87,17 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     """Run *plan* to its end; return 0, or the exit code of the process that failed first.
 
     A worker that ends with an error ends the job: the others have a moment to say what they miss, then they are
-    killed. Servers end once their workers have.
+    killed. Servers end once their workers have. Where Linux can, all of them end with the thread that calls this: a
+    launcher that is killed leaves none of them behind, and the next one removes its folder.
 
     Raises:
         ConfigError: The program cannot be started.
     """
     job = _Job()
-    memory = tempfile.TemporaryDirectory(prefix="dltrace-pushpull-", dir=_memory())
-    with memory as folder, _root(plan) as root, _forwarding(job):
+    remove_orphans()
+    with job_folder() as folder, _root(plan) as root, _forwarding(job):
         try:
-            _start(job, plan, {**env, **_common(plan, root, env)}, Path(folder))
+            _start(job, plan, {**env, **_common(plan, root, env)}, folder)
             return _watch(job, plan.grace_s)
         finally:
             job.send(signal.SIGKILL)
@@ -176,14 +180,32 @@ def _start(job: _Job, plan: Plan, env: dict[str, str], folder: Path) -> None:
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     try:
         # A session of its own: a signal then reaches what the program starts, too, and comes but once.
-        return subprocess.Popen(command, env=env, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env=env,
+            start_new_session=True,
+            preexec_fn=_ends_with_us(),  # noqa: PLW1509 - it takes no lock that another thread could hold
+        )
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from None
 
 
-def _memory() -> str | None:
-    shared = "/dev/shm"  # noqa: S108 - the folder in it is ours alone
-    return shared if Path(shared).is_dir() and shutil.disk_usage(shared).free else None
+def _ends_with_us() -> Callable[[], None] | None:
+    """Return what a child does before it runs its program, so that the kernel ends it with us; None without Linux."""
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except (OSError, AttributeError):
+        return None
+    prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
+    return partial(_end_with, os.getpid(), prctl)
+
+
+def _end_with(parent: int, prctl: Callable[[int, int], int]) -> None:
+    """Have SIGTERM sent to this process when *parent* dies; it may have died already, and then nothing is sent."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the program runs it would go to the parent's handler
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

@@ -101,9 +101,11 @@ class Server:
         return b""
 
     async def _register(self, body: bytes, _metadata: Metadata) -> bytes:
-        fields = unpack_json(body)
+        fields = unpack_json(body, server=int, address=str)
+        if not 0 <= fields["server"] < self.num_servers:
+            raise MismatchError(f"server {fields['server']} came, server 0's job has {self.num_servers}")
         async with self.changed:
-            self.addresses[int(fields["server"])] = str(fields["address"])
+            self.addresses[fields["server"]] = fields["address"]
             self.changed.notify_all()
         return b""
 
@@ -113,23 +115,26 @@ class Server:
         return pack_json(addresses=[self.addresses[number] for number in sorted(self.addresses)])
 
     async def _leave(self, body: bytes, _metadata: Metadata) -> bytes:
-        fields = unpack_json(body)
-        worker = int(fields["worker"])
+        fields = unpack_json(body, worker=int, session=str, reason=str)
+        worker = fields["worker"]
         # One that was refused ends no job that is under way, be it its worker's namesake.
         if self._sessions.get(worker) == fields["session"] or not self.store.complete:
-            await self._let_go(worker, str(fields["reason"]))
+            await self._let_go(worker, fields["reason"])
         return b""
 
     async def _session(self, body: bytes, context: Context) -> AsyncIterator[bytes]:
         """Last as long as the worker does; its end without a word from the worker is the worker's death."""
         await self._check_caller(context)
-        fields = unpack_json(body)
-        worker, session = int(fields["worker"]), str(fields["session"])
         try:
-            self.store.join(worker, int(fields["num_workers"]))
+            fields = unpack_json(body, worker=int, session=str, num_workers=int)
+        except MismatchError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        worker = fields["worker"]
+        try:
+            self.store.join(worker, fields["num_workers"])
         except MismatchError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        self._sessions[worker] = session
+        self._sessions[worker] = fields["session"]
         try:
             await self._until(lambda: self.store.complete)
             if not self.store.failure:

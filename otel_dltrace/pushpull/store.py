@@ -56,11 +56,15 @@ class Store:
 
     def join(self, worker: int, num_workers: int) -> None:
         """Let *worker* in, which believes the job to have *num_workers* workers."""
-        if num_workers != self.num_workers or worker >= num_workers:
+        if num_workers != self.num_workers or not self.knows(worker):
             raise MismatchError(f"worker {worker} of {num_workers} came, the server's job has {self.num_workers}")
         if worker in self.joined:
             raise MismatchError(f"worker {worker} is here already; does each have its own DMLC_WORKER_ID?")
         self.joined.add(worker)
+
+    def knows(self, worker: int) -> bool:
+        """Return whether the job has such a worker."""
+        return 0 <= worker < self.num_workers
 
     def leave(self, worker: int, reason: str = "") -> None:
         """Let *worker* go; with a *reason* the job cannot go on, and whoever asks is told so."""
@@ -135,6 +139,8 @@ class Store:
             raise PeerLostError(f"worker {gone[0]} has left and never pushed round {request.round} of {request.name!r}")
 
     def _entry(self, request: Request) -> _Entry:
+        if not self.knows(request.worker):
+            raise MismatchError(f"{_named(request)} is of worker {request.worker}; there are {self.num_workers}")
         entry = self._entries.get(request.key)
         if entry is None:
             self._check_name(request)

@@ -4,7 +4,8 @@ import atexit
 import io
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,6 +23,10 @@ from otel_dltrace.pushpull.wire import Values
 _PREFIX = "byteps."
 _CARRIED_AS = {torch.bfloat16: torch.float32, torch.bool: torch.uint8, torch.int16: torch.int32}
 """Types that the servers do not know, and what their values travel as."""
+_REFUSED = -1
+"""The size of a state that its root does not send."""
+_UNSENDABLE = (pickle.PickleError, AttributeError, TypeError)
+"""What torch raises of a state that it cannot write, or would not read."""
 
 
 class Compression:
@@ -36,6 +41,7 @@ class Compression:
 class _Pending:
     """A push_pull that nobody has waited for yet, and where its result goes if it is not in place."""
 
+    name: str
     operation: Operation
     tensor: Tensor
     carrier: Tensor
@@ -142,7 +148,8 @@ def push_pull(tensor: Tensor, average: bool = True, name: str | None = None, pri
         tensor: Has the same shape and type everywhere.
         average: Whether it is the mean.
         name: The same everywhere; two tensors under way at a time have two names. Without one it is named by its
-            type and size.
+            type and size, and by a number where others of that name are not synchronized yet: all processes begin
+            and synchronize those in the same order.
         priority: Higher goes first, where BYTEPS_SCHEDULING_CREDIT is set; unless given, as before: see `declare`.
 
     Raises:
@@ -199,21 +206,66 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     """Give all processes the state that *optimizer* has on *root_rank*.
 
     Raises:
-        PushPullError: No process has that rank.
+        PushPullError: No process has that rank, or something in its state is no tensor and no plain value of Python:
+            nothing is sent then, and all processes are told.
     """
     _check_root(root_rank)
-    written = io.BytesIO()
+    written, refusal = io.BytesIO(), ""
     if rank() == root_rank:
-        torch.save(_plain(optimizer.state_dict()), written)
+        written, refusal = _written(_plain(optimizer.state_dict()))
     # A tensor has one size under one name, so the size goes ahead and into the name.
-    length = torch.tensor([written.getbuffer().nbytes])
+    length = torch.tensor([_REFUSED if refusal else written.getbuffer().nbytes])
     broadcast_parameters({"OptimizerState": length}, root_rank, "Size.")
+    if int(length) == _REFUSED:
+        raise PushPullError(refusal or f"rank {root_rank} cannot send its optimizer's state: it says what is in it")
     state = torch.zeros(int(length), dtype=torch.uint8)
     if rank() == root_rank:
         state = torch.frombuffer(written.getbuffer(), dtype=torch.uint8)
     broadcast_parameters({f"OptimizerState.{int(length)}": state}, root_rank)
     if rank() != root_rank:
         optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
+
+
+def _written(state: Any) -> tuple[io.BytesIO, str]:
+    """Return *state* as bytes, and why the other processes would not read them, "" if they do."""
+    try:
+        return _sendable(state), ""
+    except _UNSENDABLE:
+        for place, value in _leaves(state):
+            try:
+                _sendable(value)
+            except _UNSENDABLE:
+                kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+                what = f"its state_dict(){place} is a {kind}"
+                break
+        else:
+            what = "a key in its state_dict() is no plain value"
+        cure = "make it a tensor or a plain value of Python"
+        return io.BytesIO(), f"the optimizer's state cannot be sent: {what}; {cure}"
+
+
+def _sendable(value: Any) -> io.BytesIO:
+    """Return *value* as bytes that are read without trusting any pickle; raise one of `_UNSENDABLE` if there are none.
+
+    Read on ``meta``: one tensor at a time is in memory a second time.
+    """
+    written = io.BytesIO()
+    torch.save(value, written)
+    written.seek(0)
+    torch.load(written, "meta", weights_only=True)
+    return written
+
+
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is in *value* and holds nothing itself, each with its place, as in ``["state"][0]``."""
+    if type(value) is dict:
+        for key, one in value.items():
+            yield from _leaves(one, f"{place}[{key!r}]")
+    elif type(value) in {list, tuple}:
+        for number, one in enumerate(value):
+            yield from _leaves(one, f"{place}[{number}]")
+    else:
+        yield place, value
 
 
 def _check_root(root_rank: int) -> None:
@@ -258,14 +310,30 @@ def start(
 ) -> int:
     """Begin a push_pull of *tensor* whose result is *output*; with *initial* an asynchronous one."""
     carrier = _carrier(tensor)
-    declared = engine().declare(_PREFIX + (name or f"noname.{_type(tensor)}.{tensor.numel()}"))
+    name = name or _unnamed(tensor)
+    declared = engine().declare(_PREFIX + name)
     if priority is not None:
         declared.priority = priority
     first = None if initial is None else _flat(_carrier(initial))
     operation = engine().push_pull(declared, _flat(carrier), average=average, initial=first)
     handle = next(_live.handles)
-    _live.pending[handle] = _Pending(operation, output, carrier)
+    _live.pending[handle] = _Pending(name, operation, output, carrier)
     return handle
+
+
+def _unnamed(tensor: Tensor) -> str:
+    """Return a name for *tensor*, which has none: its kind, or that and the first number which is free.
+
+    A name is free once its push_pull was synchronized. That follows from the program's order alone, not from what is
+    done by when: it is the same on all processes.
+    """
+    kind = f"noname.{_type(tensor)}.{tensor.numel()}"
+    taken = {pending.name for pending in _live.pending.values()}
+    return next(name for name in itertools.chain([kind], _numbered(kind)) if name not in taken)
+
+
+def _numbered(kind: str) -> Iterator[str]:
+    return (f"{kind}.{number}" for number in itertools.count(1))
 
 
 def _carrier(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import grpc
 
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.errors import MismatchError
 from otel_dltrace.pushpull.options import Options, Tls
 
 SERVICE: Final = "dltrace.pushpull.Store"
@@ -95,9 +96,17 @@ def pack_json(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def unpack_json(body: bytes) -> dict[str, Any]:
-    """Return the fields of one of the small calls."""
-    fields = json.loads(body)
-    if not isinstance(fields, dict):
-        raise ValueError(f"{body[:40]!r} is no JSON object")  # noqa: TRY004 - it is what json raises
+def unpack_json(body: bytes, **kinds: type) -> dict[str, Any]:
+    """Return the fields of one of the small calls, which has to have those in *kinds*, of these types.
+
+    Raises:
+        MismatchError: It is none.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or any(type(fields.get(name)) is not kind for name, kind in kinds.items()):
+        wanted = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
+        raise MismatchError(f"{body[:40]!r} is no JSON object with {wanted}; do all run the same release?")
     return fields

@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from otel_dltrace.analysis.keys import Keys, RankArrivals
-from otel_dltrace.analysis.last_comers import Last
+from otel_dltrace.analysis.last_comers import Last, later_by_far
 from otel_dltrace.analysis.server_keys import ServerKey
 from otel_dltrace.analysis.worker_keys import WorkerKey
 from otel_dltrace.model.plan import FINEST
@@ -46,15 +46,8 @@ def parts(keys: Keys) -> list[RenderableType]:
 
 def sentences(keys: Keys) -> list[str]:
     """Return who comes last and where the longest key spends its time, a sentence each."""
-    out = []
-    for seen_by, lasts, local_size in (
-        ("workers", [rank.workers for rank in keys.ranks], 1),
-        ("servers", [rank.servers for rank in keys.ranks], keys.local_size),
-    ):
-        most = max((last for last in lasts if last and last.times), key=lambda last: last.times, default=None)
-        if most is not None:
-            whose = f", which pushes for its worker's {local_size} ranks," if local_size > 1 else ""
-            out.append(f"Seen from the {seen_by}, rank {most.rank}{whose} comes last most often: {_share(most)}.")
+    out = _who_is_last("workers", [rank.workers for rank in keys.ranks])
+    out += _who_is_last("servers", [rank.servers for rank in keys.ranks], keys.local_size)
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
         out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
     if keys.workers and keys.workers[0].longest:
@@ -66,8 +59,24 @@ def sentences(keys: Keys) -> list[str]:
     return out
 
 
-def _share(last: Last) -> str:
-    return f"{last.times:,} of {last.arrivals:,} times, by {ms(last.late)} ms (p50)"
+def _who_is_last(seen_by: str, ranks: Sequence[Last | None], local_size: int = 1) -> list[str]:
+    lasts = [last for last in ranks if last and last.times]
+    if not lasts:
+        return []
+    whose = f", which pushes for its worker's {local_size} ranks," if local_size > 1 else ""
+    most = max(lasts, key=lambda last: last.times)
+    out = [
+        f"Seen from the {seen_by}, rank {most.rank}{whose} comes last most often: "
+        f"{most.times:,} of {most.arrivals:,} times, by {ms(most.late)} ms (p50)."
+    ]
+    more = later_by_far(lasts, most, lambda last: last.late_total)
+    if more is not None:
+        out.append(
+            f"Seen from the {seen_by}, rank {more.rank}{whose} comes last by more: "
+            f"{more.times:,} of {more.arrivals:,} times, by {ms(round(more.late_total / more.times))} ms in the mean, "
+            f"{ms(more.late_max)} ms at most."
+        )
+    return out
 
 
 def _name(key: int, tensor: str) -> str:

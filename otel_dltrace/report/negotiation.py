@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from otel_dltrace.analysis.hidden import STAGES, UNBLOCKED, Overlap
+from otel_dltrace.analysis.last_comers import later_by_far
 from otel_dltrace.analysis.negotiation import Negotiations, ReadyRank, TensorNegotiation
 from otel_dltrace.analysis.phases import Activity
 from otel_dltrace.analysis.shares import FIRST_EPOCH, Share
@@ -48,8 +49,6 @@ _FIRST_TO_LAST = (
 )
 _OF = {BACKEND: "What rank 0 does in the operations", MPI: "What the ranks do"}
 _MOST_STEPS = 8
-_MORE = 2
-"""How many times as late, all in all, another rank is than the one that is last most often, to be named as well."""
 
 
 def write_negotiations(found: Negotiations, console: Console) -> None:
@@ -113,8 +112,8 @@ def _last(found: Negotiations) -> list[str]:
         f"Rank {most.rank} is ready last most often: in {most.times:,} of {most.negotiations:,} negotiations, "
         f"by {ms(most.late.p50)} ms (p50){silent}."
     ]
-    latest = max(found.ranks, key=lambda rank: (rank.late.total, -rank.rank))
-    if latest.late.total >= _MORE * most.late.total and latest is not most:
+    latest = later_by_far(found.ranks, most, lambda rank: rank.late.total)
+    if latest is not None:
         out.append(
             f"Rank {latest.rank} is ready last by more: in {latest.times:,} of {latest.negotiations:,} negotiations, "
             f"by {ms(latest.late.mean)} ms in the mean, {ms(latest.late.max)} ms at most."
