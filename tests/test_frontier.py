@@ -1,5 +1,7 @@
 """The frontier: which stage holds all ranks up, from steps and stages alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,12 +52,15 @@ def test_the_frontier_of_a_run_names_stage_and_rank_without_any_clock():
         FrontierStage("optimizer", 1 * MS, 0, 11, ambiguous=True),
         FrontierStage("residual", 0, 0, 11, ambiguous=True),
     )
-    assert where_the_step_goes(report.stragglers.frontier) == (
+    assert where_the_step_goes(report.stragglers) == (
         "Where the slowest rank's step goes, waiting included, ms and who leads: forward 18.0 (rank 1), "
         "backward 9.00 (no rank alone), dataloader_next 8.00 (rank 0), optimizer 1.00 (no rank alone)."
     )
-    assert where_the_step_goes((FrontierStage("residual", 2 * MS, 0, 5),)).endswith(
-        ": outside any stage 2.00 (rank 0)."
+    assert report.stragglers.longest == 36 * MS
+    one = replace(report.stragglers, frontier=(FrontierStage("residual", 2 * MS, 0, 5),), longest=2 * MS)
+    assert where_the_step_goes(one).endswith(": outside any stage 2.00 (rank 0).")
+    assert where_the_step_goes(replace(one, longest=MS)).endswith(
+        "(rank 0). That is 2.00 ms, and no rank takes more than 1.00: they are slow in turn."
     )
 
 

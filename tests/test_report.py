@@ -97,12 +97,12 @@ def finding(**fields) -> Straggler:
 )
 def test_a_straggler_is_told_in_words(found, sentences):
     """Who, in which stage, by how much, how often, and what confirms it."""
-    assert verdict(Stragglers("straggler", "", found, 100, MS, 0.5, ())) == sentences
+    assert verdict(Stragglers("straggler", "", found, 100, MS, 0.5, (), 0)) == sentences
 
 
 def test_no_straggler_is_told_with_the_threshold():
     """What "none" means is part of the sentence."""
-    assert verdict(Stragglers("none", "", (), 40, 1_500_000, 0.5, ())) == [
+    assert verdict(Stragglers("none", "", (), 40, 1_500_000, 0.5, (), 0)) == [
         "No rank makes the others wait in most steps: "
         "none exceeds them by 1.50 ms in any stage in more than 50% of 40 steps."
     ]

@@ -55,7 +55,9 @@ class Stragglers:
     """The verdict over *steps* steady steps that all ranks closed, and why there is none (*reason*).
 
     *found* are the stragglers, the worst one first: several only where each is known to come late.
-    *threshold* is the ns by which a rank must exceed the others in more than *share* of the steps.
+    *threshold* is the ns by which a rank must exceed the others in more than *share* of the steps. *longest* is the
+    slowest rank's mean time from the end of one step to that of the next: what the exposed times of the *frontier* add
+    up to, unless ranks are slow in different steps.
     """
 
     verdict: Verdict
@@ -65,6 +67,7 @@ class Stragglers:
     threshold: int
     share: float
     frontier: tuple[FrontierStage, ...]
+    longest: int
 
 
 Judgement = tuple[Verdict, str, tuple[Straggler, ...]]
@@ -92,7 +95,10 @@ def stragglers(
     why = _why_not(tables, steps, expected, drifted)
     verdict, reason, found = _cannot_tell(why) if why else _judge(evidence(tables, steps, joined, threshold))
     share = beyond_chance(len(steps)) / max(len(steps), 1)
-    return Stragglers(verdict, reason, found, len(steps), threshold, share, _frontier(tables, steps))
+    times = _times(tables, steps)
+    ahead = frontier(columns(tables[0].stages) if tables else (), [t.rank for t in tables], times)
+    longest = round(float(times.sum(axis=2).mean(axis=1).max())) if times.size else 0
+    return Stragglers(verdict, reason, found, len(steps), threshold, share, ahead, longest)
 
 
 def excess_threshold(tables: Sequence[StepTable], steps: Column) -> int:
@@ -105,11 +111,9 @@ def _cannot_tell(reason: str) -> Judgement:
     return "cannot tell", reason, ()
 
 
-def _frontier(tables: Sequence[StepTable], steps: Column) -> tuple[FrontierStage, ...]:
-    if not tables:
-        return ()
-    times = np.stack([spent(t)[t.rows_of(steps)] for t in tables])
-    return frontier(columns(tables[0].stages), [t.rank for t in tables], times)
+def _times(tables: Sequence[StepTable], steps: Column) -> Column:
+    """Return what each rank spent in each of *steps* on what, shape (ranks, steps, columns), ns."""
+    return np.stack([spent(t)[t.rows_of(steps)] for t in tables]) if tables else np.zeros((0, 0, 0))
 
 
 def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted: Sequence[int]) -> str:

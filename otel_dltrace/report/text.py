@@ -41,7 +41,7 @@ def parts(report: RunReport) -> list[RenderableType]:
     out: list[RenderableType] = [Text(first, style=_STYLES[report.stragglers.verdict]), *map(Text, more)]
     out += [Text(sentence, style="yellow") for sentence in words.drift(report.drift)]
     out += [Text(sentence, style="yellow") for sentence in left_open(report.left_open)]
-    if exposed := words.where_the_step_goes(report.stragglers.frontier):
+    if exposed := words.where_the_step_goes(report.stragglers):
         out.append(Text(exposed))
     named = {straggler.rank for straggler in report.stragglers.found}
     b = report.breakdown

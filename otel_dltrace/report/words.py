@@ -1,7 +1,5 @@
 """Findings in plain words, and numbers as people read them."""
 
-from collections.abc import Sequence
-
 from otel_dltrace.analysis.compose import Guards
 from otel_dltrace.analysis.drift import Drift
 from otel_dltrace.analysis.frontier import FrontierStage
@@ -14,6 +12,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
 _MANY = 100
 _MOST_DAMAGE = 3
+_IN_TURN = 1.2
+"""How many times the slowest rank's mean the exposed times are together where it is said: noise of ranks makes less."""
 
 
 def ms(ns: int) -> str:
@@ -72,13 +72,17 @@ def _arrival(s: Straggler) -> str:
     return f"it comes to the collectives {ms(s.lateness)} ms after the others (in {s.late} of {s.arrivals} steps)"
 
 
-def where_the_step_goes(stages: Sequence[FrontierStage]) -> str:
+def where_the_step_goes(s: Stragglers) -> str:
     """Return the exposed times in one sentence, the longest first; "" where there are none."""
-    longest = sorted((stage for stage in stages if stage.exposed > 0), key=lambda stage: -stage.exposed)
+    longest = sorted((stage for stage in s.frontier if stage.exposed > 0), key=lambda stage: -stage.exposed)
     if not longest:
         return ""
     parts = [f"{_where(stage)} {ms(stage.exposed)} ({_leader(stage)})" for stage in longest]
-    return f"Where the slowest rank's step goes, waiting included, ms and who leads: {', '.join(parts)}."
+    sentence = f"Where the slowest rank's step goes, waiting included, ms and who leads: {', '.join(parts)}."
+    together = sum(stage.exposed for stage in longest)
+    if together <= _IN_TURN * s.longest:
+        return sentence
+    return f"{sentence} That is {ms(together)} ms, and no rank takes more than {ms(s.longest)}: they are slow in turn."
 
 
 def _where(stage: FrontierStage) -> str:
