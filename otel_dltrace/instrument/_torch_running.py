@@ -8,7 +8,7 @@ from otel_dltrace.instrument._torch_calls import OPERATORS, Call, tensors_in
 from otel_dltrace.instrument._torch_comm import Comm
 from otel_dltrace.instrument._torch_groups import c10d, is_outside, sequence_number
 from otel_dltrace.instrument._torch_p2p import ANY, Ends, ends_of, rank_in_world
-from otel_dltrace.instrument._torch_works import Pending
+from otel_dltrace.instrument._torch_pending import Pending
 from otel_dltrace.model.semconv import P2P, Flag, Source
 from otel_dltrace.record.operation import Operation
 

@@ -12,8 +12,9 @@ from otel_dltrace.instrument._torch_comm import Comm
 from otel_dltrace.instrument._torch_dynamo import DYNAMO
 from otel_dltrace.instrument._torch_groups import C10D, COUNTS, c10d, forget, sequence_number
 from otel_dltrace.instrument._torch_operators import operators
+from otel_dltrace.instrument._torch_pending import Pending
 from otel_dltrace.instrument._torch_running import Span, begin_batch, begin_call
-from otel_dltrace.instrument._torch_works import Pending, Wait
+from otel_dltrace.instrument._torch_works import Wait
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import Tracer, live

@@ -1,10 +1,9 @@
 """push_pull for torch, with the names of BytePS's plugin: ``import otel_dltrace.pushpull.torch as bps``."""
 
 from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.torch_broadcast import broadcast_optimizer_state, broadcast_parameters
 from otel_dltrace.pushpull.torch_ops import (
     Compression,
-    broadcast_optimizer_state,
-    broadcast_parameters,
     declare,
     init,
     local_rank,

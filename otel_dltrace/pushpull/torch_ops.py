@@ -1,15 +1,12 @@
 """Sums and means of torch tensors over all processes of the job."""
 
 import atexit
-import io
 import itertools
 import os
-import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +20,6 @@ from otel_dltrace.pushpull.wire import Values
 _PREFIX = "byteps."
 _CARRIED_AS = {torch.bfloat16: torch.float32, torch.bool: torch.uint8, torch.int16: torch.int32}
 """Types that the servers do not know, and what their values travel as."""
-_REFUSED = -1
-"""The size of a state that its root does not send."""
-_UNSENDABLE = (pickle.PickleError, AttributeError, TypeError)
-"""What torch raises of a state that it cannot write, or would not read."""
 
 
 class Compression:
@@ -175,111 +168,6 @@ def synchronize(handle: int) -> Tensor:
     if pending.carrier is not pending.tensor:
         pending.tensor.detach().copy_(pending.carrier)
     return pending.tensor
-
-
-def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, prefix: str = "Parameter."
-) -> None:
-    """Give all processes the values that *params* have on *root_rank*.
-
-    Args:
-        params: A model's ``state_dict()`` or ``named_parameters()``; what is no tensor is left alone.
-        root_rank: Whose values they are.
-        prefix: Goes before each name.
-
-    Raises:
-        PushPullError: No process has that rank: nobody would give any values.
-    """
-    _check_root(root_rank)
-    items = params.items() if isinstance(params, Mapping) else params
-    handles = []
-    for name, value in sorted((name, value) for name, value in items if isinstance(value, Tensor)):
-        values = value.detach()
-        # What the others push is apart: tied parameters are one memory, which the first result would change.
-        pushed = values if rank() == root_rank else torch.zeros_like(values)
-        handles.append(start(pushed, values, False, prefix + name))
-    for handle in handles:
-        synchronize(handle)
-
-
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Give all processes the state that *optimizer* has on *root_rank*.
-
-    Raises:
-        PushPullError: No process has that rank, or something in its state is no tensor and no plain value of Python:
-            nothing is sent then, and all processes are told.
-    """
-    _check_root(root_rank)
-    written, refusal = io.BytesIO(), ""
-    if rank() == root_rank:
-        written, refusal = _written(_plain(optimizer.state_dict()))
-    # A tensor has one size under one name, so the size goes ahead and into the name.
-    length = torch.tensor([_REFUSED if refusal else written.getbuffer().nbytes])
-    broadcast_parameters({"OptimizerState": length}, root_rank, "Size.")
-    if int(length) == _REFUSED:
-        raise PushPullError(refusal or f"rank {root_rank} cannot send its optimizer's state: it says what is in it")
-    state = torch.zeros(int(length), dtype=torch.uint8)
-    if rank() == root_rank:
-        state = torch.frombuffer(written.getbuffer(), dtype=torch.uint8)
-    broadcast_parameters({f"OptimizerState.{int(length)}": state}, root_rank)
-    if rank() != root_rank:
-        optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
-
-
-def _written(state: Any) -> tuple[io.BytesIO, str]:
-    """Return *state* as bytes, and why the other processes would not read them, "" if they do."""
-    try:
-        return _sendable(state), ""
-    except _UNSENDABLE:
-        for place, value in _leaves(state):
-            try:
-                _sendable(value)
-            except _UNSENDABLE:
-                kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-                what = f"its state_dict(){place} is a {kind}"
-                break
-        else:
-            what = "a key in its state_dict() is no plain value"
-        cure = "make it a tensor or a plain value of Python"
-        return io.BytesIO(), f"the optimizer's state cannot be sent: {what}; {cure}"
-
-
-def _sendable(value: Any) -> io.BytesIO:
-    """Return *value* as bytes that are read without trusting any pickle; raise one of `_UNSENDABLE` if there are none.
-
-    Read on ``meta``: one tensor at a time is in memory a second time.
-    """
-    written = io.BytesIO()
-    torch.save(value, written)
-    written.seek(0)
-    torch.load(written, "meta", weights_only=True)
-    return written
-
-
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is in *value* and holds nothing itself, each with its place, as in ``["state"][0]``."""
-    if type(value) is dict:
-        for key, one in value.items():
-            yield from _leaves(one, f"{place}[{key!r}]")
-    elif type(value) in {list, tuple}:
-        for number, one in enumerate(value):
-            yield from _leaves(one, f"{place}[{number}]")
-    else:
-        yield place, value
-
-
-def _check_root(root_rank: int) -> None:
-    if not 0 <= root_rank < size():
-        raise PushPullError(f"root_rank={root_rank} is no rank of this job: it has {size()}, counted from 0")
-
-
-def _plain(value: Any) -> Any:
-    """Return *value* with Python's numbers for numpy's, a rate of ``0.1 * np.sqrt(size())``: no pickle is trusted."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_plain(one) for one in value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def engine() -> Engine:
