@@ -55,6 +55,15 @@ assert calls == [copied]
 handle.remove()
 assert hooks(model) == own
 
+recurrent = torch.nn.LSTM(8, 1)
+optimizer = torch.optim.SGD(recurrent.parameters(), lr=0.1)
+recurrent(torch.ones(4, 8))[0].sum().backward()
+optimizer.step()
+compiled = torch.compile(Sequential(Linear(8, 1)), backend="eager")
+train(compiled)
+assert hooks(recurrent) == hooks(compiled) == own, (hooks(recurrent), hooks(compiled))
+assert hooks(copy.deepcopy(recurrent)) == hooks(copy.deepcopy(compiled)) == [0, 0, 0]
+
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 wrapped = torch.nn.parallel.DistributedDataParallel(Sequential(Linear(8, 1)))

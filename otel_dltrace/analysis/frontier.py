@@ -1,7 +1,7 @@
 """Which stage holds all ranks up: F_s = max_r sum_{k<=s} d_{r,k}, exposed_s = F_s - F_{s-1}.
 
-This is StageFrontier. The leader of a stage is the rank of the maximum. The exposed times sum to the slowest rank's
-step exactly, and no two clocks are compared.
+This is StageFrontier. The leader of a stage is the rank of the maximum. In each step the exposed times sum to the
+slowest rank's exactly, and no two clocks are compared.
 """
 
 from collections.abc import Sequence

@@ -63,13 +63,22 @@ def _cure(package: str) -> str:
 
 
 def uninstrument() -> None:
-    """Give the frameworks their own functions back, the same objects; recording goes on until `stop`."""
+    """Give the frameworks their own functions back, the same objects; the step that is open ends.
+
+    What the program itself records goes on until `stop`.
+    """
     from otel_dltrace.instrument import registry
 
     registry.uninstrument()
+    _leave_step()
+
+
+@guard.guarded
+def _leave_step() -> None:
+    """End the step that is open: nobody would see its end."""
     tracer = live.tracer
     if tracer is not None and tracer.loop is not None and not tracer.steps.marked:
-        tracer.loop.interrupted()  # nobody would see the step that is open end
+        tracer.loop.interrupted()
 
 
 @guard.guarded

@@ -75,11 +75,16 @@ def add_delivered(folder: Path, figures: dict[str, Any]) -> None:
 
 
 def with_earlier(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of an earlier drain with those of *now*: counts add up at any depth, the last word holds."""
+    """Return the figures of an earlier drain with those of *now*: counts add up at any depth, of words the last holds.
+
+    One that has nothing to say leaves the earlier word. What was read from a damaged file may be of any kind.
+    """
     return before | {name: value if name in _NOW else _joint(before.get(name), value) for name, value in now.items()}
 
 
 def _joint(before: Any, now: Any) -> Any:
     if isinstance(now, dict):
-        return with_earlier(before or {}, now)
-    return (before or 0) + now if isinstance(now, int) else now or before or now
+        return with_earlier(before if isinstance(before, dict) else {}, now)
+    if isinstance(now, int):
+        return (before if isinstance(before, int) else 0) + now
+    return now or before or now

@@ -52,8 +52,8 @@ class Loop:
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
-        self.home = main_thread().ident
-        """The thread that trains: what others do is beside the stages of a step."""
+        self.home, self._has_trained = main_thread().ident, False
+        """The thread that trains, and whether it was seen to: what others do is beside the stages of a step."""
         self.fetching = False
         """Whether a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
         self._cycle_done = True
@@ -214,12 +214,11 @@ class Loop:
         """Know that the forward of a root module begins, *given* these arguments."""
         steps = self.steps
         if training:
-            self.home = get_ident()
-            self._forward_seen = True
+            self.home, self._has_trained, self._forward_seen = get_ident(), True, True
             self.stepped.clear()
             if self._source is not None:
                 self._settle(training=True)
-        elif get_ident() != self.home:
+        elif self._has_trained and get_ident() != self.home:
             return  # an actor's, or a validation's beside the training
         elif self._source is not None and not self._is_aside:
             self._evaluated = True
@@ -250,10 +249,10 @@ class Loop:
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
         if not training:
-            if get_ident() == self.home:
-                self._evaluate(start, end)
-            else:
+            if self._has_trained and get_ident() != self.home:
                 self._stage(EVALUATE, start, end)
+            else:
+                self._evaluate(start, end)
             return
         steps, mark, self._mark = self.steps, self._mark, None
         between = not steps.is_open if steps.marked else self._evaluating != 0
@@ -262,6 +261,8 @@ class Loop:
     def backward_begins(self, start: int) -> None:
         """Know that a backward begins."""
         steps = self.steps
+        if not self._forward_seen:
+            self.home, self._has_trained = get_ident(), True
         if self._source is not None:
             self._settle(training=True)
         self._fetched, steps.is_fresh = 0, False
@@ -322,7 +323,9 @@ class Loop:
 
     def interrupted(self) -> None:
         """Know that the step is over, done or not, and that nothing of the next one has begun."""
-        self._cycle_done, self._batches = True, _nobody
+        self._cycle_done, self._batches, self._source = True, _nobody, None
+        self.fetching, self._evaluating, self._fetched, self._optimizer = False, 0, 0, 0
+        self._ahead, self._pieces = [], []
         self.steps.leave()
 
     def scheduler_ended(self, start: int, end: int) -> None:

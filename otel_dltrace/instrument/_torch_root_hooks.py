@@ -117,8 +117,8 @@ class Before(_Timed):
             return
         forward = self._forward
         here = forward.here
-        if here.running is not None and here.running is not module:
-            return
+        if (here.running is not None and here.running is not module) or "_is_replica" in module.__dict__:
+            return  # DataParallel's replicas have its hooks, each in a thread of its own
         here.running, tracer = None, live.tracer
         if tracer is None or forward.graph_task() != -1:  # in a backward it is a recomputation
             return

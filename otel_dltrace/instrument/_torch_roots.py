@@ -15,6 +15,8 @@ from otel_dltrace.record.tracer import live
 MAX_CALLS = 10_000
 """Module calls after which a search without result ends: a global hook costs 1.4 us for each."""
 MAX_TRIES = 2
+MAX_RETURNS = 8
+"""How often a search that something compiled has ended is taken up again: where it was on, graphs are compiled anew."""
 
 
 class Roots:
@@ -40,7 +42,7 @@ class Roots:
         self._calls = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._missing: set[int] = set()
-        self._is_module_compiled = False
+        self._is_module_compiled, self._returns = False, 0
         self._made: ByIdentity[set[int]] = ByIdentity()
         """What was missing of an optimizer when it was made."""
         self._checked: ByIdentity[tuple[int, int]] = ByIdentity()
@@ -78,6 +80,7 @@ class Roots:
             self._adopt(module)
         self.stop_looking()
 
+    @guarded
     def compiled_called(self) -> None:
         """Know that a compiled module was called; of compiled functions nothing is seen."""
         self._is_module_compiled = True
@@ -85,7 +88,8 @@ class Roots:
 
     def look_on(self) -> None:
         """Go on looking, behind the call of a compiled module for example, if that was not all."""
-        if self._missing and self._known:
+        if self._missing and self._known and live.tracer is not None and self._returns < MAX_RETURNS:
+            self._returns += 1
             self._look(again=True)
 
     def compiled_in_place(self, module: Any) -> None:
@@ -126,6 +130,7 @@ class Roots:
         if missing:
             if self._search is None:
                 self._missing.clear()  # what was given up, and may be gone
+            self._returns = 0
             self._made[optimizer] = missing
             self._missing |= missing
             self._look()

@@ -48,5 +48,8 @@ def _leave_out_ours(state: Any) -> None:
 
 STATES: tuple[Row, ...] = (
     Attachment("torch.nn.modules.module", _attach_to("Module")),
+    # They have one of their own.
+    Attachment("torch.nn.modules.rnn", _attach_to("RNNBase")),
     Attachment("torch.nn.parallel.distributed", _attach_to("DistributedDataParallel")),
+    Attachment("torch._dynamo.eval_frame", _attach_to("OptimizedModule")),
 )

@@ -256,6 +256,7 @@ ROWS: tuple[Row, ...] = (
         "OptimizedModule.__call__",
         begin=_compiled_begins,
         finish=_compiled_ended,
+        fail=_compiled_ended,
         since="2.8",
     ),
     Site("torch.autograd", "backward", begin=_backward_begins, finish=_backward_ended, fail=_backward_ended),

@@ -1,6 +1,5 @@
 """Start the processes of a job on this host, and end them together."""
 
-import ctypes
 import os
 import secrets
 import signal
@@ -193,8 +192,10 @@ def _spawn(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[
 def _ends_with_us() -> Callable[[], None] | None:
     """Return what a child does before it runs its program, so that the kernel ends it with us; None without Linux."""
     try:
+        import ctypes  # not everybody's Python has it
+
         prctl = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):
+    except (ImportError, OSError, AttributeError):
         return None
     prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
     return partial(_end_with, os.getpid(), prctl)

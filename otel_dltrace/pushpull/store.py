@@ -70,7 +70,8 @@ class Store:
         """Let *worker* go; with a *reason* the job cannot go on, and whoever asks is told so."""
         if worker in self.left:
             return
-        self.left.add(worker)
+        if self.knows(worker):
+            self.left.add(worker)
         self.failure = self.failure or (f"worker {worker}: {reason}" if reason else "")
 
     def initialize(self, request: Request, values: Values) -> None:

@@ -14,7 +14,7 @@ from otel_dltrace.pushpull.errors import PushPullError
 
 _REFUSED = -1
 """The size of a state that its root does not send."""
-_UNSENDABLE = (pickle.PickleError, AttributeError, TypeError)
+_UNSENDABLE = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
 """What torch raises of a state that it cannot write, or would not read."""
 
 

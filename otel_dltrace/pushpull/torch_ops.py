@@ -163,8 +163,10 @@ def synchronize(handle: int) -> Tensor:
         PushPullError: Another process died or left, or means something else by this name.
     """
     pending = _pending(handle)
-    del _live.pending[handle]
-    engine().wait(pending.operation)
+    try:
+        engine().wait(pending.operation)
+    finally:  # not before: till then its name is taken
+        _live.pending.pop(handle, None)
     if pending.carrier is not pending.tensor:
         pending.tensor.detach().copy_(pending.carrier)
     return pending.tensor
@@ -216,7 +218,7 @@ def _unnamed(tensor: Tensor) -> str:
     done by when: it is the same on all processes.
     """
     kind = f"noname.{_type(tensor)}.{tensor.numel()}"
-    taken = {pending.name for pending in _live.pending.values()}
+    taken = {pending.name for pending in list(_live.pending.values())}
     return next(name for name in itertools.chain([kind], _numbered(kind)) if name not in taken)
 
 

@@ -82,7 +82,8 @@ def where_the_step_goes(s: Stragglers) -> str:
     together = sum(stage.exposed for stage in longest)
     if together <= _IN_TURN * s.longest:
         return sentence
-    return f"{sentence} That is {ms(together)} ms, and no rank takes more than {ms(s.longest)}: they are slow in turn."
+    most = ms(s.longest)
+    return f"{sentence} That is {ms(together)} ms, and no rank takes more than {most}: as where they are slow in turn."
 
 
 def _where(stage: FrontierStage) -> str:
