@@ -554,6 +554,17 @@ ODD: Loops = {
         """,
         [PLAIN | {"evaluate": 1}] * 3,
     ),
+    "another thread trains on what is fetched": (
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(1) as pool:
+            for epoch in range(2):
+                for x, y in held_out:
+                    pool.submit(learn, x, y).result()
+        """,
+        # The first batch was fetched before anybody had trained; the others are in the step before their own.
+        [PLAIN | {"dataloader_next": 2}, *[NO_LOADER | {"dataloader_next": 1}] * 4, NO_LOADER],
+    ),
     "an optimizer without a hash": (
         """
         class Equal(torch.optim.SGD):

@@ -47,13 +47,21 @@ for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), back(mod
     assert hooks(copied) == [0, 0, 0], hooks(copied)
     assert torch.equal(copied(torch.ones(1, 8)), model(torch.ones(1, 8)))
 assert hooks(model) == own
-handle = model.register_forward_pre_hook(theirs)
-copied = copy.deepcopy(model)
+model.handle = model.register_forward_pre_hook(theirs)
+copied, shallow = copy.deepcopy(model), copy.copy(model)
 assert list(copied._forward_pre_hooks.values()) == [theirs]
 copied(torch.ones(1, 8))
 assert calls == [copied]
-handle.remove()
-assert hooks(model) == own
+copied.handle.remove()
+assert hooks(copied) == [0, 0, 0]
+assert shallow._forward_pre_hooks is model._forward_pre_hooks
+model.handle.remove()
+assert hooks(model) == hooks(shallow) == own
+
+class Unmade(torch.nn.Module):
+    def __init__(self):
+        pass
+pickle.dumps(Unmade())
 
 recurrent = torch.nn.LSTM(8, 1)
 optimizer = torch.optim.SGD(recurrent.parameters(), lr=0.1)

@@ -117,6 +117,8 @@ class Loop:
         if get_ident() != self.home and (training or self._forward_seen):
             # A prefetching thread is ahead by a number of batches that no other rank shares.
             self._stage(DATALOADER_NEXT, start, end)
+            if self._cycle_done and self._batches() is batches:
+                self._batches = _nobody  # fetched for another thread to train on: its forwards begin the steps
             return
         self.fetching = False
         if not training:

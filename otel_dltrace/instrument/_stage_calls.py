@@ -21,14 +21,14 @@ _running: set[str] = set()
 os.register_at_fork(after_in_child=_running.clear)  # the parent's calls
 
 
-def _is_any(_args: Args) -> bool:
+def _is_any(_args: Args, _kwargs: Kwargs) -> bool:
     return True
 
 
-def _begins(stage: str, is_one: Callable[[Args], bool], args: Args, _kwargs: Kwargs) -> Piece | None:
+def _begins(stage: str, is_one: Callable[[Args, Kwargs], bool], args: Args, kwargs: Kwargs) -> Piece | None:
     assert live.tracer is not None
     loop = loop_of(live.tracer)
-    if stage in _running or get_ident() != loop.home or not is_one(args):
+    if stage in _running or get_ident() != loop.home or not is_one(args, kwargs):
         return None
     mark = loop.steps.mark() if stage in DEVICE_STAGES else None
     _running.add(stage)
@@ -55,7 +55,7 @@ def _outside_graphs(traced: Callable[..., Any], original: Callable[..., Any]) ->
 
 
 def stage_site(
-    module: str, name: str, stage: str, *, in_graphs: bool = False, is_one: Callable[[Args], bool] = _is_any
+    module: str, name: str, stage: str, *, in_graphs: bool = False, is_one: Callable[[Args, Kwargs], bool] = _is_any
 ) -> Site:
     """Return the row for a function of which every call is a piece of *stage*, with all calls inside it.
 

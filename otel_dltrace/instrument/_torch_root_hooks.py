@@ -75,6 +75,10 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
+numbers: set[int] = set()
+"""Of the hooks that are ours, which no other will have."""
+
+
 def is_hook(hook: Any) -> bool:
     """Return whether *hook*, of some module, is ours or what a copy of the module has in its place."""
     return isinstance(hook, _Hook) or isinstance(getattr(hook, "__self__", None), nullcontext)

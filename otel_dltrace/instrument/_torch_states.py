@@ -1,55 +1,81 @@
 """Leaves models that are saved or copied as they are: hooks of ours are no part of their state."""
 
+import copy
+import sys
 from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._sites import Attachment, Row, Undo, replace, resolve
-from otel_dltrace.instrument._torch_root_hooks import is_hook
+from otel_dltrace.instrument._torch_root_hooks import is_hook, numbers
 from otel_dltrace.record.guard import guarded
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_CALLED = "_forward_hooks_always_called"
-"""By the same numbers, which hooks are called also where the forward raised."""
+_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
+"""The last one says by the same numbers which hooks are called also where the forward raised."""
+_SHALLOW = getattr(copy.copy, "__code__", None)
+_twins: ByIdentity[Any] = ByIdentity()
+"""For a table with hooks of ours the one that is saved: the same for the module and for a handle of it."""
 
 
-def _attach_to(name: str) -> Callable[[ModuleType], Undo]:
+def _theirs(table: Any) -> Any:
+    """Return *table*, which a module goes on with, or what is in its place without our hooks."""
+    kept = [(number, hook) for number, hook in table.items() if number not in numbers and not is_hook(hook)]
+    if len(kept) == len(table):
+        return table
+    twin = _twins.get(table, None)
+    if twin is None:
+        twin = _twins[table] = type(table)()
+    if list(twin.items()) != kept:
+        twin.clear()
+        twin.update(kept)
+    return twin
+
+
+@guarded
+def _module_state(state: Any) -> None:
+    if isinstance(state, dict):
+        state.update({name: _theirs(state[name]) for name in _TABLES if state.get(name)})
+
+
+@guarded
+def _handle_state(state: Any) -> Any:
+    table, number, *further = state
+    if table is None:
+        return None
+    return _theirs(table), number, *(tuple(one and _theirs(one) for one in tables) for tables in further)
+
+
+def _attach_to(name: str, change: Callable[[Any], Any]) -> Callable[[ModuleType], Undo]:
     def attach(module: ModuleType) -> Undo:
         found = resolve(module, f"{name}.__getstate__")
         if found is None:  # older: what `_Hook` leaves behind is in the copy
             return lambda: None
         holder, attribute, original = found
-        return replace(holder, attribute, original, _traced(original))
+        return replace(holder, attribute, original, _changed(original, change))
 
     return attach
 
 
-def _traced(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _changed(original: Callable[[Any], Any], change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return *original* with its result changed, in place or by another one, but for shallow copies: they share all."""
+
     @wraps(original)
-    def __getstate__(module: Any) -> Any:  # noqa: N807  -- what it stands for
-        state = original(module)
-        _leave_out_ours(state)
-        return state
+    def __getstate__(one: Any) -> Any:  # noqa: N807  -- what it stands for
+        state = original(one)
+        if sys._getframe(1).f_code is _SHALLOW:
+            return state
+        return change(state) or state
 
     return __getstate__
 
 
-@guarded
-def _leave_out_ours(state: Any) -> None:
-    """Have *state*, a copy of a module's attributes, hold hooks of the program alone; the module keeps its own."""
-    for name in _HOOKS:
-        ours = [number for number, hook in state[name].items() if is_hook(hook)]
-        for table in (name, _CALLED) if ours else ():
-            state[table] = state[table].copy()
-            for number in ours:
-                state[table].pop(number, None)
-
-
 STATES: tuple[Row, ...] = (
-    Attachment("torch.nn.modules.module", _attach_to("Module")),
+    Attachment("torch.nn.modules.module", _attach_to("Module", _module_state)),
     # They have one of their own.
-    Attachment("torch.nn.modules.rnn", _attach_to("RNNBase")),
-    Attachment("torch.nn.parallel.distributed", _attach_to("DistributedDataParallel")),
-    Attachment("torch._dynamo.eval_frame", _attach_to("OptimizedModule")),
+    Attachment("torch.nn.modules.rnn", _attach_to("RNNBase", _module_state)),
+    Attachment("torch.nn.parallel.distributed", _attach_to("DistributedDataParallel", _module_state)),
+    Attachment("torch._dynamo.eval_frame", _attach_to("OptimizedModule", _module_state)),
+    Attachment("torch.utils.hooks", _attach_to("RemovableHandle", _handle_state)),
 )

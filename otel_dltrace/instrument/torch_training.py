@@ -225,9 +225,9 @@ def _compiled(module: Any, _result: object) -> None:
     roots.compiled_in_place(module)
 
 
-def _is_of_program(args: Args) -> bool:
-    """Return whether *args* save something of the program's: torch saves a storage where a tensor is pickled."""
-    return not (args and sys.modules["torch"].is_storage(args[0]))
+def _is_of_program(args: Args, kwargs: Kwargs) -> bool:
+    """Return whether something of the program's is saved: torch saves a storage where a tensor is pickled."""
+    return not sys.modules["torch"].is_storage(args[0] if args else kwargs.get("obj"))
 
 
 SCHEDULERS = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts")
