@@ -116,7 +116,7 @@ EXPECTED = [
     ("byteps.Gradient.weight", 2, 1, 32, -1, True, NO_ERROR),
     ("byteps.loss", 1, 1, 12, -1, False, NO_ERROR),
     ("byteps.noname.0", 1, 1, 20, -1, True, NO_ERROR),
-    ("byteps.refused", 1, 1, 4, -1, True, ("RuntimeError", "Duplicated tensor_name")),
+    ("byteps.refused", 0, 1, 4, -1, True, ("RuntimeError", "Duplicated tensor_name")),
 ]
 
 

@@ -202,6 +202,29 @@ def test_run_loses_nothing_to_a_drain_that_is_up_after_the_program_has_ended(tmp
         assert sum(map(len, place.spans())) == 3
 
 
+KILLS_ITS_DRAIN = """
+import os, psutil, otel_dltrace
+for step in range(6):
+    with otel_dltrace.step():
+        pass
+    if step == 2:
+        assert otel_dltrace.flush()
+        children = psutil.Process(os.getppid()).children()
+        (drain,) = [child for child in children if "--while-open" in child.cmdline()]
+        drain.kill()
+"""
+
+
+def test_run_reports_also_where_its_drain_is_killed(tmp_path):
+    """Another one does its work, and is waited for."""
+    with a_place(tmp_path) as place:
+        done = place.command("run", "--", sys.executable, str(place.write(KILLS_ITS_DRAIN)))
+
+        assert "otel-dltrace: 6 spans recorded, none lost; in " in done.stderr, done.stderr
+        assert "steps 0-5, 6 closed by all ranks; 6 spans" in " ".join(done.stdout.split())
+        assert sum(map(len, place.spans())) == 6
+
+
 def test_a_short_program_is_drained_by_a_thread(tmp_path):
     """What the thread needs at the interpreter's end has been imported before it."""
     with a_place(tmp_path) as place:

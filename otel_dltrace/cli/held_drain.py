@@ -14,6 +14,7 @@ from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.record.launch import NO_THREAD, DrainStarter
+from otel_dltrace.record.locks import lock_is_held
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring_file import make_ring_folder
 from otel_dltrace.settings.config import Config
@@ -65,11 +66,23 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
             _end_drain(drain)
             raise
         held.roots = _end_drain(drain)
+        if drain is not None and (drain.returncode or 0) < 0:
+            held.roots = _finished_without(held, config, began)
         held.others = [] if held.roots else _runs_since(Path(config.directory), began)
         held.left = "; ".join(filter(None, (held.starter.trouble(ring.stem) for ring in _rings_of(config))))
     except KeyboardInterrupt:  # also one of the block: nobody waits for the drain then
         _say_where_it_goes_on(Path(config.directory), began)
         raise
+
+
+def _finished_without(held: HeldDrain, config: Config, began: float) -> list[Path]:
+    """Return the runs that came since *began*, once another drain has done the work of one that was killed."""
+    ends = time.monotonic() + DRAIN_ENDS_S
+    with progress("reading what is left"):
+        while lock_is_held(config.rings / f"{config.home}.lock") and time.monotonic() < ends:
+            time.sleep(0.05)  # one that a process has started, which lingers for some seconds
+    _end_drain(held.starter.start_process(piped=True))
+    return _runs_since(Path(config.directory), began)
 
 
 def _say_where_it_goes_on(directory: Path, since: float) -> None:

@@ -97,7 +97,7 @@ def write_byteps(
 
 
 def _comms_of(pieces: Iterable[SpanBatch], window: Window) -> list[Comm]:
-    unfinished = set().union(*map(unfinished_in, pieces))
+    unfinished = np.concatenate([np.zeros(0, np.uint64), *map(unfinished_in, pieces)])
     return [comm_of(of_completions(batch, window), unfinished) for batch in pieces]
 
 

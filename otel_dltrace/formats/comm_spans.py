@@ -5,21 +5,20 @@ put into step n - 1, and a step span is drawn around what is in it. Which occurr
 it either: it is the BYTEPS_TRACE_START_STEP of the run.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from otel_dltrace.formats.comm_json import NO_KEY, Comm, Series
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, is_among
 from otel_dltrace.model.identity import NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.spans import SpanBatch, empty_rows, stack_rows
 
 BACKEND = "byteps"
-Occurrence = tuple[str, int]
-"""A tensor, and how often it was pushed by then, from 1."""
+_NONE = np.zeros(0, np.uint64)
 _US = 1000
 _MOST_WAIT = (1 << 31) - 1
 
@@ -169,21 +168,22 @@ def _steps(rows: Column, descriptor: int) -> Column:
 # -- to the file --------------------------------------------------------------------------------
 
 
-def unfinished_in(batch: SpanBatch) -> set[Occurrence]:
-    """Return which push_pulls in *batch* failed or were cut off: BytePS counts them as no completion."""
-    is_total = batch.lookup(_is_total, bool)
-    which = np.flatnonzero(is_total & (batch["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) != 0))
-    return {(batch.descriptor_of(row).tensor, int(batch["seq"][row])) for row in which.tolist()}
+def unfinished_in(batch: SpanBatch) -> Column:
+    """Return the ids of the push_pulls in *batch* that failed or were cut off: BytePS counts them as no completion."""
+    has_failed = batch["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) != 0
+    ids: Column = batch["span_id"][batch.lookup(_is_total, bool) & has_failed]
+    return ids
 
 
-def comm_of(batch: SpanBatch, unfinished: Collection[Occurrence] = ()) -> Comm:
+def comm_of(batch: SpanBatch, unfinished: Column = _NONE) -> Comm:
     """Return what of *batch* a ``comm.json`` holds: complete operations and stages of tensors with a declared key.
 
     Args:
         batch: The spans.
-        unfinished: Push_pulls of which nothing is held.
+        unfinished: The ids of push_pulls of which nothing is held, nor of their stages.
     """
-    held = batch.take(batch.lookup(_is_held, bool) & ~_is_of(batch, unfinished))
+    is_of_them = is_among(batch["span_id"], unfinished) | is_among(batch["parent_id"], unfinished)
+    held = batch.take(batch.lookup(_is_held, bool) & ~is_of_them)
     is_stage = held.is_kind(s.PHASE)
     partition = np.where(is_stage, held["partition"], 0).astype(np.int64)
     pairs, which = np.unique(held["descriptor"].astype(np.int64) << 16 | partition, return_inverse=True)
@@ -192,15 +192,6 @@ def comm_of(batch: SpanBatch, unfinished: Collection[Occurrence] = ()) -> Comm:
     distinct = {one: i for i, one in enumerate(dict.fromkeys(series))}
     places = np.array([distinct[one] for one in series], np.int32)
     return Comm(list(distinct), places[which], start, end - start)
-
-
-def _is_of(batch: SpanBatch, occurrences: Collection[Occurrence]) -> Column:
-    """Return a mask of the rows of *batch* that are one of *occurrences*, or a stage of one."""
-    numbers = {tensor: number for number, (tensor, _) in enumerate(occurrences)}
-    known = [numbers[tensor] << 32 | nth for tensor, nth in occurrences]
-    tensors = batch.lookup(lambda d: numbers.get(d.tensor, -1), np.int64)
-    mask: Column = np.isin(tensors << 32 | batch["seq"], known)
-    return mask
 
 
 def _is_total(d: Descriptor) -> bool:

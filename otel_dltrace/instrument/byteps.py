@@ -40,6 +40,18 @@ class _Broadcast(threading.local):
     root = -1
 
 
+class _Pending(Pending):
+    """A push_pull that takes its number of *numbers* once BytePS has taken it: one that it refuses is not counted."""
+
+    def __init__(self, operation: Operation, numbers: Iterator[int]) -> None:
+        super().__init__([operation], [0])
+        self._next = numbers
+
+    def is_taken(self) -> "_Pending":
+        self.numbers = [next(self._next)]
+        return self
+
+
 class PushPulls(Calls):
     """The push_pulls of the process that *tracer* follows.
 
@@ -53,12 +65,12 @@ class PushPulls(Calls):
         self._counts: dict[str, Iterator[int]] = {}
         self._descriptors: dict[tuple[str, Any], tuple[int, Iterator[int]]] = {}
 
-    def begin(self, tensor: Any, name: str | None) -> Pending:
+    def begin(self, tensor: Any, name: str | None) -> _Pending:
         """Return the push_pull of *tensor* that begins."""
         descriptor, numbers = self._descriptors.get((name or "", tensor.dtype)) or self._describe(name or "", tensor)
         flags = 0 if self.local.blocking else ASYNC
         size, root = tensor.element_size() * tensor.nelement(), self.broadcast.root
-        return Pending([Operation(self.tracer.recorder, descriptor, size, b=root, flags=flags)], [next(numbers)])
+        return _Pending(Operation(self.tracer.recorder, descriptor, size, b=root, flags=flags), numbers)
 
     def _describe(self, name: str, tensor: Any) -> tuple[int, Iterator[int]]:
         # As BytePS calls it in comm.json; without a name its handle is put there, which it always gives as 0.
@@ -83,17 +95,17 @@ _plugin = Plugin(OPS, PushPulls)
 # -- sites ------------------------------------------------------------------------------------------
 
 
-def _begin_async(args: Args, kwargs: Kwargs) -> Pending:
+def _begin_async(args: Args, kwargs: Kwargs) -> _Pending:
     tensor, name = (argument("_do_push_pull_async", each, args, kwargs) for each in ("tensor", "name"))
     return _plugin.here().begin(tensor, name)
 
 
-def _launched(pending: Pending, handle: int) -> None:
-    _plugin.here().handles.launched(handle, pending)
+def _launched(pending: _Pending, handle: int) -> None:
+    _plugin.here().handles.launched(handle, pending.is_taken())
 
 
-def _launched_in_group(pending: Pending, result: tuple[int, int]) -> None:
-    _plugin.here().handles.launched(result[0], pending)
+def _launched_in_group(pending: _Pending, result: tuple[int, int]) -> None:
+    _plugin.here().handles.launched(result[0], pending.is_taken())
 
 
 def _refused(pending: Pending, error: BaseException) -> None:

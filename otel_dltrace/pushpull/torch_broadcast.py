@@ -53,7 +53,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     _check_root(root_rank)
     written, refusal = io.BytesIO(), ""
     if bps.rank() == root_rank:
-        written, refusal = _written(_plain(optimizer.state_dict()))
+        written, refusal = _written(optimizer)
     # A tensor has one size under one name, so the size goes ahead and into the name.
     length = torch.tensor([_REFUSED if refusal else written.getbuffer().nbytes])
     broadcast_parameters({"OptimizerState": length}, root_rank, "Size.")
@@ -67,22 +67,27 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
 
 
-def _written(state: Any) -> tuple[io.BytesIO, str]:
-    """Return *state* as bytes, and why the other processes would not read them, "" if they do."""
+def _written(optimizer: torch.optim.Optimizer) -> tuple[io.BytesIO, str]:
+    """Return the state of *optimizer* as bytes, and why the other processes would not read them, "" if they do."""
+    try:
+        state = _plain(optimizer.state_dict())
+    except _UNSENDABLE as error:  # one that holds itself, or is nested too deep
+        return io.BytesIO(), f"the optimizer's state cannot be sent: {type(error).__name__}: {error}"
     try:
         return _sendable(state), ""
     except _UNSENDABLE:
-        for place, value in _leaves(state):
-            try:
-                _sendable(value)
-            except _UNSENDABLE:
-                kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-                what = f"its state_dict(){place} is a {kind}"
-                break
-        else:
-            what = "a key in its state_dict() is no plain value"
         cure = "make it a tensor or a plain value of Python"
-        return io.BytesIO(), f"the optimizer's state cannot be sent: {what}; {cure}"
+        return io.BytesIO(), f"the optimizer's state cannot be sent: {_what_is_wrong(state)}; {cure}"
+
+
+def _what_is_wrong(state: Any) -> str:
+    for place, value in _leaves(state):
+        try:
+            _sendable(value)
+        except _UNSENDABLE:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            return f"its state_dict(){place} is a {kind}"
+    return "a key in its state_dict() is no plain value"
 
 
 def _sendable(value: Any) -> io.BytesIO:
