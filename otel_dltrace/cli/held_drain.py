@@ -13,6 +13,7 @@ from rich.console import Console
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.record import guard
 from otel_dltrace.record.launch import NO_THREAD, DrainStarter
 from otel_dltrace.record.locks import lock_is_held
 from otel_dltrace.record.names import Names
@@ -81,7 +82,7 @@ def _finished_without(held: HeldDrain, config: Config, began: float) -> list[Pat
     with progress("reading what is left"):
         while lock_is_held(config.rings / f"{config.home}.lock") and time.monotonic() < ends:
             time.sleep(0.05)  # one that a process has started, which lingers for some seconds
-    _end_drain(held.starter.start_process(piped=True))
+    _end_drain(guard.guarded(held.starter.start_process)(piped=True))
     return _runs_since(Path(config.directory), began)
 
 
