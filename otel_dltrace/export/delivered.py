@@ -87,4 +87,4 @@ def _joint(before: Any, now: Any) -> Any:
         return with_earlier(before if isinstance(before, dict) else {}, now)
     if isinstance(now, int):
         return (before if isinstance(before, int) else 0) + now
-    return now or before or now
+    return now if before is None else now or before

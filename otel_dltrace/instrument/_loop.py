@@ -220,8 +220,8 @@ class Loop:
             self.stepped.clear()
             if self._source is not None:
                 self._settle(training=True)
-        elif self._has_trained and get_ident() != self.home:
-            return  # an actor's, or a validation's beside the training
+        elif self._is_beside():
+            return
         elif self._source is not None and not self._is_aside:
             self._evaluated = True
         steps.is_fresh = False
@@ -242,6 +242,10 @@ class Loop:
                 steps.batch_size += 0 if steps.is_told else size
             self._mark = None if steps.device is None else steps.mark()
 
+    def _is_beside(self) -> bool:
+        """Return whether this thread is an actor's, or a validation's, beside the one that trains."""
+        return self._has_trained and get_ident() != self.home
+
     def _gap(self, fetched: int, start: int) -> tuple[int, int]:
         """Return the gap before a forward: within its step, and before what the program marks around the forward."""
         steps = self.steps
@@ -251,7 +255,7 @@ class Loop:
     def forward_ended(self, start: int, end: int, *, training: bool = True) -> None:
         """Know that the forward of a root module, begun at *start*, is over."""
         if not training:
-            if self._has_trained and get_ident() != self.home:
+            if self._is_beside():
                 self._stage(EVALUATE, start, end)
             else:
                 self._evaluate(start, end)
