@@ -6,11 +6,11 @@ import pytest
 from otel_dltrace.export import gate as gate_module
 from otel_dltrace.export.budget import StepBudget
 from otel_dltrace.export.drift import REMEMBERED, Drift
-from otel_dltrace.export.gate import LOST_STEPS, SETTLE_S, Outgoing, StepGate
+from otel_dltrace.export.gate import LOST_STEPS, MOST_FAILED, SETTLE_S, Outgoing, StepGate
 from otel_dltrace.export.roots import Roots
 from otel_dltrace.model.identity import NO_STEP, Bind, root_id
 from otel_dltrace.model.plan import Window, share_of
-from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import empty_rows
 
 BIND = Bind("job", "1.00")
@@ -78,6 +78,19 @@ def test_a_slow_step_goes_out_in_full_after_the_fact():
         add(gate, step_rows(step, took=16 if step == 7 else 15 if step == 8 else 10), 0.0)
 
     assert [step for step, spans, _ in brief(gate.due(0.0, final=True)) if spans == 6] == [0, 7]
+
+
+@pytest.mark.parametrize("flag", [Flag.ERROR, Flag.TRUNCATED])
+def test_a_step_that_failed_goes_out_in_full_a_hundred_times(flag):
+    """Whether it was slow or not, in the window or not."""
+    gate = a_gate("0-0")
+    for step in range(MOST_FAILED + 10):
+        rows = step_rows(step)
+        rows["flags"][4] = flag if step % 2 == 0 or step > 20 else 0
+        add(gate, rows, 0.0)
+    full = [step for step, spans, _ in brief(gate.due(0.0, final=True)) if spans == 6]
+
+    assert full == [step for step in range(MOST_FAILED + 10) if step % 2 == 0 or step > 20][: MOST_FAILED + 1]
 
 
 def test_the_budget_leaves_out_the_finest_levels_first():

@@ -95,13 +95,25 @@ def test_a_record_holds_what_was_said(recorder: Recorder) -> None:
     assert (amend["start"] >> 32, amend["end"], amend["number"]) == (*message, number)
 
 
-def test_an_amend_has_its_type_and_message_where_the_contract_says(recorder: Recorder) -> None:
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        pytest.param("x" * 36, b"x" * 36, id="short"),
+        pytest.param("x" * 37, b"x" * 33 + b"...", id="long"),
+        pytest.param(
+            "[/gloo/transport/tcp/pair.cc:547] Connection closed", b"Connection closed".ljust(36, b"\0"), id="gloo"
+        ),
+    ],
+)
+def test_an_amend_has_its_type_and_message_where_the_contract_says(
+    recorder: Recorder, message: str, kept: bytes
+) -> None:
     """The payload is 40 bytes after the 16 of the head; then the type, then the commit."""
-    recorder.error(9, 1, RuntimeError("x" * 50))
+    recorder.error(9, 1, RuntimeError(message))
     assert recorder.ring is not None
     (record,) = records_of(RingReader(recorder.ring.buffer), final=True)
 
-    assert (record[16:20], record[20:56]) == ((1).to_bytes(4, "little"), b"x" * 36)
+    assert (record[16:20], record[20:56]) == ((1).to_bytes(4, "little"), kept)
     assert (record[56], record[12]) == (AMEND_ERROR, AMEND)
 
 

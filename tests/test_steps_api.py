@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,19 +174,27 @@ def test_stages_are_recorded_at_level_step_and_phases_are_not(tracer: Tracer) ->
     assert [name for name, *_ in spans(tracer)] == ["forward", "rank.step"]
 
 
-@pytest.mark.parametrize("block", [phase("x"), operation("x")], ids=["phase", "operation"])
+@pytest.mark.parametrize("block", [phase("x"), operation("x"), phase("to_device")], ids=["phase", "operation", "stage"])
 def test_the_user_s_error_passes_unmodified_and_is_noted(tracer: Tracer, block: Any) -> None:
-    """The very object leaves the block; the span says that it failed, and how."""
+    """The very object leaves the blocks; each span says that it failed, and how."""
     error = ValueError("diverged")
     with pytest.raises(ValueError, match="diverged") as caught, step(), block:
         raise error
     read = read_own(tracer.recorder)
-    failed = [record for record in read.records if record["kind"] == SPAN and record["flags"] == 2]
-    amends = [record for record in read.records if record["kind"] == AMEND]
+    ended = [record["number"] for record in read.records if record["kind"] == SPAN]
+    failed = [record["number"] for record in read.records if record["kind"] == AMEND]
 
     assert caught.value is error
-    assert [record["number"] for record in amends] == [record["number"] for record in failed]
-    assert (len(failed), read.names.strings) == (1, {1: "ValueError"})
+    assert (len(failed), failed, read.names.strings) == (2, ended, {1: "ValueError"})
+
+
+@pytest.mark.parametrize("end", [StopIteration, StopAsyncIteration, GeneratorExit])
+def test_what_ends_a_loop_is_no_error(tracer: Tracer, end: type[BaseException]) -> None:
+    """A block may be left by it."""
+    for block in phase("x"), operation("x"), phase("to_device"):
+        with suppress(end), step(), block:
+            raise end
+    assert [record for record in read_own(tracer.recorder).records if record["kind"] == AMEND] == []
 
 
 def test_blocks_survive_switching_on_and_off_inside_them(tracer: Tracer) -> None:

@@ -10,6 +10,7 @@ from otel_dltrace.analysis.breakdown import Breakdown, breakdown, num_warm_up_st
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.drift import Drift, drift
+from otel_dltrace.analysis.failures import Failures, failures
 from otel_dltrace.analysis.left_open import LeftOpen, left_open
 from otel_dltrace.analysis.operations import OperationRow, operations
 from otel_dltrace.analysis.pauses import pauses
@@ -69,6 +70,7 @@ class RunReport:
     operations: tuple[OperationRow, ...]
     waits: Waits
     drift: Drift
+    failures: Failures
     left_open: LeftOpen
     throughput: Throughput
     timings: Timings
@@ -107,6 +109,7 @@ def analyse(
         operations(batches, joined),
         waits(joined),
         drifted,
+        failures(batches),
         left_open(batches),
         throughput(tables, parts.warm_up),
         timings(tables, parts.warm_up),

@@ -195,7 +195,16 @@ def stop() -> None:
 def _stop_at_exit() -> None:
     """Stop; a Ctrl-C meanwhile is meant for the wait, and no error of anybody's."""
     with suppress(KeyboardInterrupt):
+        _note_what_ended_the_program()
         stop()
+
+
+@guard.guarded
+def _note_what_ended_the_program() -> None:
+    """Have the step that is open say which error the interpreter has told of, of which nobody had caught it."""
+    error = getattr(sys, "last_value", None)
+    if live.tracer is not None and isinstance(error, BaseException):
+        live.tracer.steps.fail(error)
 
 
 def flush(timeout: float = EXIT_S) -> bool:

@@ -10,7 +10,7 @@ from otel_dltrace.export.served import Served, SlowHere
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.plan import Share, SlowSteps, Window, share_of
-from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import stack_rows
 
 SETTLE_S = 2.0
@@ -18,6 +18,9 @@ SETTLE_S = 2.0
 MAX_HELD = 200_000
 """Rows held in memory; beyond, details are read again from the run directory."""
 _REMEMBERED = 1024
+_FAILED = np.uint16(Flag.ERROR | Flag.TRUNCATED)
+MOST_FAILED = 100
+"""Steps of a rank that go out in full for having failed: a program may fail and go on in every one."""
 LOST_STEPS = 64
 """A step is given up that many steps later: its own span was overwritten before it was read."""
 
@@ -33,7 +36,7 @@ class Outgoing(NamedTuple):
 
     *extent* is the rank's, in ns, and *seq* the WORLD group's number at its start (0: not known); a
     step that never got its own span (an evaluation after the last one) is *stepless*: nothing is
-    there for its rows to hang under. One that was *slow* goes out whatever the window says.
+    there for its rows to hang under. One that was *slow*, failed or cut off goes out whatever the window says.
     """
 
     step: int
@@ -71,6 +74,7 @@ class StepGate:
         self._bind, self._window, self._budget = bind, window, budget
         self._read_again = read_again
         self._slow, self._steps = SlowSteps(), StepBudget()
+        self._failed = 0
         self._held: dict[int, list[Column]] = {}
         self._count = 0
         self._offloaded: dict[int, int] = {}
@@ -155,8 +159,10 @@ class StepGate:
         number = len(rows)
         self._count -= number
         slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
+        is_within = step in self._window
+        slow = slow or (not is_within and self._has_failed(rows))
         share = self._share(step)
-        full = share.full and (slow or step in self._window)
+        full = share.full and (slow or is_within)
         offloaded = self._offloaded.pop(step, 0)
         if offloaded and full:
             rows, offloaded = self._read_again(step), 0
@@ -170,6 +176,12 @@ class StepGate:
         if ended is None:
             return Outgoing(step, rows, left_out, share.shard, stepless=True)
         return Outgoing(step, rows, left_out, share.shard, ended.extent, ended.seq, slow=slow)
+
+    def _has_failed(self, rows: Column) -> bool:
+        if self._failed == MOST_FAILED or not (rows["flags"] & _FAILED).any():
+            return False
+        self._failed += 1
+        return True
 
     def _share(self, step: int) -> Share:
         b = self._bind

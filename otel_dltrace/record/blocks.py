@@ -19,6 +19,8 @@ _PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF
 _NOWHERE = -1  # no step
 _SMALL = (1 << 30) - 1  # CPython compares ints up to here at once, and the others by a call
 _error = struct.error
+_NO_FAILURES = (GeneratorExit, StopIteration, StopAsyncIteration)
+"""They end generators and loops."""
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
 
@@ -52,14 +54,18 @@ class step:  # noqa: N801  -- used as a context manager, named as one
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the step."""
+        """End the step; an error of the block passes through and is noted."""
         if self._tracer is not None:
             self._tell(self._tracer)  # a batch that was fetched in it may have begun another epoch
-            self._tracer.steps.end_own()
+            self._tracer.steps.end_own(_failure(error))
 
     def _tell(self, tracer: Tracer) -> None:
         if self._epoch is not None:
             tracer.steps.epoch = whole(self._epoch, -1)
+
+
+def _failure(error: BaseException | None) -> BaseException | None:
+    return None if isinstance(error, _NO_FAILURES) else error
 
 
 class phase:  # noqa: N801
@@ -143,13 +149,13 @@ class phase:  # noqa: N801
         recorder = self._recorder
         if recorder is None:
             if self.start:
-                self._end_stage()
+                self._end_stage(_failure(error))
             return
         end = monotonic_ns()
         try:
             drawn = self.number
             try:
-                if error is not None and kind is not GeneratorExit:  # a generator that is not exhausted has not failed
+                if error is not None and not isinstance(error, _NO_FAILURES):
                     recorder.error(self.drawn(), _PHASE, error, self.step)
                     self._write(recorder, end, self.number, _ERROR)
                     return
@@ -220,13 +226,15 @@ class phase:  # noqa: N801
             self.step = _NOWHERE
 
     @guarded
-    def _end_stage(self) -> None:
+    def _end_stage(self, error: BaseException | None) -> None:
         end = monotonic_ns()
         if live.tracer is not None:
-            blocks = live.tracer.steps.blocks
-            if self.start in blocks:
-                blocks.remove(self.start)
-            live.tracer.steps.block(self._name, self.start, end, self._mark)
+            steps = live.tracer.steps
+            if self.start in steps.blocks:
+                steps.blocks.remove(self.start)
+            steps.block(self._name, self.start, end, self._mark)
+            if error is not None:
+                steps.fail_stage(self._name, error)
 
 
 class operation:  # noqa: N801
@@ -266,7 +274,7 @@ class operation:  # noqa: N801
         opened, self._open = self._open, None
         if opened is not None:
             try:
-                opened.close(self._seq, error=None if kind is GeneratorExit else error)
+                opened.close(self._seq, error=_failure(error))
             finally:
                 try:
                     if opened.token is not None and _get_open() is opened:

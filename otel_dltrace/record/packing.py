@@ -47,7 +47,9 @@ pack_phase = _packer("IIIIQQQQ12xI")
 # And for a call that communicates and blocks, whose flags, source and partition are 0, as is seq until it is over.
 pack_call_begin = _packer("IIIIQ8xQI4xii4xI")
 pack_call = _packer("IIIIQQQIIii4xI")
-pack_amend_error = struct.Struct("<IIIBBHI36sII").pack_into
+MESSAGE = 36
+"""Bytes of an error's message."""
+pack_amend_error = struct.Struct(f"<IIIBBHI{MESSAGE}sII").pack_into
 pack_amend_device = struct.Struct("<IIIBBHQQIQ12xII").pack_into
 pack_amend_parent = _packer("IIII16s8sII8xII")
 

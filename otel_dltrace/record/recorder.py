@@ -1,5 +1,6 @@
 """The hot path: one 64-byte record for each thing that happened, written by the thread that saw it."""
 
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from otel_dltrace.record.names import Followed
 from otel_dltrace.record.packing import (
     BEGINS,
     HOLE,
+    MESSAGE,
     PARENTS,
     SPANS,
     masked,
@@ -27,6 +29,8 @@ from otel_dltrace.record.packing import (
 from otel_dltrace.record.ring_file import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
 
 _error = struct.error
+_SOURCE = re.compile(r"^\[[^]]*:\d+\] *")
+"""Where in Gloo's source an error is from, with which its messages begin: nothing else would find room."""
 _M32, _M64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -155,10 +159,10 @@ class Recorder(Lanes):
             self._write(self.lane(), pack_span, masked(head, at, 0, value, 0, 0, 0, 0, 0))
 
     def error(self, number: int, level: int, error: BaseException, step: int = -1) -> None:
-        """Record that the span *number* failed with *error*: its type, and 36 bytes of its message."""
+        """Record that the span *number* failed with *error*: its type, and what 36 bytes hold of its message."""
         if level <= self.level:
             kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-            self.failure(number, level, kind, guard.text_of(error), step)
+            self.failure(number, level, kind, _SOURCE.sub("", guard.text_of(error)), step)
 
     def failure(self, number: int, level: int, kind: str, message: str, step: int = -1) -> None:
         """Record that the span *number* failed with an error of which only type and *message* are known."""
@@ -166,8 +170,9 @@ class Recorder(Lanes):
             return
         step = (self.step if step < 0 else step) & _M32
         head = (number & _M32, step, 0, AMEND, level << 4, int(Flag.ERROR))
-        text = message.encode("utf-8", "replace")[:36]
-        self._write(self.lane(), pack_amend_error, (*head, self.names.string(kind), text, AMEND_ERROR))
+        text = message.encode("utf-8", "replace")
+        short = text if len(text) <= MESSAGE else text[: MESSAGE - 3] + b"..."
+        self._write(self.lane(), pack_amend_error, (*head, self.names.string(kind), short, AMEND_ERROR))
 
     def device(
         self, number: int, level: int, start: int, end: int, residual: int, total: int, source: int, step: int

@@ -161,11 +161,28 @@ class Steps:
             self.is_fresh = False
             self.batch_size, self.is_told = batch_size, bool(batch_size)
 
-    def end_own(self) -> None:
-        """End the step that the program marked, unless it is the one in which this process was forked."""
+    def end_own(self, error: BaseException | None = None) -> None:
+        """End the step that the program marked, unless it is the one in which this process was forked.
+
+        *error* is what ended it.
+        """
         self.own = max(0, self.own - 1)
         if self.own == 0:
+            if error is not None:
+                self.fail(error)
             self.end(monotonic_ns())
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the step that is open has failed with *error* just now; so it lasts until now at least."""
+        if self.is_open:
+            self.recorder.error(self._number, _STEP, error)
+            self._last_end = monotonic_ns()
+
+    def fail_stage(self, name: str, error: BaseException) -> None:
+        """Note that the stage *name*, a piece of which has just been added, failed with *error*."""
+        seen = self._stages.get(name)
+        if seen is not None:
+            self.recorder.error(seen.number, _STEP, error, seen.step)
 
     def within(self, start: int) -> int:
         """Return *start*, or when the step began that is open, if that was later."""

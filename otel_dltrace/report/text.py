@@ -15,6 +15,7 @@ from otel_dltrace.analysis.throughput import Throughput
 from otel_dltrace.analysis.waits import RankWaits, Waits
 from otel_dltrace.model.semconv import PUSH_PULL
 from otel_dltrace.report import words
+from otel_dltrace.report.failures import failures
 from otel_dltrace.report.left_open import left_open
 from otel_dltrace.report.machine import saturation_parts, utilisation_parts
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
@@ -40,6 +41,7 @@ def parts(report: RunReport) -> list[RenderableType]:
     first, *more = words.verdict(report.stragglers)
     out: list[RenderableType] = [Text(first, style=_STYLES[report.stragglers.verdict]), *map(Text, more)]
     out += [Text(sentence, style="yellow") for sentence in words.drift(report.drift)]
+    out += [Text(sentence, style="yellow") for sentence in failures(report.failures)]
     out += [Text(sentence, style="yellow") for sentence in left_open(report.left_open)]
     if exposed := words.where_the_step_goes(report.stragglers):
         out.append(Text(exposed))

@@ -1,0 +1,101 @@
+"""Which errors ranks and servers had, and who had one first: the others' often follow from it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_dltrace.analysis.clocks import clocks
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.spans import SpanBatch
+
+WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that processes of one *role* had in the span called *operation*.
+
+    *kind* is the exception's class, *message* what is recorded of its text. *ranks* had it, *first* of them before the
+    others, *count* times together; *step* (None: outside any) and *after*, ns since the run's first error, are
+    of the first time. *other_host*: that was on another host than the run's first error.
+    """
+
+    kind: str
+    message: str
+    operation: str
+    role: str
+    ranks: tuple[int, ...]
+    first: int
+    step: int | None
+    count: int
+    after: int
+    other_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The errors of a run, the first one first. Times of different hosts are known to within *uncertainty* ns."""
+
+    found: tuple[Failure, ...] = ()
+    uncertainty: int = 0
+
+
+@dataclass(slots=True)
+class _Had:
+    at: int
+    rank: int
+    step: int
+    host: int
+    count: int
+    ranks: set[int]
+
+
+def failures(batches: Sequence[SpanBatch]) -> Failures:
+    """Return the errors of *batches*."""
+    line = clocks(batches)
+    found: dict[tuple[str, str, str, str], _Had] = {}
+    for batch, offset, host in zip(batches, line.offsets, line.hosts, strict=True):
+        role = batch.process.bind.role if batch.process.bind else WORKER
+        for error, operation, rows in _kinds(batch):
+            first = rows[np.argmin(rows["end"])]
+            had = _Had(int(first["end"]) + offset, batch.rank, int(first["step"]), host, len(rows), {batch.rank})
+            place = (*error, operation, role)
+            found[place] = _together(found[place], had) if place in found else had
+    order = sorted(found.items(), key=lambda item: item[1].at)
+    return Failures(tuple(_failure(place, had, order[0][1]) for place, had in order), line.uncertainty)
+
+
+def _kinds(batch: SpanBatch) -> Iterator[tuple[tuple[str, str], str, Column]]:
+    """Yield each error with the name of the span that had it, and the rows."""
+    failed = batch.take((batch["flags"] & Flag.ERROR != 0) | (batch["error"] > 0))
+    found: dict[tuple[tuple[str, str], str], list[int]] = {}
+    for i, error in _innermost(failed):
+        found.setdefault((error, failed.descriptor_of(i).name), []).append(i)
+    for (error, operation), which in found.items():
+        yield error, operation, failed.rows.take(which)
+
+
+def _innermost(failed: SpanBatch) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield the rows that had their error first, and it: it passes through the spans around, which have it too."""
+    passed: dict[tuple[tuple[str, str], int], int] = {}
+    order = np.lexsort((-failed["start"], failed["end"]))
+    columns = (failed[name][order].tolist() for name in ("error", "step", "start", "end"))
+    for i, number, step, start, end in zip(order.tolist(), *columns, strict=True):
+        error = failed.errors[number]  # not by its number: two of them may be one error
+        if start >= passed.get((error, step), start):
+            passed[error, step] = end
+            yield i, error
+
+
+def _together(one: _Had, other: _Had) -> _Had:
+    first = min(one, other, key=lambda had: had.at)
+    return _Had(first.at, first.rank, first.step, first.host, one.count + other.count, one.ranks | other.ranks)
+
+
+def _failure(place: tuple[str, str, str, str], had: _Had, origin: _Had) -> Failure:
+    step = None if had.step == NO_STEP else had.step
+    ranks, after = tuple(sorted(had.ranks)), had.at - origin.at
+    return Failure(*place, ranks, had.rank, step, had.count, after, had.host != origin.host)

@@ -1,0 +1,107 @@
+"""Errors of a run: which came first, on whom, and where."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+from runs import MS, Rank
+
+from otel_dltrace.analysis.failures import Failure, Failures, failures
+from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.time import Anchor
+from otel_dltrace.report.failures import failures as in_words
+
+FAILED = {"flags": int(Flag.ERROR), "error": 1}
+CRASH = """
+    import sys
+    import torch, torch.distributed as dist
+
+    rank = int(sys.argv[1])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/rendezvous", rank=rank, world_size=2)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(9):
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        if step == 6 and rank == 1:
+            raise FloatingPointError("the loss of this step is not finite any more")
+        dist.all_reduce(torch.ones(1))
+        optimizer.step()
+"""
+
+
+def failing(rank: Rank, kind: str = "ValueError", message: str = "planted") -> SpanBatch:
+    """Return what *rank* did; its first error is of *kind*."""
+    return replace(rank.batch(), errors=(("", ""), (kind, message)))
+
+
+def test_who_ended_well_had_no_error():
+    """Nothing, and no sentence."""
+    assert failures([Rank(r, 2).step(0, 0, 10).batch() for r in range(2)]) == Failures()
+    assert in_words(Failures()) == []
+
+
+def test_the_first_error_is_first_and_the_innermost_span_has_it():
+    """It passes through the step, which is where nobody looks; the others' come later."""
+    first = Rank(1, 3).step(0, 0, 8, **FAILED).collective(0, 5, 8, seq=0, **FAILED)
+    others = [Rank(r, 3).step(0, 0, 20 + r).collective(0, 6, 20 + r, seq=0, **FAILED) for r in (2, 0)]
+    batches = [failing(first), *(failing(other, "RuntimeError", "closed") for other in others)]
+    found = failures(batches)
+
+    assert found.found == (
+        Failure("ValueError", "planted", "all_reduce", "worker", (1,), 1, 0, 1, 0),
+        Failure("RuntimeError", "closed", "all_reduce", "worker", (0, 2), 0, 0, 2, 12 * MS),
+    )
+    assert in_words(found) == [
+        "Rank 1 had the first error: ValueError: planted (in all_reduce of step 0).",
+        "Ranks 0, 2 had RuntimeError: closed (in all_reduce of step 0), 12.0 ms later.",
+    ]
+
+
+def test_one_that_all_have_says_who_had_it_first_and_how_often():
+    """Such as a shape that nobody can use; with steps, outside of them, on a server."""
+    everybody = [Rank(r, 2).step(0, 0, 8 - r, **FAILED).step(1, 10, 12, **FAILED) for r in range(2)]
+    server = Rank(0, 2, role="server").collective(NO_STEP, 1, 4_000, seq=0, name="push", **FAILED)
+    found = failures([*map(failing, everybody), failing(server, "", "")])
+
+    assert in_words(found) == [
+        "Ranks 0-1 had the first error, rank 1 before the others: ValueError: planted (in step 0, 4 times in all).",
+        "Server 0 had an error (in push outside any step), 4.0 s later.",
+    ]
+
+
+def test_of_two_hosts_whose_clocks_are_not_known_that_well_neither_is_called_later():
+    """What lies within the uncertainty is no order; on one host everything is one."""
+    hosts = [("node-0", Anchor(0, 0, 3 * MS)), ("node-1", Anchor(0, 0, 3 * MS))]
+    ranks = [Rank(r, 2, host, anchor=anchor) for r, (host, anchor) in enumerate(hosts)]
+    found = failures([failing(rank.step(0, 0, 10 + 5 * r, **FAILED), f"E{r}") for r, rank in enumerate(ranks)])
+
+    assert in_words(found)[1:] == ["Rank 1 had E1: planted (in step 0), at about the same time."]
+
+
+def test_many_errors_are_told_in_part():
+    """Four, and how many more."""
+    ranks = [failing(Rank(r, 6).step(0, 0, 10 + r, **FAILED), f"E{r}") for r in range(6)]
+    assert in_words(failures(ranks))[4:] == ["2 more errors: --json has all."]
+
+
+def test_a_rank_that_crashes_is_told_before_those_that_it_takes_along(place):
+    """Two real ranks: nobody catches the one's error, and the other's all-reduce fails by it."""
+    pytest.importorskip("torch")
+    program = str(place.write(CRASH))
+    ranks = [
+        place.popen([sys.executable, program, str(rank), str(place.folder)], OTEL_DLTRACE="1", OMP_NUM_THREADS="1")
+        for rank in range(2)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [1, 1]
+    place.wait_for_rings()
+    (run,) = place.folder.glob("dltrace-*/")
+    crash, victim = failures(read_run(run)).found
+
+    kind, message = "FloatingPointError", "the loss of this step is not fini..."
+    assert crash == Failure(kind, message, "rank.step", "worker", (1,), 1, 6, 1, 0)
+    assert replace(victim, kind="", message="", after=0) == Failure("", "", "all_reduce", "worker", (0,), 0, 6, 1, 0)
+    assert victim.after > 0 < len(victim.message)
