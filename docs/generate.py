@@ -70,7 +70,7 @@ MEANING = {
     semconv.DL_TIME_RESIDUAL: "ns, of a stage with the times of a `device`: how well its clock is tied to the host's",
     semconv.DL_CLOCK_UNCERTAINTY: "ns, of the pairing of monotonic and wall clock",
     semconv.CPYTHON_GC_GENERATION: "of a garbage collection",
-    semconv.ERROR_TYPE: "the exception's class",
+    semconv.ERROR_TYPE: "the exception's class: of a call, a marked block, and the step that an uncaught one ended",
 }
 
 
