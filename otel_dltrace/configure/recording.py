@@ -201,9 +201,12 @@ def _stop_at_exit() -> None:
 
 @guard.guarded
 def _note_what_ended_the_program() -> None:
-    """Have the step that is open say which error the interpreter has told of, of which nobody had caught it."""
+    """Have the step that is open say which error the interpreter has told of, which nobody had caught.
+
+    An interactive one goes on after it.
+    """
     error = getattr(sys, "last_value", None)
-    if live.tracer is not None and isinstance(error, BaseException):
+    if live.tracer is not None and isinstance(error, BaseException) and not hasattr(sys, "ps1"):
         live.tracer.steps.fail(error)
 
 
