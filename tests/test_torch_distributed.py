@@ -1,15 +1,19 @@
 """Collectives, DDP's buckets and the identity of ranks, on real process groups."""
 
+import itertools
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 from torch_harness import ROOT, Recorded, Span, counts, read_ring, run
 
+from otel_dltrace.instrument import _torch_binding
 from otel_dltrace.instrument._torch_binding import Binding, bind_from_store
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer
+from tests.support import Place
 
 pytest.importorskip("torch")
 
@@ -384,6 +388,56 @@ def test_all_ranks_know_with_which_step_a_generation_begins(tmp_path: Path) -> N
     assert [rank.steps() for rank in ranks] == [[*range(6)]] * 2
 
 
+SUB_GROUPS_ALONE = """
+import otel_dltrace
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+for _ in range(3):
+    with otel_dltrace.step():
+        dist.all_reduce(torch.ones(1), group=groups[rank // 2])
+"""
+
+
+def test_ranks_that_are_in_no_group_with_the_first_one_are_of_its_run(place: Place) -> None:
+    """As on a mesh: nothing of theirs shows that rank 0 has spoken, and it spoke after they began."""
+    assert binds_of(place, SUB_GROUPS_ALONE, 4) == [(1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def binds_of(place: Place, program: str, ranks: int) -> list[tuple[int, int]]:
+    """Return which ranks are in which start of *program*, each of which is one generation."""
+    done = place.torchrun(program, ranks=ranks, OTEL_DLTRACE="1")
+    assert done.returncode == 0, done.stderr
+    place.wait_for_rings()
+    binds = {batch.process.bind for batch in place.spans()}
+    assert len({bind.generation for bind in binds}) == len({bind.generation_number for bind in binds})
+    return sorted((bind.generation_number, bind.rank) for bind in binds)
+
+
+STOPPED_AND_ON = """
+import otel_dltrace
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+otel_dltrace.stop()
+dist.barrier()
+otel_dltrace.instrument("torch")
+for _ in range(3):
+    with otel_dltrace.step():
+        dist.barrier()
+"""
+
+
+def test_a_second_recording_knows_the_world_that_was_there(place: Place) -> None:
+    """Its ranks are one run again, a later one."""
+    assert binds_of(place, STOPPED_AND_ON, 2) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
 STEPPED_TWICE = "import otel_dltrace\n" + TWICE.replace(
     "    dist.barrier()\n",
     """
@@ -460,7 +514,7 @@ def test_a_store_that_outlives_a_restart_counts_it(tmp_path: Path) -> None:
     told = []
     for attempt in range(2):
         recorders = [Recorder(tmp_path / f"{attempt}{rank}", 1 << 20) for rank in range(2)]
-        bindings = [Binding(Tracer(recorder)) for recorder in recorders]
+        bindings = [Binding(Tracer(recorder), itertools.count(1)) for recorder in recorders]
         for rank, binding in reversed(list(enumerate(bindings))):
             binding.initialised(dist.PrefixStore("default_pg", store), rank, 2)
         assert recorders[1].bound is None
@@ -469,6 +523,20 @@ def test_a_store_that_outlives_a_restart_counts_it(tmp_path: Path) -> None:
     assert [[(b.generation_number, b.rank) for b in binds] for binds in told] == [[(1, 0), (1, 1)], [(2, 0), (2, 1)]]
     assert [len({b.generation for b in binds}) for binds in told] == [1, 1]
     assert len({b.job for binds in told for b in binds}) == 1
+
+
+def test_what_was_said_before_a_process_began_is_not_believed_before_it_has_met_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be of an earlier start; what was said since is of this one."""
+    dist = pytest.importorskip("torch.distributed")
+    store, tracers = dist.HashStore(), [Tracer(Recorder(tmp_path / str(rank), 1 << 20)) for rank in range(2)]
+    assert bind_from_store(tracers[0], store, 0, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(_torch_binding, "process_began", lambda: time.time() + 1)
+        assert not bind_from_store(tracers[1], store, 1, 2, has_met=False)
+    assert bind_from_store(tracers[1], store, 1, 2, has_met=False)
+    assert tracers[0].recorder.bound.generation == tracers[1].recorder.bound.generation
 
 
 def test_a_store_that_is_gone_leaves_the_process_unbound(tmp_path: Path) -> None:

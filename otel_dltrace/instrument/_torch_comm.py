@@ -1,6 +1,7 @@
 """What is known of the communication of one process: its works, its messages, its descriptors."""
 
 import threading
+from itertools import count
 from typing import Any
 
 from otel_dltrace.instrument._torch_binding import Binding
@@ -15,6 +16,8 @@ from otel_dltrace.model.semconv import PHASE, WAIT, Source
 from otel_dltrace.record.steps import nothing
 from otel_dltrace.record.tracer import Tracer
 
+_turns = count(1)
+
 
 class _Local(threading.local):
     running: Any = None
@@ -26,7 +29,7 @@ class Comm:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self.binding = Binding(tracer)
+        self.binding = Binding(tracer, _turns)
         self.works = Works(tracer, tracer.recorder.intern(Descriptor(PHASE, WAIT)))
         self.messages = Messages()
         self.local = _Local()

@@ -39,6 +39,17 @@ def is_outside(group: Any) -> bool:
     return bool(group == c10d().GroupMember.NON_GROUP_MEMBER)
 
 
+def has_rank_0(group: Any) -> bool:
+    """Return whether the world's first rank is in *group*."""
+    return 0 in c10d()._world.pg_group_ranks.get(group, ())
+
+
+def numbers_with_rank_0() -> dict[str, int]:
+    """Return the number of the last collective of each group that the world's first rank is in, by its name."""
+    groups = [group for group in c10d()._world.pg_group_ranks if isinstance(group, c10d().ProcessGroup)]
+    return {group.group_name: sequence_number(group) for group in groups if has_rank_0(group)}
+
+
 def backend_of(group: Any, device: Any) -> str:
     """Return the backend that *group* uses for tensors on *device* (None: its own one)."""
     if device is None:

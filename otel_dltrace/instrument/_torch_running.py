@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.instrument._torch_calls import OPERATORS, Call, tensors_in
 from otel_dltrace.instrument._torch_comm import Comm
-from otel_dltrace.instrument._torch_groups import c10d, is_outside, sequence_number
+from otel_dltrace.instrument._torch_groups import c10d, has_rank_0, is_outside, sequence_number
 from otel_dltrace.instrument._torch_p2p import ANY, Ends, ends_of, rank_in_world
 from otel_dltrace.instrument._torch_pending import Pending
 from otel_dltrace.model.semconv import P2P, Flag, Source
@@ -58,7 +58,7 @@ class Running:
 
     def finish(self, result: Any) -> None:
         """End it, or follow its work."""
-        comm, call = self._comm, self.call
+        comm = self._comm
         comm.local.running = None
         if self.ends is not None:
             self._number_message(result)
@@ -66,8 +66,13 @@ class Running:
             self.seq = sequence_number(self.group)
         self._follow(result)
         comm.works.flush()
-        if call.kind != P2P and not self.waits and self.operation.b < 0 and self.group is c10d().GroupMember.WORLD:
-            comm.binding.met()  # it ends on no rank before every rank has begun it
+        if comm.binding.is_asking and self._is_over_with_rank_0():
+            comm.binding.met()
+
+    def _is_over_with_rank_0(self) -> bool:
+        # A collective without a root ends on no rank before every rank of its group has begun it.
+        is_over = self.call.kind != P2P and not self.waits and self.operation.b < 0
+        return is_over and has_rank_0(self.group)
 
     def _number_message(self, result: Any) -> None:
         """Number the message between the ends, where both are known by now."""

@@ -26,6 +26,7 @@ from otel_dltrace.instrument import (
 )
 from otel_dltrace.instrument._sites import Row, Undo, began, install
 from otel_dltrace.record.guard import guarded
+from otel_dltrace.record.tracer import live
 
 TABLES: dict[str, tuple[Row, ...]] = {
     "torch_training": torch_training.ROWS,
@@ -97,6 +98,13 @@ class Registry:
                         guarded(undo)()
                     self._install(name, self._on)
 
+    def renew(self) -> None:
+        """Put the rows that are in place in place again: some look for what is there, in a new recording too."""
+        with self._lock:
+            there = self._on
+            self.unwatch(there)
+            self.watch(there)
+
     def _install(self, name: str, sources: frozenset[str], *, aliases: bool = True) -> None:
         """Put the rows of *sources* in place in the module *name*, if it is loaded."""
         module = sys.modules.get(name)
@@ -166,6 +174,10 @@ def instrument(sources: Iterable[str] | None = None) -> None:
     Args:
         sources: Names in `TABLES`; by default all.
     """
+    tracer = live.tracer
+    if tracer is not None and not tracer.is_followed:
+        tracer.is_followed = True
+        _registry.renew()
     _registry.watch(sources)
 
 

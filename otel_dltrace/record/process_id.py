@@ -1,6 +1,7 @@
 """What tells this process from any other: the nonce of its ring, the boot, the pid namespace."""
 
 import os
+import time
 from pathlib import Path
 
 _nonces: dict[int, bytes] = {}
@@ -18,6 +19,16 @@ def take_nonce() -> bytes:
         del _nonces[os.getpid()]
     _used.add(process_nonce())
     return process_nonce()
+
+
+def process_began() -> float:
+    """Return when this process began (Unix seconds); now, where nobody says."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        age = 0.0
+    return time.time() - age
 
 
 def boot_id() -> bytes:

@@ -28,6 +28,7 @@ class Tracer:
         horovod_timeline: Returns where the user wants Horovod's own timeline now, "" for nowhere.
         nccl_timing: Returns whether PyTorch, asked now, measures how long collectives of NCCL take.
         is_joining: Whether a process group has begun whose ranks have yet to agree on their run.
+        is_followed: Whether what is put in place in the frameworks knows of this recording.
         metrics: Whether to record what only this process knows of itself.
         loop: What follows the program's training loop, from when there is one.
         leaving: Called when the recording ends: each writes what is under way and nobody has waited for.
@@ -48,7 +49,7 @@ class Tracer:
         self.starter, self.span_budget, self.server_key = starter, span_budget, server_key
         self.horovod_timeline: Callable[[], str] = str
         self.nccl_timing: Callable[[], bool] = bool
-        self.metrics = self.is_joining = False
+        self.metrics = self.is_joining = self.is_followed = False
         self.steps = Steps(recorder)
         self.loop: Any = None
         self.leaving: list[Callable[[], None]] = []
