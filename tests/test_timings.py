@@ -77,6 +77,30 @@ PROGRAMS = {
                 sleep()
             save()
     """,
+    "schedulers of classes of its own": """
+        class Longer(torch.optim.lr_scheduler.StepLR):
+            def step(self, epoch=None):
+                sleep()
+                super().step(epoch)
+
+        class Own(torch.optim.lr_scheduler.LRScheduler):
+            def step(self, epoch=None):
+                sleep()
+
+        class OnPlateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+            def step(self, metrics, epoch=None):
+                sleep()
+                super().step(metrics, epoch)
+
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        plans = Longer(sgd, 1), Own(sgd), OnPlateau(sgd)
+        for x, y in DataLoader(data, batch_size=12):
+            sgd.zero_grad()
+            loss_of(x, y).backward()
+            sgd.step()
+            for plan in plans:
+                plan.step(*[1.0] * (plan is plans[2]))
+    """,
     "accumulated": """
         slow = SlowModel(*model)
         sgd = torch.optim.SGD(slow.parameters(), lr=0.1)
@@ -231,6 +255,14 @@ def test_what_is_planted_in_a_stage_is_found_in_it(ran: Ran) -> None:
         # The planted copy is between batch and forward, and is not counted twice.
         assert gap.start <= copy.start <= copy.end <= gap.end
         assert gap.size == gap.end - gap.start - copy.size
+
+
+def test_a_scheduler_s_own_step_is_one_piece_with_the_one_that_it_calls(ran: Ran) -> None:
+    """Whether torch's is called within or not."""
+    recorded = ran["schedulers of classes of its own"][0]
+
+    assert [recorded.stages(step)["step_lr_schedulers"] for step in recorded.steps()] == [3, 3]
+    assert min(stages["step_lr_schedulers"] for stages in totals(recorded).values()) >= 3 * PLANTED
 
 
 def test_accumulated_pieces_add_up(ran: Ran) -> None:

@@ -14,6 +14,7 @@ from otel_dltrace.instrument._loop import Loop, loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.instrument._stage_calls import stage_site
 from otel_dltrace.instrument._torch_roots import Roots
+from otel_dltrace.instrument._torch_schedulers import ROWS as SCHEDULERS
 from otel_dltrace.instrument._torch_script import SCRIPT
 from otel_dltrace.instrument._torch_states import STATES
 from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
@@ -82,7 +83,7 @@ def _worker_begins(_args: Args, _kwargs: Kwargs) -> None:
     tracer.steps.on_left()
 
 
-# -- backward, schedulers, scalers -------------------------------------------------------------------
+# -- backward, scalers -------------------------------------------------------------------------------
 
 
 def _backward_begins(_args: Args, _kwargs: Kwargs) -> int | None:
@@ -100,26 +101,6 @@ def _backward_ended(start: int, _result: object) -> None:
     assert live.tracer is not None
     loop = live.tracer.loop or _loop()
     loop.backward_ended(start, end)
-
-
-_scheduling: list[object] = []
-
-
-def _scheduler_begins(args: Args, _kwargs: Kwargs) -> int | None:
-    if _scheduling:
-        return None  # chained schedulers step one another
-    _scheduling.append(args[0])
-    return monotonic_ns()
-
-
-def _scheduler_ended(start: int, _result: object) -> None:
-    _scheduling.clear()
-    _loop().scheduler_ended(start, monotonic_ns())
-
-
-def _scheduler_made(_span: int, _result: object) -> None:
-    """Leave out the first step, which a constructor takes itself."""
-    _scheduling.clear()
 
 
 def _scaler_begins(args: Args, _kwargs: Kwargs) -> object:
@@ -230,9 +211,6 @@ def _is_of_program(args: Args, kwargs: Kwargs) -> bool:
     return not sys.modules["torch"].is_storage(args[0] if args else kwargs.get("obj"))
 
 
-SCHEDULERS = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts")
-"""Those of torch that have a ``step`` of their own."""
-
 DCP_SAVES = ("save", "async_save", "save_state_dict")
 
 ROWS: tuple[Row, ...] = (
@@ -269,23 +247,7 @@ ROWS: tuple[Row, ...] = (
         finish=_scaler_ended,
         fail=_scaler_failed,
     ),
-    *(
-        Site(
-            "torch.optim.lr_scheduler",
-            f"{name}.step",
-            begin=_scheduler_begins,
-            finish=_scheduler_ended,
-            fail=_scheduler_ended,
-        )
-        for name in SCHEDULERS
-    ),
-    Site(
-        "torch.optim.lr_scheduler",
-        "LRScheduler._initial_step",
-        begin=_scheduler_begins,
-        finish=_scheduler_made,
-        fail=_scheduler_made,
-    ),
+    *SCHEDULERS,
     stage_site("torch.serialization", "save", CHECKPOINT, is_one=_is_of_program),
     *(stage_site("torch.distributed.checkpoint.state_dict_saver", name, CHECKPOINT) for name in DCP_SAVES),
     *SCRIPT,

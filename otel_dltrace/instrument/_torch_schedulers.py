@@ -1,0 +1,96 @@
+"""The steps of learning-rate schedulers: torch's own, and those of classes that programs derive from them."""
+
+from collections.abc import Iterator
+from time import monotonic_ns
+from types import ModuleType
+from weakref import WeakSet
+
+from otel_dltrace.instrument._loop import loop_of
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace, wrap
+from otel_dltrace.record.tracer import live
+
+MODULE = "torch.optim.lr_scheduler"
+STEPS = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts")
+"""Those of torch that have a ``step`` of their own."""
+_CONSTRUCTORS = STEPS[:-1]
+"""Through one of theirs every scheduler is made."""
+
+_stepping: list[object] = []
+_met: "WeakSet[type]" = WeakSet()
+"""The programs' classes that have been looked at."""
+_undos: list[Undo] = []
+
+
+def _step_begins(args: Args, _kwargs: Kwargs) -> int | None:
+    if _stepping:
+        return None  # chained schedulers step one another, and derived ones those they are derived from
+    _stepping.append(args[0])
+    return monotonic_ns()
+
+
+def _step_ended(start: int, _result: object) -> None:
+    _stepping.clear()
+    assert live.tracer is not None
+    loop_of(live.tracer).scheduler_ended(start, monotonic_ns())
+
+
+def _stepped_at_first(_span: int, _result: object) -> None:
+    """Leave out the first step, which a constructor takes itself."""
+    _stepping.clear()
+
+
+def _site(name: str) -> Site:
+    return Site(MODULE, f"{name}.step", begin=_step_begins, finish=_step_ended, fail=_step_ended)
+
+
+# -- derived classes --------------------------------------------------------------------------------
+
+
+def _meet(cls: type) -> None:
+    """Put a site around each ``step`` that *cls* has, or inherits, from a program's class."""
+    for one in cls.__mro__:
+        step = vars(one).get("step")
+        if step is not None and one.__module__ != MODULE and one not in _met:
+            _met.add(one)
+            _undos.append(replace(one, "step", step, wrap(_site(one.__qualname__), step)))
+
+
+def _made(args: Args, _kwargs: Kwargs) -> None:
+    _meet(type(args[0]))
+
+
+def _attach(module: ModuleType) -> Undo:
+    for cls in _below(module.LRScheduler):
+        _meet(cls)
+
+    def detach() -> None:
+        while _undos:
+            _undos.pop()()
+        _met.clear()
+
+    return detach
+
+
+def _below(cls: type) -> Iterator[type]:
+    derived: type
+    for derived in cls.__subclasses__():
+        yield derived
+        yield from _below(derived)
+
+
+def _constructor(name: str) -> Site:
+    return Site(MODULE, f"{name}.__init__", begin=_made)
+
+
+ROWS: tuple[Row, ...] = (
+    *map(_site, STEPS),
+    *map(_constructor, _CONSTRUCTORS),
+    Site(
+        MODULE,
+        "LRScheduler._initial_step",
+        begin=_step_begins,
+        finish=_stepped_at_first,
+        fail=_stepped_at_first,
+    ),
+    Attachment(MODULE, _attach),
+)
