@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -189,12 +191,65 @@ def test_nothing_is_sent_where_nothing_is_asked_for(env, says):
     assert (found.verdict, says in found.what) == (FINE, True)
 
 
-def test_a_server_that_says_yes_to_all_is_no_collector():
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        pytest.param("text/html; charset=utf-8", b"<html>", id="a page"),
+        pytest.param("application/json", b'{"status":"Server available"}', id="a collector's health"),
+    ],
+)
+def test_a_server_that_says_yes_to_all_is_no_collector(kind, body):
     """A web page is no answer of OTLP."""
-    with answering(http_server, (200, {"content-type": "text/html; charset=utf-8"}, b"<html>")) as env:
+    with answering(http_server, (200, {"content-type": kind}, body)) as env:
         (found,) = problems(endpoint.check(env))
 
-    assert "says yes in text/html; charset=utf-8, which is no answer of OTLP" in found.what
+    assert f"says yes in {kind.partition(';')[0]}, which is no answer of OTLP" in found.what
+
+
+def test_the_last_line_doubts_a_server_that_says_yes_to_all(tmp_path):
+    """Spans may have vanished there: who reads that they were sent reads that, too."""
+    page = 200, {"content-type": "text/html"}, b"<html>"
+    with a_place(tmp_path) as place, answering(http_server, page) as env:
+        done = place.run("import otel_dltrace\nwith otel_dltrace.step(): pass", OTEL_DLTRACE="1", **env)
+
+    assert re.search(r" sent \(\S+ says yes in text/html, which is no answer of OTLP", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "verdict", "says"),
+    [
+        pytest.param("application/json", b'{"partialSuccess":{}}', FINE, "answers OTLP over", id="JSON"),
+        pytest.param(
+            "application/x-protobuf",
+            response(0, "we move in May").SerializeToString(),
+            NOTE,
+            "and says: we move in May",
+            id="a warning",
+        ),
+    ],
+)
+def test_an_answer_that_takes_all_is_no_problem(kind, body, verdict, says):
+    """A collector may answer in the other encoding, and say more than yes."""
+    with answering(http_server, (200, {"content-type": kind}, body)) as env:
+        (found,) = endpoint.check(env)
+
+    assert (found.verdict, says in found.what) == (verdict, True)
+
+
+def test_frameworks_that_hang_behind_one_that_hangs_are_not_waited_for_as_long(monkeypatch):
+    """Most of them import torch."""
+    asked = []
+
+    def hang(name, _called, patience):
+        asked.append((name, patience))
+        time.sleep(1.1 * patience)
+        return []
+
+    monkeypatch.setattr(frameworks, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(frameworks, "_framework", hang)
+    frameworks._frameworks(["accelerate", "lightning", "torch"], import_them=True)
+
+    assert asked == [("accelerate", 0.1), ("lightning", 0.01), ("torch", 0.01)]
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

@@ -351,6 +351,18 @@ def test_the_patch_of_the_docs_leaves_the_sidecars_in_their_order(tmp_path):
     assert {"name": "OTEL_DLTRACE_STEPS", "value": "all"} in sidecars[1]["env"]
 
 
+def test_a_gateway_is_left_the_time_to_judge_and_send_before_it_is_ended():
+    """Its queue is on a disk that goes with the pod: what is on it at the end is sent by nobody."""
+    gateway = yaml.safe_load((ROOT / "collector-config" / "gateway.yaml").read_text())
+    wait = int(re.fullmatch(r".*:-(\d+)s}", gateway["processors"]["tail_sampling"]["decision_wait"])[1])
+    (found,) = (o for o in overlay("job") if (o["kind"], o["metadata"]["name"]) == ("Deployment", "otel-gateway"))
+    pod = found["spec"]["template"]["spec"]
+    (collector,) = pod["containers"]
+    idle = collector["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert wait + 10 <= idle <= pod["terminationGracePeriodSeconds"] - 30
+
+
 def test_the_network_policies_open_no_port_that_nobody_needs():
     """Every pod is under a policy; from outside of a job only the collectors' ports can be reached."""
     for name in OVERLAYS:

@@ -149,10 +149,7 @@ def test_what_did_not_get_out_in_time_is_told_of_that_run(monkeypatch, tmp_path)
     told = [made.trouble_of(one.writer.root) for one in members]
     assert told == [
         [],
-        [
-            "the last metrics did not get to http://h:1/v1/metrics in time, and are lost to it: "
-            "`otel-dltrace drain --deliver` gives them longer"
-        ],
+        ["the last metrics did not get to http://h:1/v1/metrics in time, and are lost to it"],
     ]
 
 

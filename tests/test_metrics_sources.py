@@ -71,6 +71,19 @@ OLD_POD = {
     "sys/fs/cgroup/cpuacct/pod/cpuacct.usage_user": "2000000000\n",
     "sys/fs/cgroup/cpuacct/pod/cpuacct.usage_sys": "1000000000\n",
 }
+OTHERS_COUNTED = {
+    "sys/fs/cgroup/cpuacct/cpuacct.usage_user": "2000000000\n",
+    "sys/fs/cgroup/cpuacct/cpuacct.usage_sys": "1000000000\n",
+}
+CPUSET_ALONE = OTHERS_COUNTED | {
+    "proc/self/cgroup": "3:cpu,cpuacct:/\n2:cpuset:/box\n",
+    "sys/fs/cgroup/cpuset/box/cpuset.effective_cpus": "4\n",
+}
+QUOTA_ALONE = OTHERS_COUNTED | {
+    "proc/self/cgroup": "3:cpu:/box\n4:cpuacct:/\n",
+    "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "50000\n",
+    "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+}
 UNLIMITED = {
     "proc/self/cgroup": "0::/\n4:memory:/\n",
     "sys/fs/cgroup/memory.max": "max\n",
@@ -86,6 +99,8 @@ UNLIMITED = {
         pytest.param(UNIFIED, Memory(8 * GB, 6 * GB, 2 * GB), Cpu(2.5, 3.0, 0.5), id="v2, the pod's memory binds"),
         pytest.param(OLD, Memory(4 * GB, GB, 4096), Cpu(3, 2.0, 1.0), id="v1, a cpuset binds"),
         pytest.param(OLD_POD, None, Cpu(0.5, 2.0, 1.0), id="v1, the pod's quota binds"),
+        pytest.param(CPUSET_ALONE, None, Cpu(1, None, None), id="v1, a cpuset binds, and more are counted together"),
+        pytest.param(QUOTA_ALONE, None, Cpu(0.5, None, None), id="v1, a quota binds, and more are counted together"),
         pytest.param(UNLIMITED, None, None, id="no limit"),
         pytest.param({}, None, None, id="no cgroup to be seen"),
     ],
@@ -123,6 +138,16 @@ def test_in_a_container_its_own_memory_and_cpus_are_what_is_used(tmp_path):
         ("system", 0.0),
         ("idle", 1.0),
     ]
+
+
+def test_what_others_use_as_well_is_no_container_s(tmp_path):
+    """How many CPUs it has is known, and no series says what they do."""
+    source = CpuAndMemory(tree(tmp_path, QUOTA_ALONE))
+    [*source.sample()]
+
+    assert {key: value for key, value in values(source.sample()).items() if key[0].startswith("system.cpu")} == {
+        (m.SYSTEM_CPU_LOGICAL_COUNT, ""): 0.5
+    }
 
 
 def test_shares_are_of_all_cpus_and_never_below_nothing():

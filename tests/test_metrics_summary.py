@@ -116,6 +116,14 @@ def test_the_last_partial_batch_counts_as_what_it_is():
     }
 
 
+def test_batches_that_are_accumulated_each_count():
+    """Three in the first step, one in the second, which was not fetched from a DataLoader."""
+    rank = Rank().stage(0, "dataloader_next", 100, 103, pieces=3).step(0, 100, 110).step(1, 110, 120)
+    points = summed_up(rank)
+
+    assert (of(points, m.DL_TRAIN_BATCHES), of(points, m.DL_THROUGHPUT_BATCHES)) == ([("", 4)], [("", 200.0)])
+
+
 def test_without_batch_sizes_there_are_no_samples():
     """Batches are counted all the same."""
     points = summed_up(Rank().step(0, 100, 110).step(1, 110, 130))

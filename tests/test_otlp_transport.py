@@ -328,7 +328,10 @@ PROTOBUF = {"content-type": "application/x-protobuf"}
     ("answer", "outcome"),
     [
         pytest.param((200, PROTOBUF, b""), ACCEPTED, id="accepted"),
-        pytest.param((200, {}, b"{}"), ACCEPTED, id="accepted in words we do not read"),
+        pytest.param((200, {}, b"{}"), ACCEPTED, id="accepted in words that we did not ask in"),
+        pytest.param(
+            (200, {}, b"<html>"), Outcome(Verdict.ACCEPTED, answered_in="no known type"), id="accepted in other words"
+        ),
         pytest.param(
             (200, PROTOBUF, response(3, "too old").SerializeToString()),
             Outcome(Verdict.ACCEPTED, 3, "too old"),

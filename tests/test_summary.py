@@ -35,6 +35,11 @@ MANY = """
             id="not all in the window",
         ),
         pytest.param(
+            {"spans": 10, "otlp": {"accepted": 10, "warning": "it says yes in text/html"}},
+            "10 spans recorded, 10 sent (it says yes in text/html), none waiting, none lost",
+            id="sent to whoever says yes",
+        ),
+        pytest.param(
             {"spans": 10, "truncated": 2, "otlp": {"accepted": 3, "spilled": 9, "trouble": "connection refused"}},
             "10 spans recorded, 2 of them cut off, 3 sent, 9 waiting (connection refused), none lost",
             id="killed, and the collector away",

@@ -36,7 +36,7 @@ STEPS = (
         "short",
     ),
     Panel(
-        "Steps a second",
+        "Batches a second",
         "The mean of the ranks.",
         {"{{service_name}}": f"avg by (service_name) ({_of_each_rank('dl_throughput_batches_per_second')})"},
         "short",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
 from otel_dltrace.export.choice import names_otlp
-from otel_dltrace.export.otlp.diagnosis import ENDPOINT, PROTOCOL, diagnose
+from otel_dltrace.export.otlp.diagnosis import ENDPOINT, PROTOCOL, diagnose, doubt
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.export.otlp.transport import Verdict
 from otel_dltrace.export.probe import Answer, certificate, host_and_port, other_ways, probe
@@ -43,19 +43,27 @@ def _nowhere(env: Mapping[str, str]) -> Finding:
 
 def _judge(settings: OtlpSettings, answer: Answer) -> Finding:
     outcome = answer.outcome
-    if outcome.verdict is Verdict.ACCEPTED and not answer.is_otlp:
-        what = f"{settings.where} says yes in {answer.answered_in}, which is no answer of OTLP: spans may vanish there"
-        return Finding(AREA, PROBLEM, what, f"see whether another server listens there, and correct {ENDPOINT}")
-    if outcome.verdict is Verdict.ACCEPTED and not (outcome.rejected or outcome.message):
-        took = f"{answer.seconds * 1000:,.0f} ms"
-        return Finding(AREA, FINE, f"{settings.where} answers OTLP over {settings.protocol} ({took})")
     if outcome.verdict is Verdict.ACCEPTED:
-        what = f"{settings.where} answers, and rejects a part ({outcome.rejected} spans: {outcome.message})"
-        return Finding(AREA, PROBLEM, what, "see the collector's log for why")
+        return _judge_accepted(settings, answer)
     diagnosis = diagnose(settings, outcome.message)
     is_clear = answer.is_spoken or re.search("refused|proxy", outcome.message)
     works = None if is_clear else _what_works(settings)
     return Finding(AREA, PROBLEM, diagnosis.what, _how(settings, works) if works else diagnosis.cure)
+
+
+def _judge_accepted(settings: OtlpSettings, answer: Answer) -> Finding:
+    outcome = answer.outcome
+    if outcome.answered_in:
+        return Finding(AREA, PROBLEM, *doubt(settings, outcome.answered_in))
+    if outcome.rejected:
+        what = f"{settings.where} answers, and rejects a part ({outcome.rejected} spans: {outcome.message})"
+        return Finding(AREA, PROBLEM, what, "see the collector's log for why")
+    if outcome.message:
+        return Finding(
+            AREA, NOTE, f"{settings.where} answers OTLP over {settings.protocol}, and says: {outcome.message}"
+        )
+    took = f"{answer.seconds * 1000:,.0f} ms"
+    return Finding(AREA, FINE, f"{settings.where} answers OTLP over {settings.protocol} ({took})")
 
 
 def _what_works(settings: OtlpSettings) -> OtlpSettings | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from time import monotonic
 
 from otel_dltrace.doctor.child import Child
 from otel_dltrace.instrument._sites import Row, Site, applies, resolve
@@ -19,6 +20,7 @@ from otel_dltrace.doctor.frameworks import patched
 answer = patched({names!r})
 """
 _OWN = "otel_dltrace"
+_PATIENCE_S = 120.0
 _DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk"}
 
 
@@ -28,7 +30,7 @@ def check(*, import_them: bool = True) -> list[Finding]:
     packages = sorted(roots - {_OWN} - sys.stdlib_module_names)  # Python's own garbage collector is no framework
     there = [name for name in packages if find_spec(name) is not None]
     absent = [name for name in packages if name not in there]
-    found = [finding for name in there for finding in _framework(name, import_them)]
+    found = _frameworks(there, import_them)
     if absent:
         found.append(Finding(AREA, FINE, f"not installed: {', '.join(absent)}"))
     if not there:
@@ -38,11 +40,23 @@ def check(*, import_them: bool = True) -> list[Finding]:
     return found
 
 
-def _framework(name: str, import_it: bool) -> list[Finding]:
-    called = f"{name} {_version(name)}".strip()
-    if not import_it:
-        return [Finding(AREA, FINE, f"{called} is installed")]
-    child = Child.ask(_CODE.format(names=[name]), _QUIET)
+def _frameworks(names: Sequence[str], import_them: bool) -> list[Finding]:
+    found: list[Finding] = []
+    patience = _PATIENCE_S
+    for name in names:
+        called = f"{name} {_version(name)}".strip()
+        if not import_them:
+            found.append(Finding(AREA, FINE, f"{called} is installed"))
+            continue
+        begun = monotonic()
+        found += _framework(name, called, patience)
+        if monotonic() - begun > patience:  # most of the others import it, and hang as well
+            patience = _PATIENCE_S / 10
+    return found
+
+
+def _framework(name: str, called: str, patience: float) -> list[Finding]:
+    child = Child.ask(_CODE.format(names=[name]), _QUIET, patience)
     if child.answer is None:
         what = f"{called} cannot be imported: {child.trouble}"
         return [Finding(AREA, PROBLEM, what, f"mend it first: {sys.executable} -c 'import {name}'")]

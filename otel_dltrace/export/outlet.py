@@ -8,7 +8,7 @@ from typing import Any
 from otel_dltrace.export.departing import Tag, parts_of
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.delivery import Delivery
-from otel_dltrace.export.otlp.diagnosis import diagnose
+from otel_dltrace.export.otlp.diagnosis import diagnose, doubt
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.otlp.sender import Sender
@@ -74,5 +74,8 @@ class Outlet:
 
 
 def as_told(settings: OtlpSettings, delivery: Delivery) -> dict[str, Any]:
-    """Return the figures of *delivery*, and what its trouble means."""
-    return {**asdict(delivery), "diagnosis": str(diagnose(settings, delivery.trouble)) if delivery.trouble else ""}
+    """Return the figures of *delivery*, what its trouble means, and what is to be known of those that were accepted."""
+    doubted = str(doubt(settings, delivery.answered_in)) if delivery.answered_in else ""
+    remark = f"{settings.where} says: {delivery.remark}" if delivery.remark else ""
+    diagnosis = str(diagnose(settings, delivery.trouble)) if delivery.trouble else ""
+    return {**asdict(delivery), "diagnosis": diagnosis, "warning": doubted or remark}

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from otel_dltrace.export.otlp.settings import GRPC, HTTP, OtlpSettings
-from otel_dltrace.export.otlp.transport import HttpTransport, Outcome, Verdict, connect
+from otel_dltrace.export.otlp.transport import Outcome, Verdict, connect
 
 _EMPTY = b""
 """An encoded ExportTraceServiceRequest without a span; collectors answer it as any other."""
@@ -21,21 +21,16 @@ _SPOKEN = re.compile(r"HTTP 40[13]\b|(UNAUTHENTICATED|PERMISSION_DENIED): (?!Rec
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one empty request, after how many seconds, and the content type of an HTTP answer."""
+    """What came of one empty request, after how many seconds."""
 
     outcome: Outcome
     seconds: float
-    answered_in: str = ""
-
-    @property
-    def is_otlp(self) -> bool:
-        """Whether the answer, where it says what it is, is one of OTLP: any web server may say yes to all."""
-        return self.answered_in.partition(";")[0].strip() in ("", "application/x-protobuf")
 
     @property
     def is_spoken(self) -> bool:
         """Whether the other side speaks our protocol, whatever it says."""
-        return (self.outcome.verdict is Verdict.ACCEPTED and self.is_otlp) or bool(_SPOKEN.match(self.outcome.message))
+        is_taken = self.outcome.verdict is Verdict.ACCEPTED and not self.outcome.answered_in
+        return is_taken or bool(_SPOKEN.match(self.outcome.message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +51,7 @@ def probe(settings: OtlpSettings, timeout_s: float) -> Answer:
     transport = connect(settings)
     begun = monotonic()
     try:
-        outcome = transport.send(_EMPTY, timeout_s)
-        answered_in = transport.answered_in if isinstance(transport, HttpTransport) else ""
-        return Answer(outcome, monotonic() - begun, answered_in)
+        return Answer(transport.send(_EMPTY, timeout_s), monotonic() - begun)
     finally:
         transport.close()
 

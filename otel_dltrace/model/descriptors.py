@@ -69,6 +69,11 @@ class Descriptors(Sequence[Descriptor]):
         return self.column(lambda d: (d.kind, d.name) == (semconv.PHASE, semconv.GC), bool)
 
     @cached_property
+    def fetches(self) -> Column:
+        """Which are the stage in which batches are fetched, shape (len + 1,)."""
+        return self.column(lambda d: (d.kind, d.name) == (semconv.STAGE, semconv.DATALOADER_NEXT), bool)
+
+    @cached_property
     def blocks(self) -> Column:
         """Which are phases that a program marks itself, shape (len + 1,)."""
         return self.column(lambda d: d == Descriptor(semconv.PHASE, d.name) != OTHER, bool)

@@ -162,9 +162,11 @@ _TABLE: Final = (
         DL_STEP_GRAD_SYNC_EXPOSED, "s", HISTOGRAM, "How long the training thread was blocked by collectives in a step"
     ),
     Metric(DL_TRAIN_SAMPLES, "{sample}", COUNTER, "Samples trained on, of batches whose size is known"),
-    Metric(DL_TRAIN_BATCHES, "{batch}", COUNTER, "Steps done"),
+    Metric(
+        DL_TRAIN_BATCHES, "{batch}", COUNTER, "Batches trained on: those of a DataLoader; a step without one is one"
+    ),
     Metric(DL_THROUGHPUT_SAMPLES, "{sample}/s", GAUGE, "Samples a second over the latest steps"),
-    Metric(DL_THROUGHPUT_BATCHES, "{batch}/s", GAUGE, "Steps a second over the latest steps"),
+    Metric(DL_THROUGHPUT_BATCHES, "{batch}/s", GAUGE, "Batches a second over the latest steps"),
 )
 METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _TABLE}
 """Every metric by name."""

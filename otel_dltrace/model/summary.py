@@ -37,7 +37,8 @@ def _sent(otlp: Mapping[str, Any]) -> list[str]:
     waiting = otlp.get("waiting", 0) + otlp.get("spilled", 0)
     trouble = otlp.get("diagnosis") or otlp.get("trouble")
     why = f" ({trouble})" if trouble else ""
-    parts = [f"{otlp.get('accepted', 0):,} sent", f"{waiting:,} waiting{why}" if waiting else "none waiting"]
+    warning = f" ({otlp['warning']})" if otlp.get("warning") else ""
+    parts = [f"{otlp.get('accepted', 0):,} sent{warning}", f"{waiting:,} waiting{why}" if waiting else "none waiting"]
     kept = {f" (rejected: {otlp.get('rejection')})": otlp.get("rejected", 0)}
     for reason, count in otlp.get("dropped", {}).items():
         kept[why if reason == REFUSED and why else f" ({reason})"] = count

@@ -6,6 +6,7 @@ The limit of any folder from the process's own up to the root binds, so usage is
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from otel_dltrace.record.guard import tried
@@ -25,11 +26,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cpu:
-    """How many CPUs' time may be used, and the seconds used so far in each mode."""
+    """How many CPUs' time may be used, and the seconds used so far in each mode.
+
+    None where nobody counts them for those that share the limit: others' time is no share of it.
+    """
 
     count: float
-    user: float
-    system: float
+    user: float | None
+    system: float | None
 
 
 class Container:
@@ -48,13 +52,17 @@ class Container:
         in_v1 = _up(mount / "memory", paths.get("memory", "/"))
         limits += [(_number(folder / "memory.limit_in_bytes"), folder, True) for folder in in_v1]
         self._memory = min(limits)
-        counts = [(_cpus_v2(folder), folder, False) for folder in unified]
+        counts: list[tuple[float, Path | None, bool]] = [(_cpus_v2(folder), folder, False) for folder in unified]
         spent, allowed = (next(_up(mount / name, paths.get(name, "/"))) for name in ("cpuacct", "cpuset"))
-        counts.append((_cpuset(allowed / "cpuset.effective_cpus"), spent, True))
+        shared = paths.get("cpuacct", "/")
+        counts.append(
+            (_cpuset(allowed / "cpuset.effective_cpus"), spent if paths.get("cpuset") == shared else None, True)
+        )
         for folder in _up(mount / "cpu", paths.get("cpu", "/")):
             same = mount / "cpuacct" / folder.relative_to(mount / "cpu")
-            counts.append((_quota_v1(folder), same if same.is_dir() else spent, True))
-        self._cpu = min(counts)
+            own = spent if paths.get("cpu") == shared else None
+            counts.append((_quota_v1(folder), same if same.is_dir() else own, True))
+        self._cpu = min(counts, key=itemgetter(0))
         self._host_memory, self._host_cpus = memory, cpus
 
     def memory(self) -> Memory | None:
@@ -79,6 +87,8 @@ class Container:
         count, folder, is_v1 = self._cpu
         if count >= self._host_cpus:
             return None
+        if folder is None:
+            return Cpu(count, None, None)
         if is_v1:
             user, system = (int((folder / f"cpuacct.usage_{mode}").read_text()) / 1e9 for mode in ("user", "sys"))
             return Cpu(count, user, system)

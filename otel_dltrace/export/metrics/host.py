@@ -52,7 +52,8 @@ class CpuAndMemory:
     def _cpu(self) -> Iterator[Point]:
         now, limited = monotonic(), self._container.cpu()
         if limited is not None:
-            spent, count = {"user": limited.user, "system": limited.system}, limited.count
+            modes = {"user": limited.user, "system": limited.system}
+            spent, count = {mode: seconds for mode, seconds in modes.items() if seconds is not None}, limited.count
         else:
             times = psutil.cpu_times()
             spent = {mode: sum(getattr(times, c, 0.0) for c in columns) for mode, columns in _MODES.items()}

@@ -172,7 +172,4 @@ class Metering:
         """Give the last exports *until* then (monotonic seconds); note which did not make it."""
         self._let_go(until)
         for root, _ in self._closing:
-            self._lost[root] = (
-                f"the last metrics did not get to {self._where} in time, and are lost to it: "
-                "`otel-dltrace drain --deliver` gives them longer"
-            )
+            self._lost[root] = f"the last metrics did not get to {self._where} in time, and are lost to it"

@@ -58,7 +58,10 @@ class StepSummary:
         observed = self._stages(stages, descriptors)
         if not len(steps):
             return observed, []
-        return [*observed, *self._steps(steps, stages), *exposed], self._throughput(steps)
+        fetched = stages.compress(
+            descriptors.column(lambda d: d.name, object)[descriptors.numbers(stages)] == s.DATALOADER_NEXT
+        )
+        return [*observed, *self._steps(steps, stages), *exposed], self._throughput(steps, fetched)
 
     def end(self) -> list[Observed]:
         """Return what is known of the last step only once no more comes."""
@@ -98,10 +101,15 @@ class StepSummary:
             text = self._texts[stage] = attributes_text({s.DL_PHASE: stage})
         return Observed(metric, ns / _SECOND, text, self._rank)
 
-    def _throughput(self, steps: Column) -> list[Point]:
-        """Return what has been done so far, and how much of it a second since the last call."""
+    def _throughput(self, steps: Column, fetched: Column) -> list[Point]:
+        """Return what has been done so far, and how much of it a second since the last call.
+
+        Of several batches that a step *fetched* each counts; one that saw none fetched had one.
+        """
         begin, self._last_end = self._last_end or int(steps["start"][0]), int(steps["end"].max())
-        batches, samples = len(steps), int(np.maximum(steps["a"], 0).sum())
+        of_steps = fetched.compress(np.isin(fetched["step"], steps["step"]))
+        batches = int(of_steps["a"].sum()) + int((~np.isin(steps["step"], of_steps["step"])).sum())
+        samples = int(np.maximum(steps["a"], 0).sum())
         self._batches, self._samples = self._batches + batches, self._samples + samples
         seconds = (self._last_end - begin) / _SECOND
         points = [Point(m.DL_TRAIN_BATCHES, self._batches, rank=self._rank)]

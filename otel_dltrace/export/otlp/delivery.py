@@ -12,6 +12,8 @@ class Delivery:
     Attributes:
         rejected: Left out by the collector from requests that it accepted.
         rejection: What the collector last said about those.
+        remark: What it last said of a request that it accepted whole.
+        answered_in: The content type in which it last said yes, where that was no answer of OTLP.
         waiting: Still in memory.
         spilled: Waiting in the spill folder.
         dropped: Lost, by reason.
@@ -25,15 +27,20 @@ class Delivery:
     spilled: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     trouble: str = ""
+    remark: str = ""
+    answered_in: str = ""
 
     def after(self, outcome: Outcome, spans: int) -> "Delivery":
         """Return the figures after *outcome* of a request of *spans* spans; where they wait is not looked at."""
         if outcome.verdict is not Verdict.ACCEPTED:
             return replace(self, trouble=outcome.message)
         rejected = min(max(outcome.rejected, 0), spans)
-        return replace(
+        now = replace(
             self,
             accepted=self.accepted + spans - rejected,
             rejected=self.rejected + rejected,
-            rejection=outcome.message or self.rejection,
+            answered_in=outcome.answered_in,
         )
+        if not outcome.message:
+            return now
+        return replace(now, rejection=outcome.message) if rejected else replace(now, remark=outcome.message)

@@ -122,7 +122,16 @@ _DENIED = re.compile("HTTP 40[13]|UNAUTHENTICATED|PERMISSION_DENIED")
 
 def diagnose(settings: OtlpSettings, message: str) -> Diagnosis:
     """Return what *message*, an `Outcome`'s that was not accepted, says of the collector of *settings*."""
-    found = _case_of(settings, message)
+    return _renamed(settings, _case_of(settings, message))
+
+
+def doubt(settings: OtlpSettings, answered_in: str) -> Diagnosis:
+    """Return what it says of the collector of *settings* that it says yes in the content type *answered_in*."""
+    what = f"{settings.where} says yes in {answered_in}, which is no answer of OTLP, so spans may vanish there"
+    return _renamed(settings, Diagnosis(what, f"see whether another server listens there, and correct {ENDPOINT}"))
+
+
+def _renamed(settings: OtlpSettings, found: Diagnosis) -> Diagnosis:
     cure = found.cure
     for common, own in settings.renamed:
         cure = re.sub(rf"\b{common}\b", own, cure)

@@ -2,6 +2,7 @@
 
 import gzip
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -9,6 +10,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 import requests
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -46,12 +48,14 @@ class Outcome:
         rejected: Spans of an accepted request that the collector left out; they are not to be sent again.
         message: What the collector, or the network, said.
         retry_after_s: How long the collector wants to be left alone; None where it did not say.
+        answered_in: The content type of an answer over HTTP that is none of OTLP: any web server may say yes to all.
     """
 
     verdict: Verdict
     rejected: int = 0
     message: str = ""
     retry_after_s: float | None = None
+    answered_in: str = ""
 
 
 class Transport(Protocol):
@@ -141,11 +145,7 @@ class OtlpSession(requests.Session):
 
 
 class HttpTransport:
-    """OTLP over HTTP/protobuf; proxies and certificates of the environment count, as they do with requests.
-
-    Attributes:
-        answered_in: The content type of the last answer; a receiver of OTLP answers in what it was asked in.
-    """
+    """OTLP over HTTP/protobuf; proxies and certificates of the environment count, as they do with requests."""
 
     def __init__(self, settings: OtlpSettings) -> None:
         self._url = settings.endpoint
@@ -159,7 +159,6 @@ class HttpTransport:
         if settings.client_certificate and settings.client_key:
             self._session.cert = (str(settings.client_certificate), str(settings.client_key))
         self._packed: tuple[bytes | None, bytes] = (None, b"")
-        self.answered_in = ""
 
     def send(self, body: bytes, deadline_s: float) -> Outcome:
         """Make one attempt to send *body*."""
@@ -176,7 +175,6 @@ class HttpTransport:
             return Outcome(Verdict.REFUSED, message=_brief(error))
         except OSError as error:  # every other error of requests, and a certificate that vanished
             return Outcome(Verdict.RETRY, message=_brief(_cause(error)))
-        self.answered_in = response.headers.get("content-type", "")
         return _http_outcome(response, answer)
 
     def close(self) -> None:
@@ -252,14 +250,31 @@ def _read(response: requests.Response) -> bytes:
 def _http_outcome(response: requests.Response, answer: bytes) -> Outcome:
     status = response.status_code
     if 200 <= status < 300:
-        try:
-            return _accepted(ExportTraceServiceResponse.FromString(answer))
-        except DecodeError:  # a proxy's own page, or JSON: taken all the same
-            return Outcome(Verdict.ACCEPTED)
+        return _http_accepted(response.headers.get("content-type", "").partition(";")[0].strip(), answer)
     message = _brief(f"HTTP {status}: {_http_message(response, answer)}")
     if status in _HTTP_RETRYABLE:
         return Outcome(Verdict.RETRY, message=message, retry_after_s=_retry_after(response))
     return Outcome(Verdict.REFUSED, message=message)
+
+
+def _http_accepted(kind: str, answer: bytes) -> Outcome:
+    """Return what an *answer* of content type *kind* says that says yes; a page of a web server does, too."""
+    readers = {"application/x-protobuf": [_from_protobuf], "application/json": [_from_json]}
+    for read in readers.get(kind, [] if kind else [_from_protobuf, _from_json]):
+        with suppress(DecodeError, json_format.ParseError):
+            return _accepted(read(answer))
+    return Outcome(Verdict.ACCEPTED, answered_in=kind or "no known type")
+
+
+def _from_protobuf(answer: bytes) -> ExportTraceServiceResponse:
+    taken: ExportTraceServiceResponse = ExportTraceServiceResponse.FromString(answer)
+    return taken
+
+
+def _from_json(answer: bytes) -> ExportTraceServiceResponse:
+    """Return an *answer* that is not in what was asked in, and is OTLP's all the same."""
+    taken: ExportTraceServiceResponse = json_format.Parse(answer, ExportTraceServiceResponse())
+    return taken
 
 
 def _http_message(response: requests.Response, answer: bytes) -> str:
