@@ -44,7 +44,12 @@ def make_certificates(folder: Path) -> Certificates:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
         )
-        if usage is not None:
+        if usage is None:  # Python 3.13 and later ask for it
+            signs = dict.fromkeys(("key_cert_sign", "crl_sign"), True)
+            others = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
+            others += ("key_agreement", "encipher_only", "decipher_only")
+            builder = builder.add_extension(x509.KeyUsage(**signs, **dict.fromkeys(others, False)), critical=True)
+        else:
             builder = builder.add_extension(address, critical=False)
             builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         certificate = builder.sign(signing_key, hashes.SHA256())

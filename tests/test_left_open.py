@@ -81,6 +81,15 @@ def test_who_has_gone_through_is_not_waited_for():
     assert in_words(found) == ["When cut off, rank 0 stood in all_reduce (number 8, of gloo 0); rank 1 had ended it."]
 
 
+def test_who_failed_in_it_had_come_to_it():
+    """As where the one that never came takes it along; what failed has no number."""
+    standing = two_steps(0).collective(1, 13, 20, seq=0, flags=CUT)
+    victim = two_steps(2).collective(1, 13, 15, seq=0, flags=int(Flag.ERROR))
+    (found,) = left_open([rank.batch() for rank in (standing, two_steps(1), victim)]).standing
+
+    assert (found.ranks, found.absent, found.past) == ((0,), (1,), (2,))
+
+
 def test_ranks_that_stand_in_different_operations_are_seen():
     """The same number of one group, and not the same operation: each waits for the other for ever."""
     found = left_open(

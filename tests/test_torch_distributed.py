@@ -2,14 +2,16 @@
 
 import itertools
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from torch_harness import ROOT, Recorded, Span, counts, read_ring, run
 
-from otel_dltrace.instrument import _torch_binding
-from otel_dltrace.instrument._torch_binding import Binding, bind_from_store
+from otel_dltrace.instrument import _torch_store
+from otel_dltrace.instrument._torch_binding import Binding
+from otel_dltrace.instrument._torch_store import Start, bind_from_store
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer
@@ -531,11 +533,11 @@ def test_what_was_said_before_a_process_began_is_not_believed_before_it_has_met_
     """It may be of an earlier start; what was said since is of this one."""
     dist = pytest.importorskip("torch.distributed")
     store, tracers = dist.HashStore(), [Tracer(Recorder(tmp_path / str(rank), 1 << 20)) for rank in range(2)]
-    assert bind_from_store(tracers[0], store, 0, 2)
+    assert bind_from_store(tracers[0], Start(store, 0, 2))
     with monkeypatch.context() as patched:
-        patched.setattr(_torch_binding, "process_began", lambda: time.time() + 1)
-        assert not bind_from_store(tracers[1], store, 1, 2, has_met=False)
-    assert bind_from_store(tracers[1], store, 1, 2, has_met=False)
+        patched.setattr(_torch_store, "process_began", lambda: time.time() + 1)
+        assert not bind_from_store(tracers[1], Start(store, 1, 2), has_met=False)
+    assert bind_from_store(tracers[1], Start(store, 1, 2), has_met=False)
     assert tracers[0].recorder.bound.generation == tracers[1].recorder.bound.generation
 
 
@@ -547,8 +549,23 @@ def test_a_store_that_is_gone_leaves_the_process_unbound(tmp_path: Path) -> None
             raise RuntimeError("Broken pipe")
 
     recorder = Recorder(tmp_path, 1 << 20)
-    assert bind_from_store(Tracer(recorder), Gone(), 1, 2)
+    assert bind_from_store(Tracer(recorder), Start(Gone(), 1, 2))
     assert recorder.bound is None
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    """Its process may be frozen: what it is asked on another thread may stay unanswered."""
+    answers = threading.Event()
+
+    class Frozen:
+        def check(self, _keys: list[str]) -> bool:
+            return answers.wait(60)
+
+    recorder = Recorder(tmp_path, 1 << 20)
+    begun = time.monotonic()
+    assert bind_from_store(Tracer(recorder), Start(Frozen(), 1, 2), patience_s=0.1)
+    assert (recorder.bound, time.monotonic() - begun < 30) == (None, True)
+    answers.set()
 
 
 def test_a_job_named_by_its_environment_keeps_its_name(tmp_path: Path) -> None:

@@ -358,7 +358,8 @@ DATA: Loops = {
         def collate(samples):
             x, y = torch.utils.data.default_collate(samples)
             return augment(x).detach(), y
-        workers = DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True, collate_fn=collate)
+        how = dict(persistent_workers=True, multiprocessing_context="fork")
+        workers = DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate, **how)
         for epoch in range(2):
             for x, y in workers:
                 learn(x, y)
@@ -681,7 +682,7 @@ def collate(samples):
         x, y = torch.utils.data.default_collate(samples)
         return other(x).detach(), y
 
-for x, y in DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate):
+for x, y in DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate, multiprocessing_context="fork"):
     learn(x, y)
 """
 )

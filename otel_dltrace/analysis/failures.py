@@ -80,13 +80,13 @@ def _kinds(batch: SpanBatch) -> Iterator[tuple[tuple[str, str], str, Column]]:
 
 def _innermost(failed: SpanBatch) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield the rows that had their error first, and it: it passes through the spans around, which have it too."""
-    passed: dict[tuple[tuple[str, str], int], int] = {}
+    latest: dict[tuple[tuple[str, str], int], int] = {}
     order = np.lexsort((-failed["start"], failed["end"]))
-    columns = (failed[name][order].tolist() for name in ("error", "step", "start", "end"))
-    for i, number, step, start, end in zip(order.tolist(), *columns, strict=True):
+    columns = (failed[name][order].tolist() for name in ("error", "step", "start"))
+    for i, number, step, start in zip(order.tolist(), *columns, strict=True):
         error = failed.errors[number]  # not by its number: two of them may be one error
-        if start >= passed.get((error, step), start):
-            passed[error, step] = end
+        if start > latest.get((error, step), start - 1):  # else it is around one that has ended before
+            latest[error, step] = start
             yield i, error
 
 

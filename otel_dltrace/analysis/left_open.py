@@ -120,7 +120,16 @@ def _rank(batch: SpanBatch) -> _Rank:
         joined |= d.backend == h.BACKEND and d.name == h.JOIN.lower()
         most = int(over["seq"][over["descriptor"] == number].max())
         done[series] = max(most, done.get(series, 0))
+    for d in _failed_at_last(batch, over):
+        done[_series(d)] = done.get(_series(d), 0) + 1
     return _Rank(batch, innermost[np.argsort(innermost["start"], kind="stable")], done, joined)
+
+
+def _failed_at_last(batch: SpanBatch, over: Column) -> list[Descriptor]:
+    """Return the operation that ended last of those that are *over*, if it failed: it has no number, and was come to."""
+    last = over[np.argsort(over["end"], kind="stable")[-1:]]
+    failed = last[(last["flags"] & s.Flag.ERROR != 0) & (last["seq"] == 0)]
+    return [batch.descriptors[number] for number in failed["descriptor"].tolist()]
 
 
 def _series(d: Descriptor) -> _Series:

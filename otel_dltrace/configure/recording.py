@@ -203,10 +203,12 @@ def _stop_at_exit() -> None:
 def _note_what_ended_the_program() -> None:
     """Have the step that is open say which error the interpreter has told of, which nobody had caught.
 
-    An interactive one goes on after it.
+    An interactive one goes on after it, and one that it had told of before is of something else.
     """
     error = getattr(sys, "last_value", None)
-    if live.tracer is not None and isinstance(error, BaseException) and not hasattr(sys, "ps1"):
+    if live.tracer is None or error is _told_before or hasattr(sys, "ps1"):
+        return
+    if isinstance(error, BaseException):
         live.tracer.steps.fail(error)
 
 
@@ -219,10 +221,13 @@ def flush(timeout: float = EXIT_S) -> bool:
 
 
 _registered = False
+_told_before: object = None
+"""The error that the interpreter had told of before the recording began."""
 
 
 def _register_once() -> None:
-    global _registered  # noqa: PLW0603  -- hooks of the interpreter cannot be taken back
+    global _registered, _told_before  # noqa: PLW0603  -- hooks of the interpreter cannot be taken back
+    _told_before = getattr(sys, "last_value", None)
     if not _registered:
         _registered = True
         os.register_at_fork(after_in_child=partial(after_fork, stop))

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from time import monotonic
 
 from otel_dltrace.doctor.child import Child
 from otel_dltrace.instrument._sites import Row, Site, applies, resolve
@@ -20,7 +19,6 @@ from otel_dltrace.doctor.frameworks import patched
 answer = patched({names!r})
 """
 _OWN = "otel_dltrace"
-_PATIENCE_S = 120.0
 _DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk"}
 
 
@@ -42,21 +40,20 @@ def check(*, import_them: bool = True) -> list[Finding]:
 
 def _frameworks(names: Sequence[str], import_them: bool) -> list[Finding]:
     found: list[Finding] = []
-    patience = _PATIENCE_S
-    for name in names:
+    for i, name in enumerate(names):
         called = f"{name} {_version(name)}".strip()
         if not import_them:
             found.append(Finding(AREA, FINE, f"{called} is installed"))
             continue
-        begun = monotonic()
-        found += _framework(name, called, patience)
-        if monotonic() - begun > patience:  # most of the others import it, and hang as well
-            patience = _PATIENCE_S / 10
+        child = Child.ask(_CODE.format(names=[name]), _QUIET)
+        found += _framework(name, called, child)
+        if child.timed_out and names[i + 1 :]:
+            what = f"not looked at, as most of them import one another: {', '.join(names[i + 1 :])}"
+            return [*found, Finding(AREA, NOTE, what)]
     return found
 
 
-def _framework(name: str, called: str, patience: float) -> list[Finding]:
-    child = Child.ask(_CODE.format(names=[name]), _QUIET, patience)
+def _framework(name: str, called: str, child: Child) -> list[Finding]:
     if child.answer is None:
         what = f"{called} cannot be imported: {child.trouble}"
         return [Finding(AREA, PROBLEM, what, f"mend it first: {sys.executable} -c 'import {name}'")]

@@ -160,8 +160,8 @@ class StepGate:
         self._count -= number
         slow = ended is not None and self._slow.is_slow(ended.extent[1] - ended.extent[0])
         is_within = step in self._window
-        slow = slow or (not is_within and self._has_failed(rows))
         share = self._share(step)
+        slow = slow or (share.full and not is_within and self._has_failed(rows))
         full = share.full and (slow or is_within)
         offloaded = self._offloaded.pop(step, 0)
         if offloaded and full:

@@ -1,5 +1,6 @@
 """Read a run directory back: one batch per process, whatever state its writers left it in."""
 
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -36,7 +37,7 @@ def host_folders(run: Path) -> list[Path]:
         TraceFormatError: A newer version wrote it.
     """
     try:
-        if not run.is_dir() or not (run / "hosts").is_dir():
+        if not _is_folder(run / "hosts"):
             raise RunNotFoundError(
                 f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed"
             )
@@ -50,6 +51,18 @@ def host_folders(run: Path) -> list[Path]:
     if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
     return folders
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether *path* is a folder; since Python 3.14 `Path.is_dir` takes any error for a no.
+
+    Raises:
+        OSError: It cannot be told, as where we may not look.
+    """
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Table | None:

@@ -16,7 +16,9 @@ _LEFT_OUT = 64
 
 
 class SlowHere:
-    """Which steps were slow on which worker rank of this host, and left what out: known after the step, nowhere else.
+    """Which steps were slow, failed or were cut off, on which worker rank of this host, and left what out.
+
+    That is known after the step, and nowhere else.
 
     Attributes:
         deciding: The ranks that are here and go on; of others nothing more will be known.

@@ -124,6 +124,18 @@ FUNCTIONS = (
         each=True,
     ),
     Call("gather", "tensor gather_list dst group async_op group_dst", tensors="tensor", each=True, root=_DST),
+    *(
+        Call(
+            name,
+            "tensor gather_tensor dst group async_op group_dst",
+            span="gather_single",
+            tensors="tensor",
+            each=True,
+            root=_DST,
+            since="2.14",
+        )
+        for name in ("gather_single", "gather_into_tensor")
+    ),
     Call("scatter", "tensor scatter_list src group async_op group_src", tensors="tensor", each=True, root=_SRC),
     Call("reduce_scatter", "output input_list op group async_op", tensors="input_list"),
     Call("reduce_scatter_single", "output input op group async_op", tensors="input", coalesces=True, since="2.13"),
@@ -198,6 +210,15 @@ METHODS = (
         each=True,
     ),
     _method("gather", "output_tensors input_tensors opts", "gather", "input_tensors", each=True, options="opts"),
+    _method(
+        "gather_single",
+        "output_tensor input_tensor opts",
+        "gather_single",
+        "input_tensor",
+        each=True,
+        options="opts",
+        since="2.14",
+    ),
     _method("scatter", "output_tensors input_tensors opts", "scatter", "output_tensors", each=True, options="opts"),
     _method("reduce_scatter", "output_tensors input_tensors opts", "reduce_scatter", "input_tensors"),
     _method(

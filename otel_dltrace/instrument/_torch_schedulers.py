@@ -1,24 +1,25 @@
 """The steps of learning-rate schedulers: torch's own, and those of classes that programs derive from them."""
 
 from collections.abc import Iterator
+from inspect import isfunction
+from sys import modules
 from time import monotonic_ns
 from types import ModuleType
-from weakref import WeakSet
 
 from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace, wrap
+from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import live
 
 MODULE = "torch.optim.lr_scheduler"
-STEPS = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts")
-"""Those of torch that have a ``step`` of their own."""
-_CONSTRUCTORS = STEPS[:-1]
-"""Through one of theirs every scheduler is made."""
+_MADE_BY = ("LRScheduler", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
+"""Torch's classes through whose constructors schedulers are made, unless a program's leaves them out."""
+STEPS = (*_MADE_BY, "CosineAnnealingWarmRestarts")
+"""Those that have a ``step`` of their own."""
 
 _stepping: list[object] = []
-_met: "WeakSet[type]" = WeakSet()
-"""The programs' classes that have been looked at."""
-_undos: list[Undo] = []
+_met: dict[type, Undo] = {}
+"""The programs' classes whose ``step`` has a site around it."""
 
 
 def _step_begins(args: Args, _kwargs: Kwargs) -> int | None:
@@ -47,12 +48,15 @@ def _site(name: str) -> Site:
 
 
 def _meet(cls: type) -> None:
-    """Put a site around each ``step`` that *cls* has, or inherits, from a program's class."""
+    """Put a site around each ``step`` that *cls* has, or inherits, from a program's schedulers."""
     for one in cls.__mro__:
         step = vars(one).get("step")
-        if step is not None and one.__module__ != MODULE and one not in _met:
-            _met.add(one)
-            _undos.append(replace(one, "step", step, wrap(_site(one.__qualname__), step)))
+        if isfunction(step) and one.__module__ != MODULE and one not in _met and _is_scheduler(one):
+            _met[one] = replace(one, "step", step, wrap(_site(one.__qualname__), step))
+
+
+def _is_scheduler(cls: type) -> bool:
+    return issubclass(cls, modules[MODULE].LRScheduler)
 
 
 def _made(args: Args, _kwargs: Kwargs) -> None:
@@ -61,12 +65,11 @@ def _made(args: Args, _kwargs: Kwargs) -> None:
 
 def _attach(module: ModuleType) -> Undo:
     for cls in _below(module.LRScheduler):
-        _meet(cls)
+        guarded(_meet)(cls)
 
     def detach() -> None:
-        while _undos:
-            _undos.pop()()
-        _met.clear()
+        while _met:
+            _met.popitem()[1]()
 
     return detach
 
@@ -84,7 +87,7 @@ def _constructor(name: str) -> Site:
 
 ROWS: tuple[Row, ...] = (
     *map(_site, STEPS),
-    *map(_constructor, _CONSTRUCTORS),
+    *map(_constructor, _MADE_BY),
     Site(
         MODULE,
         "LRScheduler._initial_step",

@@ -20,7 +20,6 @@ _NOWHERE = -1  # no step
 _SMALL = (1 << 30) - 1  # CPython compares ints up to here at once, and the others by a call
 _error = struct.error
 _NO_FAILURES = (GeneratorExit, StopIteration, StopAsyncIteration)
-"""They end generators and loops."""
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
 
@@ -65,7 +64,9 @@ class step:  # noqa: N801  -- used as a context manager, named as one
 
 
 def _failure(error: BaseException | None) -> BaseException | None:
-    return None if isinstance(error, _NO_FAILURES) else error
+    """Return *error* if it is one: others end a generator, a loop, or a program in order."""
+    is_end = isinstance(error, SystemExit) and not error.code
+    return None if is_end or isinstance(error, _NO_FAILURES) else error
 
 
 class phase:  # noqa: N801
@@ -155,7 +156,7 @@ class phase:  # noqa: N801
         try:
             drawn = self.number
             try:
-                if error is not None and not isinstance(error, _NO_FAILURES):
+                if error is not None and _failure(error) is not None:
                     recorder.error(self.drawn(), _PHASE, error, self.step)
                     self._write(recorder, end, self.number, _ERROR)
                     return
@@ -234,7 +235,7 @@ class phase:  # noqa: N801
                 steps.blocks.remove(self.start)
             steps.block(self._name, self.start, end, self._mark)
             if error is not None:
-                steps.fail_stage(self._name, error)
+                steps.fail_stage(self._name, end, error)
 
 
 class operation:  # noqa: N801

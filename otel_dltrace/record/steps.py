@@ -178,10 +178,13 @@ class Steps:
             self.recorder.error(self._number, _STEP, error)
             self._last_end = monotonic_ns()
 
-    def fail_stage(self, name: str, error: BaseException) -> None:
-        """Note that the stage *name*, a piece of which has just been added, failed with *error*."""
+    def fail_stage(self, name: str, end: int, error: BaseException) -> None:
+        """Note that the stage *name*, a piece of which has ended at *end*, failed with *error*.
+
+        Of one that is held until it is known which step it is of nothing is noted.
+        """
         seen = self._stages.get(name)
-        if seen is not None:
+        if seen is not None and seen.end == end:
             self.recorder.error(seen.number, _STEP, error, seen.step)
 
     def within(self, start: int) -> int:

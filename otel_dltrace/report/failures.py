@@ -33,7 +33,7 @@ def _sentence(one: Failure, later: str) -> str:
 
 
 def _members(role: str, ranks: Sequence[int]) -> str:
-    if ranks == (-1,):
+    if [*ranks] == [-1]:
         return "a process without a rank"
     name = "rank" if role == WORKER else plain(role)
     return f"{name}{'s' * (len(ranks) > 1)} {spell(ranks)}"

@@ -184,13 +184,26 @@ def _absolute(name: str, path: str) -> str:
 def _check_writable(name: str, directory: Path) -> None:
     """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
     try:
-        there = next(path for path in (directory, *directory.parents) if path.exists())
+        there = next(path for path in (directory, *directory.parents) if _is_there(path))
         probe = there / f".otel_dltrace-{os.getpid()}"
         os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         probe.unlink(missing_ok=True)
     except OSError as error:
         variable = " or ".join(filter(None, (VARIABLES[name], byteps.OF_FIELD.get(name))))
         raise ConfigError(f"{variable}={str(directory)!r} cannot be written: {error.strerror}") from None
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is something at *path*; since Python 3.14 `Path.exists` takes any error for a no.
+
+    Raises:
+        OSError: It cannot be told, as of a name that is too long.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 _SHORT = {"directory": "DIR", "ring_directory": "RING_DIR", "comm_directory": "COMM_DIR"}

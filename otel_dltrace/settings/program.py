@@ -15,8 +15,8 @@ _RUNNERS = {
     *("cProfile", "coverage", "debugpy", "pdb", "profile", "trace", "viztracer", "scalene", "memory_profiler"),
 }
 """Modules that run a program."""
-_SPAWNED = "from multiprocessing."
-"""How the code begins that multiprocessing gives a child by ``-c``."""
+_SPAWNED = ("from multiprocessing.", "import sys; from multiprocessing.")
+"""How the code begins that multiprocessing gives a child by ``-c``; the second one since Python 3.14."""
 
 
 def own_program_name() -> str:

@@ -6,6 +6,7 @@ Prints the records, but for their times and numbers. "general": none of the call
 import sys
 from contextlib import suppress
 from pathlib import Path
+from pickle import PicklingError
 
 import numpy as np
 from mpi4py import MPI
@@ -62,7 +63,7 @@ for wrong in (
     lambda: here.Send("no buffer", 0, 5),
     lambda: here.Recv("no buffer", 0, 5),
 ):
-    with suppress(MPI.Exception, TypeError, ValueError, OverflowError, AttributeError):
+    with suppress(MPI.Exception, TypeError, ValueError, OverflowError, AttributeError, PicklingError):
         wrong()
 here.Send(values, 0, 5)
 with suppress(MPI.Exception):

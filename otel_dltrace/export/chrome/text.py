@@ -46,8 +46,8 @@ def zero_padded(values: Column, width: int) -> Column:
 
 
 def digits(values: Column) -> Column:
-    """Return *values*, int64, as decimal numbers."""
-    size = np.abs(values)
+    """Return *values*, of any signed type, as decimal numbers."""
+    size = np.abs(values.astype(np.int64, copy=False))
     # The least int64 has no counterpart: it is shown 1 too high, and no time or count is that long.
     size = np.where(size < 0, np.iinfo(np.int64).max, size)
     lengths = np.maximum(1, np.searchsorted(_POWERS, size, "right"))

@@ -58,9 +58,7 @@ class StepSummary:
         observed = self._stages(stages, descriptors)
         if not len(steps):
             return observed, []
-        fetched = stages.compress(
-            descriptors.column(lambda d: d.name, object)[descriptors.numbers(stages)] == s.DATALOADER_NEXT
-        )
+        fetched = stages.compress(descriptors.fetches[descriptors.numbers(stages)])
         return [*observed, *self._steps(steps, stages), *exposed], self._throughput(steps, fetched)
 
     def end(self) -> list[Observed]:

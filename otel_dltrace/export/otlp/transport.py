@@ -250,18 +250,19 @@ def _read(response: requests.Response) -> bytes:
 def _http_outcome(response: requests.Response, answer: bytes) -> Outcome:
     status = response.status_code
     if 200 <= status < 300:
-        return _http_accepted(response.headers.get("content-type", "").partition(";")[0].strip(), answer)
+        return _http_accepted(response.headers.get("content-type", ""), answer)
     message = _brief(f"HTTP {status}: {_http_message(response, answer)}")
     if status in _HTTP_RETRYABLE:
         return Outcome(Verdict.RETRY, message=message, retry_after_s=_retry_after(response))
     return Outcome(Verdict.REFUSED, message=message)
 
 
-def _http_accepted(kind: str, answer: bytes) -> Outcome:
-    """Return what an *answer* of content type *kind* says that says yes; a page of a web server does, too."""
+def _http_accepted(content_type: str, answer: bytes) -> Outcome:
+    """Return what an *answer* means that says yes; a page of a web server does, too."""
+    kind = content_type.partition(";")[0].strip().lower() if answer else ""  # an empty one is OTLP's in any
     readers = {"application/x-protobuf": [_from_protobuf], "application/json": [_from_json]}
     for read in readers.get(kind, [] if kind else [_from_protobuf, _from_json]):
-        with suppress(DecodeError, json_format.ParseError):
+        with suppress(DecodeError, json_format.ParseError, UnicodeDecodeError):
             return _accepted(read(answer))
     return Outcome(Verdict.ACCEPTED, answered_in=kind or "no known type")
 
