@@ -126,7 +126,7 @@ def _rank(batch: SpanBatch) -> _Rank:
 
 
 def _failed_at_last(batch: SpanBatch, over: Column) -> list[Descriptor]:
-    """Return the operation that ended last of those that are *over*, if it failed: it has no number, and was come to."""
+    """Return the last one of the operations that are *over*, if it failed: it was come to, and has no number."""
     last = over[np.argsort(over["end"], kind="stable")[-1:]]
     failed = last[(last["flags"] & s.Flag.ERROR != 0) & (last["seq"] == 0)]
     return [batch.descriptors[number] for number in failed["descriptor"].tolist()]
