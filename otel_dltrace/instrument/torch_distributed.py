@@ -1,5 +1,6 @@
 """The collectives and point-to-point calls of a program, and who its ranks are."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -34,15 +35,23 @@ def _here() -> Comm:
     return _comm_of(live.tracer)
 
 
+def _in_graph() -> bool:
+    """Return whether `torch.compile` looks into our code, as if it were the program's: groups and works may not be
+    touched there since torch 2.15. Nothing is traced then, and where the call breaks the graph it is made after all.
+    """
+    in_graph: bool = sys.modules["torch"].compiler.is_dynamo_compiling()
+    return in_graph
+
+
 # -- calls ------------------------------------------------------------------------------------------
 
 
 def _begin(call: Call, args: Args, kwargs: Kwargs) -> Span | None:
-    return begin_call(_here(), call, args, kwargs)
+    return None if _in_graph() else begin_call(_here(), call, args, kwargs)
 
 
-def _batch_begins(args: Args, _kwargs: Kwargs) -> Span:
-    return begin_batch(_here(), *args)
+def _batch_begins(args: Args, _kwargs: Kwargs) -> Span | None:
+    return None if _in_graph() else begin_batch(_here(), *args)
 
 
 def _finish(span: Span, result: Any) -> None:
@@ -57,7 +66,7 @@ def _fail(span: Span, error: BaseException) -> None:
 
 
 def _wait_begins(args: Args, _kwargs: Kwargs) -> Wait | None:
-    return _here().works.wait_begins(args[0])
+    return None if _in_graph() else _here().works.wait_begins(args[0])
 
 
 def _waited(wait: Wait, _result: object) -> None:
@@ -69,7 +78,7 @@ def _wait_failed(wait: Wait, error: BaseException) -> None:
 
 
 def _asked(args: Args, _kwargs: Kwargs) -> Pending | None:
-    return _here().works.asked(args[0])
+    return None if _in_graph() else _here().works.asked(args[0])
 
 
 def _answered(pending: Pending, completed: bool) -> None:
@@ -81,7 +90,7 @@ def _given_future(pending: Pending, future: Any) -> None:
 
 
 def _tensor_wait_begins(args: Args, kwargs: Kwargs) -> Wait | None:
-    return _here().works.tensor_wait_begins(args[0] if args else kwargs["tensor"])
+    return None if _in_graph() else _here().works.tensor_wait_begins(args[0] if args else kwargs["tensor"])
 
 
 # -- process groups ---------------------------------------------------------------------------------
