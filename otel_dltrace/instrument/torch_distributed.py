@@ -36,8 +36,9 @@ def _here() -> Comm:
 
 
 def _in_graph() -> bool:
-    """Return whether `torch.compile` looks into our code, as if it were the program's: groups and works may not be
-    touched there since torch 2.15. Nothing is traced then, and where the call breaks the graph it is made after all.
+    """Return whether `torch.compile` looks into our code, as if it were the program's.
+
+    Groups and works may not be touched there since torch 2.15. A call that breaks the graph is made, and traced, outside.
     """
     in_graph: bool = sys.modules["torch"].compiler.is_dynamo_compiling()
     return in_graph
