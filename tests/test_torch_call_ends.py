@@ -1,6 +1,7 @@
 """How long an operation lasts: until its work is done, however the program finds that out, and `torch.compile`."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -294,7 +295,8 @@ def test_errors_pass_unmodified_and_their_spans_say_them(tmp_path: Path) -> None
     run(tmp_path / "off", ERRORS, 2, 0)
     for rank, recorded in enumerate(traced):
         name = f"rank{rank}.jsonl"
-        assert (tmp_path / "on" / name).read_text() == (tmp_path / "off" / name).read_text()
+        texts = [(tmp_path / mode / name).read_text() for mode in ("on", "off")]
+        assert len({re.sub("0x[0-9a-f]+", "", text) for text in texts}) == 1, texts
         said = [fields["error"][0] for fields in recorded.said if "error" in fields]
         failed = [s for s in recorded.spans("collective") + recorded.spans("p2p") if s.flags & 2]
         failed.sort(key=lambda s: s.start)
