@@ -38,7 +38,7 @@ def _here() -> Comm:
 def _in_graph() -> bool:
     """Return whether `torch.compile` looks into our code, as if it were the program's.
 
-    Groups and works may not be touched there since torch 2.15. A call that breaks the graph is made outside, and traced.
+    Groups and works may not be touched there since torch 2.15. A call that breaks the graph is made outside of it.
     """
     in_graph: bool = sys.modules["torch"].compiler.is_dynamo_compiling()
     return in_graph
