@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import FakeDevice, FakeEvent
+from fake_device import FakeDevice, FakeEvent, needs_a_build_without_devices
 from support import Place, attributes_of
 
 import otel_dltrace.record.operation as operation_module
@@ -553,6 +553,7 @@ PROGRAM = """
 
 def test_a_program_s_stages_come_with_the_device_s_times(place: Place) -> None:
     """Through the ring, the drain and the run directory: the host asks at once, the device takes 40 ms."""
+    needs_a_build_without_devices()
     done = place.run(PROGRAM)
     assert done.returncode == 0, done.stderr
     place.wait_for_rings()

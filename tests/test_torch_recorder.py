@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import FakeDevice
+from fake_device import FakeDevice, needs_a_build_without_devices
 from hypothesis import given
 from hypothesis import strategies as st
 from support import Place
@@ -408,6 +408,7 @@ def test_a_job_s_collectives_come_with_what_the_recorder_measured(place: Place) 
     Gloo does the work, and its Flight Recorder the counting; the measured times are planted. The second world's group
     has the first one's name. Nothing is read after `uninstrument()`.
     """
+    needs_a_build_without_devices()
     done = place.torchrun(PROGRAM, TORCH_FR_BUFFER_SIZE="200", TORCH_NCCL_ENABLE_TIMING="1")
     assert done.returncode == 0, done.stderr
     place.wait_for_rings()
