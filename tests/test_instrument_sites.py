@@ -321,13 +321,14 @@ import torch, torch._dynamo, torch.distributed, torch.nn.parallel, torch.utils.d
 import opentelemetry.sdk.trace
 from torch.distributed import all_reduce
 from otel_dltrace.instrument import registry
-from otel_dltrace.instrument._sites import Site, resolve
+from otel_dltrace.instrument._sites import Site, applies, resolve
 
 rows = [row for rows in registry.TABLES.values() for row in rows]
 sites = [row for row in rows if isinstance(row, Site) and not row.module.startswith(("byteps.", "horovod."))]
 sites = [site for site in sites if importlib.util.find_spec(site.module.partition(".")[0])]
 for site in sites:
     importlib.import_module(site.module)
+sites = [site for site in sites if applies(site)]
 
 def objects():
     found = {{}}

@@ -27,6 +27,7 @@ def _comm_of(tracer: Tracer) -> Comm:
     global _comm  # noqa: PLW0603  -- the one of the live tracer
     if _comm is None or _comm.tracer is not tracer:
         _comm = Comm(tracer)
+        guarded(_meet)()
     return _comm
 
 
@@ -98,10 +99,17 @@ def _tensor_wait_begins(args: Args, kwargs: Kwargs) -> Wait | None:
 
 
 def _initialised(_span: object, _result: object) -> None:
-    comm = _here()
-    world = c10d().GroupMember.WORLD
-    comm.tracer.steps.group_seq = partial(sequence_number, world)
-    comm.binding.initialised(c10d()._get_default_store(), world.rank(), world.size())
+    _meet()
+
+
+def _meet() -> None:
+    """Know of the world that is there: it may have begun before the recording, and has not begun a second time."""
+    if not c10d().is_initialized():
+        return
+    comm, store, world = _here(), c10d()._get_default_store(), c10d().GroupMember.WORLD
+    if comm.binding.store is not store:
+        comm.tracer.steps.group_seq = partial(sequence_number, world)
+        comm.binding.initialised(store, world.rank(), world.size())
 
 
 def _destroy_begins(args: Args, kwargs: Kwargs) -> bool:
@@ -125,15 +133,9 @@ def _yes(_args: Args, _kwargs: Kwargs) -> bool:
     return True
 
 
-def _meet() -> None:
-    # Instrumented anew, we may know this world already: it has not begun a second time.
-    if _here().binding.store is not c10d()._get_default_store():
-        _initialised(None, None)
-
-
-def _attach(module: ModuleType) -> Undo:
+def _attach(_module: ModuleType) -> Undo:
     """Meet a world that was there before us, and write what is done but unwritten when we leave."""
-    if live.tracer is not None and module.is_initialized():
+    if live.tracer is not None:
         guarded(_meet)()
 
     def detach() -> None:
