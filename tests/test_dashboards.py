@@ -334,7 +334,7 @@ ONCE = {
     "Memory in use": {"{'host_name': 'node-0'}": 0.5},
     "Memory of ranks": {"{'dl_rank': '0'}": 0.5, "{'dl_rank': '1'}": 0.5},
     "Samples a second": {"{'service_name': 'demo'}": 1.0},
-    "Steps a second": {"{'service_name': 'demo'}": 0.5},
+    "Batches a second": {"{'service_name': 'demo'}": 0.5},
 }
 """What panels show of `Metrics`, in which each rank and each mode has 0.5."""
 
