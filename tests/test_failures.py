@@ -82,6 +82,13 @@ def test_of_two_hosts_whose_clocks_are_not_known_that_well_neither_is_called_lat
     assert in_words(found)[1:] == ["Rank 1 had E1: planted (in step 0), at about the same time."]
 
 
+def test_an_error_that_a_damaged_run_does_not_hold_is_told_without_its_class():
+    """That there was one is known all the same."""
+    assert in_words(failures([Rank(1, 2).step(0, 0, 10, **FAILED).batch()])) == [
+        "Rank 1 had the first error: an error (in step 0)."
+    ]
+
+
 def test_many_errors_are_told_in_part():
     """Four, and how many more."""
     ranks = [failing(Rank(r, 6).step(0, 0, 10 + r, **FAILED), f"E{r}") for r in range(6)]

@@ -43,14 +43,16 @@ class Failures:
     uncertainty: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Had:
+    """How processes had an error: *at*, on *host* and in *step*, by *rank* for the first time; how often, and who."""
+
     at: int
     rank: int
     step: int
     host: int
     count: int
-    ranks: set[int]
+    ranks: frozenset[int]
 
 
 def failures(batches: Sequence[SpanBatch]) -> Failures:
@@ -61,7 +63,9 @@ def failures(batches: Sequence[SpanBatch]) -> Failures:
         role = batch.process.bind.role if batch.process.bind else WORKER
         for error, operation, rows in _kinds(batch):
             first = rows[np.argmin(rows["end"])]
-            had = _Had(int(first["end"]) + offset, batch.rank, int(first["step"]), host, len(rows), {batch.rank})
+            had = _Had(
+                int(first["end"]) + offset, batch.rank, int(first["step"]), host, len(rows), frozenset({batch.rank})
+            )
             place = (*error, operation, role)
             found[place] = _together(found[place], had) if place in found else had
     order = sorted(found.items(), key=lambda item: item[1].at)
@@ -84,7 +88,8 @@ def _innermost(failed: SpanBatch) -> Iterator[tuple[int, tuple[str, str]]]:
     order = np.lexsort((-failed["start"], failed["end"]))
     columns = (failed[name][order].tolist() for name in ("error", "step", "start"))
     for i, number, step, start in zip(order.tolist(), *columns, strict=True):
-        error = failed.errors[number]  # not by its number: two of them may be one error
+        # Not by its number: two of them may be one error; and of a damaged run one may not be there.
+        error = failed.errors[number] if number < len(failed.errors) else ("", "")
         if start > latest.get((error, step), start - 1):  # else it is around one that has ended before
             latest[error, step] = start
             yield i, error
