@@ -26,8 +26,9 @@ import pytest
 
 from benchmarks._load import hosts, trace_of
 from benchmarks._stats import median_of, table, with_interval
+from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
-from otel_dltrace.export.otlp.transport import Transport, Verdict, connect
+from otel_dltrace.export.otlp.transport import Transport, connect
 from tests import servers
 
 HOSTS, RANKS_EACH = 8, 8

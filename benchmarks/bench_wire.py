@@ -55,8 +55,9 @@ from otel_dltrace.export import outlet as outlet_module
 from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.follower import Follower
+from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.otlp.transport import Outcome, Transport, Verdict, connect
+from otel_dltrace.export.otlp.transport import Transport, connect
 from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.serving import Serving

@@ -14,6 +14,7 @@ import otel_dltrace.cli
 from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import make_parser
 from otel_dltrace.instrument import _mpi_calls, _torch_calls
+from otel_dltrace.instrument._mpi_family import Call
 from otel_dltrace.model import metrics, semconv
 
 HERE = Path(__file__).parent
@@ -175,7 +176,7 @@ from any rank learns its peer, its number and its id when it is done.
 
 def _mpi_section() -> str:
     """Return the section on the calls of mpi4py, from their table."""
-    rows: dict[tuple[str, str], list[_mpi_calls.Call]] = {}
+    rows: dict[tuple[str, str], list[Call]] = {}
     for family in _mpi_calls.FAMILIES:
         rows.setdefault((family.holder, family.role.value), []).extend(family.methods())
     table = "\n".join(

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.otlp.transport import Verdict, connect
+from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.attributes import resource_attributes
 from tests import servers

@@ -22,8 +22,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
+from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.otlp.transport import Verdict, connect
+from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s

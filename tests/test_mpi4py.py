@@ -19,8 +19,9 @@ from ring_files import read_own
 
 from otel_dltrace.instrument import _mpi_groups
 from otel_dltrace.instrument._mpi_buffers import content_of, name_of
-from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
+from otel_dltrace.instrument._mpi_calls import CALLS
 from otel_dltrace.instrument._mpi_comm import Comm, current
+from otel_dltrace.instrument._mpi_family import Call, Role
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_usual import _learned, shortened
 from otel_dltrace.model.attributes import collective_ids

@@ -29,12 +29,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
 from otel_dltrace.export.otlp.delivery import Delivery
+from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.pause import pause_s
 from otel_dltrace.export.otlp.resend import resend
 from otel_dltrace.export.otlp.sender import Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.spill import Spill
-from otel_dltrace.export.otlp.transport import Outcome, Verdict, connect
+from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.otlp.waiting import NO_ROOM, SPILL_FULL
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.summary import REFUSED

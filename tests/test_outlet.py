@@ -9,8 +9,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otel_dltrace.export import outlet as outlet_module
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.gate import Outgoing
+from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.otlp.transport import Outcome, Verdict
 from otel_dltrace.export.outlet import Outlet
 from otel_dltrace.export.ring_reader import TAKEN
 from otel_dltrace.model.identity import rank_step_id, root_id

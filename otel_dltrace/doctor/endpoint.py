@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 
 from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.otlp.diagnosis import ENDPOINT, PROTOCOL, diagnose, doubt
+from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
-from otel_dltrace.export.otlp.transport import Verdict
 from otel_dltrace.export.probe import Answer, certificate, host_and_port, other_ways, probe
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding

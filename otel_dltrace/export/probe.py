@@ -9,8 +9,9 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
+from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import GRPC, HTTP, OtlpSettings
-from otel_dltrace.export.otlp.transport import Outcome, Verdict, connect
+from otel_dltrace.export.otlp.transport import connect
 
 _EMPTY = b""
 """An encoded ExportTraceServiceRequest without a span; collectors answer it as any other."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of, name_of
-from otel_dltrace.instrument._mpi_calls import Call
+from otel_dltrace.instrument._mpi_family import Call
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group, Groups
 from otel_dltrace.instrument._mpi_requests import Part, Requests
 from otel_dltrace.instrument._sites import Args, Kwargs

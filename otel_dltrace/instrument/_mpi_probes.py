@@ -6,8 +6,8 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
-from otel_dltrace.instrument._mpi_calls import Call, Form
 from otel_dltrace.instrument._mpi_comm import Comm, Matched
+from otel_dltrace.instrument._mpi_family import Call, Form
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._mpi_running import ask_for_status

@@ -5,8 +5,8 @@ from functools import cache, partial
 from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
-from otel_dltrace.instrument._mpi_calls import Call, Form, Role
 from otel_dltrace.instrument._mpi_comm import Comm
+from otel_dltrace.instrument._mpi_family import Call, Form, Role
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._sites import Args, Kwargs

@@ -10,8 +10,8 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, name_of
-from otel_dltrace.instrument._mpi_calls import Call, Form, Role
 from otel_dltrace.instrument._mpi_comm import Comm, current
+from otel_dltrace.instrument._mpi_family import Call, Form, Role
 from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_running import ask_for_status, has_moved
 from otel_dltrace.instrument._sites import Args, Kwargs

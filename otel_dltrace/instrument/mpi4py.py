@@ -16,8 +16,9 @@ from typing import Any
 
 from otel_dltrace.instrument._launcher import world_bind
 from otel_dltrace.instrument._mpi_buffers import NOTHING
-from otel_dltrace.instrument._mpi_calls import CALLS, Call, Role
+from otel_dltrace.instrument._mpi_calls import CALLS
 from otel_dltrace.instrument._mpi_comm import Comm, current
+from otel_dltrace.instrument._mpi_family import Call, Role
 from otel_dltrace.instrument._mpi_probes import begin_matched, begin_probe
 from otel_dltrace.instrument._mpi_running import begin_call
 from otel_dltrace.instrument._mpi_usual import is_usual, shortened

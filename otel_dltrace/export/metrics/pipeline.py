@@ -21,8 +21,9 @@ from otel_dltrace.export.metrics.histograms import WithHistograms, histograms_fo
 from otel_dltrace.export.metrics.sampler import OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.metrics.summary import Observed
+from otel_dltrace.export.otlp.grpc_transport import grpc_credentials, grpc_metadata
+from otel_dltrace.export.otlp.http_transport import OtlpSession
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
-from otel_dltrace.export.otlp.transport import OtlpSession, grpc_credentials, grpc_metadata
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv
 from otel_dltrace.model.metric_batch import HOST, Point

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from otel_dltrace.export.otlp.transport import Outcome, Verdict
+from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 
 
 @dataclass(frozen=True, slots=True)

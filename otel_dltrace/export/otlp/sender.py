@@ -7,8 +7,9 @@ from threading import Condition, Thread
 from time import monotonic
 
 from otel_dltrace.export.otlp.delivery import Delivery
+from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.pause import Pause
-from otel_dltrace.export.otlp.transport import Outcome, Transport, Verdict
+from otel_dltrace.export.otlp.transport import Transport
 from otel_dltrace.export.otlp.waiting import Request, Waiting
 from otel_dltrace.model.summary import REFUSED
 from otel_dltrace.record.guard import guarded, say

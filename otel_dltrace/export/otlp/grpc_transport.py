@@ -1,0 +1,88 @@
+"""OTLP over gRPC: one attempt, and what the status and its details say of it."""
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from otel_dltrace.export.otlp.outcome import USER_AGENT, Outcome, Verdict, accepted, bounded, brief
+from otel_dltrace.export.otlp.settings import OtlpSettings
+
+_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_RETRYABLE = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+
+
+class GrpcTransport:
+    """OTLP over gRPC, with the request's bytes passed through as they are."""
+
+    def __init__(self, settings: OtlpSettings) -> None:
+        import grpc
+
+        self._rpc_error: type[Exception] = grpc.RpcError
+        self._timeout_s = settings.timeout_s
+        self._metadata = grpc_metadata(settings)
+        options = [
+            ("grpc.primary_user_agent", USER_AGENT),
+            # The sender does the waiting; with grpcio's own limit of 2 min a restarted collector is noticed late.
+            ("grpc.initial_reconnect_backoff_ms", 250),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        compression = grpc.Compression.Gzip if settings.gzip else grpc.Compression.NoCompression
+        if settings.tls:
+            self._channel = grpc.secure_channel(settings.endpoint, grpc_credentials(settings), options, compression)
+        else:
+            self._channel = grpc.insecure_channel(settings.endpoint, options, compression)
+        self._export = self._channel.unary_unary(_METHOD, response_deserializer=ExportTraceServiceResponse.FromString)
+
+    def send(self, body: bytes, deadline_s: float) -> Outcome:
+        """Make one attempt to send *body*."""
+        timeout = min(deadline_s, self._timeout_s)
+        try:
+            return accepted(self._export(body, timeout=timeout, metadata=self._metadata))
+        except self._rpc_error as error:
+            return _failure(error)
+
+    def close(self) -> None:
+        """Close the channel; an attempt under way is cancelled."""
+        self._channel.close()
+
+
+def grpc_metadata(settings: OtlpSettings) -> tuple[tuple[str, Any], ...]:
+    """Return the headers of *settings* as grpcio takes them."""
+    return tuple((name, v.encode() if name.endswith("-bin") else v) for name, v in settings.headers)
+
+
+def grpc_credentials(settings: OtlpSettings) -> Any:
+    """Return what a TLS channel needs of the certificates of *settings*."""
+    import grpc
+
+    files = (settings.certificate, settings.client_key, settings.client_certificate)
+    return grpc.ssl_channel_credentials(*(path and path.read_bytes() for path in files))
+
+
+def _failure(error: Any) -> Outcome:
+    code = error.code().name
+    wish = _retry_info(error)
+    message = brief(f"{code}: {error.details()}")
+    # Without RetryInfo waiting will not help an exhausted server: the request is too large, or a quota used up.
+    if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wish is not None):
+        return Outcome(Verdict.RETRY, message=message, retry_after_s=wish)
+    return Outcome(Verdict.REFUSED, message=message)
+
+
+def _retry_info(error: Any) -> float | None:
+    """Return the seconds of the RetryInfo in *error*'s trailers, None where there is none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            try:
+                details = Status.FromString(value).details
+            except DecodeError:
+                return None
+            for detail in details:
+                info = RetryInfo()
+                if detail.Is(RetryInfo.DESCRIPTOR) and detail.Unpack(info):
+                    return bounded(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
+    return None
