@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_dltrace.formats.horovod_events import events_of
-from otel_dltrace.formats.horovod_json import BEGIN, MARK, OVER, START, TICK, Event, Reader, count_ranks, write_events
+from otel_dltrace.formats.horovod_json import BEGIN, MARK, OVER, START, TICK, Event, Reader, count_ranks
 from otel_dltrace.formats.horovod_spans import Builder, fold, unfold
+from otel_dltrace.formats.horovod_writer import write_events
 from otel_dltrace.formats.json_events import EMPTY
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, Bind

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_dltrace.export import horovod_live
+from otel_dltrace.export import horovod_file, horovod_live
 from otel_dltrace.export.horovod_live import Told
 from otel_dltrace.formats.horovod_events import count_timelines, timelines_of
 from otel_dltrace.formats.horovod_json import MARK, OVER, START, Event, Reader
@@ -259,7 +259,7 @@ def test_timelines_that_a_program_starts_one_after_the_other_stay_apart(tmp_path
 @pytest.mark.parametrize("is_final", [False, True], ids=["while it runs", "at its end"])
 def test_a_long_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_final: bool) -> None:
     """So that rings are looked at in between; what the ring told meanwhile is not forgotten."""
-    monkeypatch.setattr(horovod_live, "AT_ONCE", 1000)
+    monkeypatch.setattr(horovod_file, "AT_ONCE", 1000)
     monkeypatch.setattr(horovod_live, "REMEMBERED_NS", 0)
     job, expected = Job(tmp_path), []
     for number in range(1, 21):

@@ -4,19 +4,17 @@ Both are of one process and one clock. An operation of the timeline belongs to t
 tensor, in which it ended: Horovod has but one of a tensor under way at a time. Of unnamed tensors the number says it.
 """
 
-import os
 from bisect import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
+from otel_dltrace.export.horovod_file import Group, Timeline
 from otel_dltrace.export.joint_names import JointNames
-from otel_dltrace.formats.horovod_json import START
 from otel_dltrace.formats.horovod_spans import Row, as_rows
-from otel_dltrace.formats.horovod_tail import TailBuilder, TailReader
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
@@ -37,10 +35,6 @@ MOST_UNNAMED = 1 << 14
 """Unnamed operations that do."""
 SAME_OFFSET_NS = 10_000
 """Offsets that differ by less are the same one, read twice; with that of the spans a timeline comes back as it was."""
-AT_ONCE = 1 << 21
-"""Bytes of a timeline that are read before rings are looked at again; they are a fraction of a second's work."""
-_HEAD = 256
-_WALL_SLACK_NS = 1_000_000_000
 _OPEN_END = 1 << 62
 _UNNAMED = ".noname.N"
 _START, _END, _PARENT = 5, 6, 8  # places in a Row
@@ -55,81 +49,6 @@ class _Known:
     step: int
     number: int
     seq: int
-
-
-@dataclass
-class _Group:
-    """What the timeline tells of one operation; *number* and *end* are its own once it is over."""
-
-    rows: list[Row] = field(default_factory=list)
-    number: int = 0
-    end: int = 0
-
-
-class _Tail:
-    """One timeline: as much of it as has been read.
-
-    Attributes:
-        is_behind: Whether more of it was there than was read at once.
-        is_over: Whether nothing comes any more.
-    """
-
-    def __init__(self, followed: Followed, draw: Iterator[int]) -> None:
-        self.followed, self._draw = followed, draw
-        self.is_behind = self.is_over = False
-        self.builder = TailBuilder(draw)
-        self._begin_anew()
-
-    def named_again(self, followed: Followed) -> None:
-        """Know that the process named the same file again: Horovod has begun anew."""
-        self.followed = followed
-        if self._is_foreign:
-            self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self.reader, self.builder = TailReader(), TailBuilder(self._draw, self.builder)
-        self.groups: dict[tuple[str, int], _Group] = {}
-        self._position, self._head, self._is_foreign = 0, b"", False
-
-    def read(self, *, final: bool) -> list[Row]:
-        """Return rows that are new; *final*: with the last piece of the file, what is left open as well."""
-        if self.is_over:
-            return []
-        rows = self._read()
-        if final and not self.is_behind:
-            self.is_over = True
-            rows += [*self._take(b"", final=True), *self.builder.cut_off()]
-        return rows
-
-    def _read(self) -> list[Row]:
-        """Return the rows of the next piece: Horovod empties the file at each of its starts."""
-        rows: list[Row] = []
-        self.is_behind = False
-        try:
-            fd = os.open(self.followed.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return rows  # not there yet, or no more
-        try:
-            head = os.pread(fd, _HEAD, 0)
-            if not head.startswith(self._head) or os.fstat(fd).st_size < self._position:
-                rows += self.builder.cut_off()
-                self._begin_anew()
-            self._head = head[: max(len(head) - 1, 0)]  # a bracket may become a comma
-            data = os.pread(fd, AT_ONCE, self._position)
-            self._position += len(data)
-            self.is_behind = len(data) == AT_ONCE
-            rows += self._take(data)
-        finally:
-            os.close(fd)
-        return rows
-
-    def _take(self, data: bytes, *, final: bool = False) -> list[Row]:
-        for event in self.reader.feed(data, final=final):
-            # A later run may have taken the file for its own before this one was read.
-            self._is_foreign |= event.phase == START and event.ts * 1000 > self.followed.anchor.wall + _WALL_SLACK_NS
-            if not self._is_foreign:
-                self.builder.add(event)
-        return self.builder.take()
 
 
 class Told:
@@ -148,13 +67,13 @@ class Told:
         self._timelines, self._offset = timelines, offset
         self.names = JointNames(written)
         self._draw = count(FIRST_NUMBER)
-        self._tails: dict[str, _Tail] = {}
+        self._tails: dict[str, Timeline] = {}
         self._opened = 0
         self._known: dict[str, deque[_Known]] = {}
         self._unnamed: dict[tuple[str, int], _Known] = {}
         self._steps: deque[tuple[int, int, int]] = deque()
         self._seen = 0
-        self._loose: list[tuple[_Tail, Row]] = []
+        self._loose: list[tuple[Timeline, Row]] = []
         self._kept = empty_rows()
         is_told = before["span_no"] >= FIRST_NUMBER
         self._written = set(before["span_no"][is_told].tolist())
@@ -199,7 +118,7 @@ class Told:
             if followed.path in self._tails:
                 self._tails[followed.path].named_again(followed)
             else:
-                self._tails[followed.path] = _Tail(followed, self._draw)
+                self._tails[followed.path] = Timeline(followed, self._draw)
         out = [self._kept]
         self._kept = empty_rows()
         for tail in self._tails.values():
@@ -221,7 +140,7 @@ class Told:
         """Take *rows* again, which could not be written."""
         self._kept = rows
 
-    def _sort(self, tail: _Tail, rows: list[Row]) -> None:
+    def _sort(self, tail: Timeline, rows: list[Row]) -> None:
         """Put *rows* with their operation; in the clock of the ring."""
         table, offset = tail.builder.descriptors, self._offset
         if abs(tail.followed.anchor.offset - offset) > SAME_OFFSET_NS:
@@ -232,13 +151,13 @@ class Told:
             if not d.tensor:
                 self._loose.append((tail, row))
                 continue
-            group = tail.groups.setdefault((d.tensor, seq), _Group())
+            group = tail.groups.setdefault((d.tensor, seq), Group())
             if d.kind == s.COLLECTIVE:
                 group.number, group.end = number, end - offset
             else:
                 group.rows.append(row)
 
-    def _place(self, tail: _Tail, *, final: bool) -> Iterator[Row]:
+    def _place(self, tail: Timeline, *, final: bool) -> Iterator[Row]:
         """Yield the rows of the operations whose place is known, below the ring's operation."""
         for key, group in [*tail.groups.items()]:
             if final and group.rows and not group.number:
@@ -276,7 +195,7 @@ class Told:
     def _is_stale(self, last: Row | None) -> bool:
         return last is None or last[_END] + PATIENCE_NS < self._seen
 
-    def _place_loose(self, tail: _Tail, *, final: bool) -> list[Row]:
+    def _place_loose(self, tail: Timeline, *, final: bool) -> list[Row]:
         """Return what is in no operation of the ring's, in the step in which it began."""
         out, waiting = [], []
         begins = [begin for begin, _, _ in self._steps]
@@ -293,7 +212,7 @@ class Told:
         self._loose = waiting
         return out
 
-    def _columns(self, tail: _Tail, rows: list[Row]) -> Column:
+    def _columns(self, tail: Timeline, rows: list[Row]) -> Column:
         """Return *rows* as columns, but for those that an earlier drain wrote."""
         rows = [row for row in rows if row[0] not in self._written]
         columns = as_rows(rows)

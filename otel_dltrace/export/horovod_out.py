@@ -6,7 +6,7 @@ from pathlib import Path
 
 from otel_dltrace.export.several import check_place, write_each
 from otel_dltrace.formats.horovod_events import count_timelines, timelines_of
-from otel_dltrace.formats.horovod_json import write_events
+from otel_dltrace.formats.horovod_writer import write_events
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.spans import Process, SpanBatch
 

@@ -1,4 +1,4 @@
-"""Horovod's timeline as JSON: read whatever state it is in, event by event, and written byte for byte as Horovod does.
+"""Horovod's timeline as JSON: read whatever state it is in, event by event.
 
 Only rank 0 writes one. Every era of it is an array: a record for hvd.init's time (since 0.20.1), a pid with a name for
 each tensor, begins and ends (B, E), a tick for each rank that is ready (X), marks (i). Horovod escapes no name.
@@ -6,10 +6,10 @@ each tensor, begins and ends (B, E), a tick for each rank that is ready (X), mar
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from otel_dltrace.formats.json_events import EMPTY, quote
+from otel_dltrace.formats.json_events import EMPTY
 from otel_dltrace.model.text import clean
 
 Buffer: TypeAlias = Any
@@ -18,7 +18,6 @@ Buffer: TypeAlias = Any
 START, BEGIN, OVER, TICK, MARK = "M", "B", "E", "X", "i"
 LATEST = 4_000_000_000_000_000
 _MOST_NAME = 1 << 12
-_AT_ONCE = 1 << 12
 _WINDOWS = (1 << 9, 1 << 16)
 
 BOM = b"\xef\xbb\xbf"
@@ -59,9 +58,6 @@ def count_ranks(data: Buffer) -> int:
     # A tensor's name comes first in its "args"; that of a tick does not.
     ranks = (int(match[1]) for match in _RANK.finditer(data) if data[match.start() - 1 : match.start()] != b"{")
     return 1 + max(ranks, default=0)
-
-
-# -- reading ------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -247,60 +243,3 @@ def _us(value: Any) -> int:
     if abs(us) > LATEST:
         raise ValueError(value)
     return int(us)
-
-
-# -- writing ------------------------------------------------------------------------------------
-
-
-def write_events(events: Iterable[Event]) -> Iterator[bytes]:
-    """Yield the text of a timeline, in pieces, in the order of *events*.
-
-    Names are escaped, which Horovod does not do, and the array is closed: the file is always JSON.
-    """
-    pids: dict[str, int] = {}
-    parts, behind = ["[\n"], ""
-    for event in events:
-        if event.phase == START:
-            parts.append(f"{behind}{_started(event.ts)}{_sorted(0)}")
-            behind = ""
-            continue
-        pid = 0
-        if event.phase != MARK:
-            pid = pids.get(event.tensor, 0)
-            if not pid:
-                pid = pids[event.tensor] = len(pids) + 1
-                parts.append(f"{behind}{_named(pid, event.tensor)}{_sorted(pid)}")
-                behind = ""
-        parts.append(behind + _text(event, pid))
-        behind = ","
-        if len(parts) > _AT_ONCE:
-            yield "".join(parts).encode()
-            parts.clear()
-    if not behind:
-        parts[-1] = parts[-1].rstrip(",\n")
-    parts.append("]")
-    yield "".join(parts).encode()
-
-
-def _started(at: int) -> str:
-    return f'{{"name": "process_name", "ph": "M", "pid": 0, "args": {{"start_time_since_epoch_in_micros":{at}}}}},\n'
-
-
-def _named(pid: int, tensor: str) -> str:
-    return f'{{"name": "process_name", "ph": "M", "pid": {pid}, "args": {{"name": {quote(tensor)}}}}},\n'
-
-
-def _sorted(pid: int) -> str:
-    return f'{{"name": "process_sort_index", "ph": "M", "pid": {pid}, "args": {{"sort_index": {pid}}}}},\n'
-
-
-def _text(event: Event, pid: int) -> str:
-    phase, ts, _, name, args = event
-    if phase == MARK:
-        return f'{{"ph": "i", "name": {quote(name)}, "ts": {ts}, "s": "g"}}'
-    named = "" if phase == OVER else f', "name": {quote(name)}'
-    rest = ', "dur": 0' if phase == TICK else ""
-    if args:
-        dtype, bracket, shape = args.partition("[")
-        rest += f', "args": {{"dtype": {quote(dtype)}, "shape": {quote(bracket + shape)}}}'
-    return f'{{"ph": "{phase}"{named}, "ts": {ts}, "pid": {pid}{rest}}}'
