@@ -9,7 +9,8 @@ from runs import MS, Rank
 from otel_dltrace.analysis.failures import Failure, Failures, failures
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.semconv import PHASE, WAIT, Flag
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.failures import failures as in_words
@@ -58,6 +59,20 @@ def test_the_first_error_is_first_and_the_innermost_span_has_it():
     assert in_words(found) == [
         "Rank 1 had the first error: ValueError: planted (in all_reduce of step 0).",
         "Ranks 0, 2 had RuntimeError: closed (in all_reduce of step 0), 12.0 ms later.",
+    ]
+
+
+def test_an_operation_says_more_than_the_wait_for_it():
+    """Both end with the error; where the operation was over before, the wait alone has it."""
+    wait = Descriptor(PHASE, WAIT)
+    rank = Rank(0, 2).step(0, 0, 8, **FAILED).collective(0, 1, 8, seq=0, **FAILED)
+    assert in_words(failures([failing(rank.add(wait, 0, 2, 8, parent_no=2, **FAILED))])) == [
+        "Rank 0 had the first error: ValueError: planted (in all_reduce of step 0)."
+    ]
+
+    rank = Rank(0, 2).step(0, 0, 8, **FAILED).collective(0, 1, 4, seq=1)
+    assert in_words(failures([failing(rank.add(wait, 0, 5, 8, parent_no=2, **FAILED))])) == [
+        "Rank 0 had the first error: ValueError: planted (in wait of step 0)."
     ]
 
 

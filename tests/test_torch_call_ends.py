@@ -308,6 +308,33 @@ def test_errors_pass_unmodified_and_their_spans_say_them(tmp_path: Path) -> None
         assert after == ["all_gather_object", *(["all_reduce", "barrier"] if rank == 0 else []), "barrier"]
 
 
+EXPIRED = """
+import datetime
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+brief = dist.new_group(timeout=datetime.timedelta(seconds=1))
+if dist.get_rank() == 0:
+    try:
+        dist.all_reduce(torch.ones(1), group=brief, async_op=True).wait()
+    except RuntimeError:
+        say(error=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_wait_that_fails_and_its_operation_say_the_error(tmp_path: Path) -> None:
+    """Both have its class."""
+    recorded = run(tmp_path, EXPIRED, 2)[0]
+    failed = [s for s in recorded.spans("collective") + recorded.spans("phase") if s.flags & 2]
+    kinds = dict(recorded.errors)
+
+    assert {"error": True} in recorded.said
+    assert [(s.name, kinds.get(s.number)) for s in failed] == [("all_reduce", "RuntimeError"), ("wait", "RuntimeError")]
+
+
 COMPILED = """
 import sys, warnings
 import torch

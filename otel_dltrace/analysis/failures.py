@@ -8,7 +8,7 @@ import numpy as np
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.semconv import PHASE, WAIT, Flag
 from otel_dltrace.model.spans import SpanBatch
 
 WORKER = "worker"
@@ -74,12 +74,18 @@ def failures(batches: Sequence[SpanBatch]) -> Failures:
 
 def _kinds(batch: SpanBatch) -> Iterator[tuple[tuple[str, str], str, Column]]:
     """Yield each error with the name of the span that had it, and the rows."""
-    failed = batch.take((batch["flags"] & Flag.ERROR != 0) | (batch["error"] > 0))
+    failed = _telling(batch.take((batch["flags"] & Flag.ERROR != 0) | (batch["error"] > 0)))
     found: dict[tuple[tuple[str, str], str], list[int]] = {}
     for i, error in _innermost(failed):
         found.setdefault((error, failed.descriptor_of(i).name), []).append(i)
     for (error, operation), which in found.items():
         yield error, operation, failed.rows.take(which)
+
+
+def _telling(failed: SpanBatch) -> SpanBatch:
+    """Return *failed* without the waits whose operation has failed as well: its name says more."""
+    is_wait = failed.lookup(lambda d: (d.kind, d.name) == (PHASE, WAIT), bool)
+    return failed.take(~(is_wait & np.isin(failed["parent_id"], failed["span_id"])))
 
 
 def _innermost(failed: SpanBatch) -> Iterator[tuple[int, tuple[str, str]]]:

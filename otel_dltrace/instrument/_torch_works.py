@@ -222,9 +222,16 @@ class Works:
         if error is None and (pending.asked is not None or pending.settle is not None):
             self._succeeded(pending, work)
         if operation.flags & _ASYNC:
-            flags = Flag.ERROR if error else 0
+            number = self._failed(error, operation.step) if error is not None else 0
             self._recorder.span(
-                self._wait, Level.PHASE, start, end, parent=operation.number, flags=flags, step=operation.step
+                self._wait,
+                Level.PHASE,
+                start,
+                end,
+                parent=operation.number,
+                flags=Flag.ERROR if number else 0,
+                number=number,
+                step=operation.step,
             )
         if not completed:
             self._kinds.resumed = end
@@ -242,3 +249,9 @@ class Works:
         else:
             pending.close_seen(end)
         self.flush()
+
+    def _failed(self, error: BaseException, step: int) -> int:
+        """Return the number of a wait that has failed with *error*."""
+        number = self._recorder.number()
+        self._recorder.error(number, Level.PHASE, error, step)
+        return number
