@@ -151,6 +151,19 @@ print(signal.sigwait([signal.SIGTERM]).name, flush=True)
     assert (launcher.returncode, said) == (128 + signal.SIGTERM, "SIGTERM\n")
 
 
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        pytest.param("exit 3", 3, id="one that fails"),
+        pytest.param("kill -TERM $PPID; sleep 240", 128 + signal.SIGTERM, id="a signal"),
+    ],
+)
+def test_what_ends_a_job_ends_its_start(does, code):
+    """Of a job of far too many processes those that were not started by then never are."""
+    command = [*LAUNCH, "--workers", "10000000", "--servers", "0", "--", "sh", "-c", does]
+    assert subprocess.run(command, timeout=120, check=False).returncode == code
+
+
 MEETING = """
 import os, time
 from otel_dltrace.pushpull.engine import Engine

@@ -155,12 +155,19 @@ def _common(plan: Plan, root: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _start(job: _Job, plan: Plan, env: dict[str, str], folder: Path) -> None:
-    if plan.only_worker is None:
-        for server in range(plan.servers):
-            role = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(server)}
-            job.children.append(_Child(f"server {server}", _spawn(SERVE, env | role), server=True))
-    workers = range(plan.workers) if plan.only_worker is None else (plan.only_worker,)
-    for worker in workers:
+    """Start the processes; no more of them once one has failed, or we are to end."""
+    for child in _children(plan, env, folder):
+        job.children.append(child)
+        if job.received or job.failed() is not None:
+            return
+
+
+def _children(plan: Plan, env: dict[str, str], folder: Path) -> Iterator[_Child]:
+    """Yield each process as it is started, servers first."""
+    for server in range(plan.servers) if plan.only_worker is None else ():
+        role = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(server)}
+        yield _Child(f"server {server}", _spawn(SERVE, env | role), server=True)
+    for worker in range(plan.workers) if plan.only_worker is None else (plan.only_worker,):
         meeting = folder / str(worker)
         meeting.mkdir(mode=0o700)
         for local_rank in range(plan.local_ranks):
@@ -173,7 +180,7 @@ def _start(job: _Job, plan: Plan, env: dict[str, str], folder: Path) -> None:
                 BEREFT: str(bereft),
             }
             name = f"local rank {local_rank} of worker {worker}"
-            job.children.append(_Child(name, _spawn(plan.program, env | role), bereft=bereft))
+            yield _Child(name, _spawn(plan.program, env | role), bereft=bereft)
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
