@@ -63,6 +63,7 @@ BAD = [
     pytest.param("OTEL_DLTRACE_RING_SIZE", "\u00b2", "whole number", id="a digit that is no number"),
     pytest.param("OTEL_DLTRACE_DIR", "~nobody-of-this-name/x", "no home directory", id="no such user"),
     pytest.param("OTEL_DLTRACE_DIR", "x" * 300, "cannot be written", id="a name too long"),
+    pytest.param("OTEL_DLTRACE_SERVER_PROFILE", "/tmp", "is a folder; name a file in it", id="a folder for a file"),
     pytest.param("OTEL_DLTRACE", "yup", "neither 1 nor 0", id="the switch"),
     pytest.param("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon", "OTEL_EXPORTER_OTLP_PROTOCOL", id="protocol"),
 ]

@@ -229,6 +229,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind(tmp_path):
         ),
         pytest.param(["launch", "--root", "ps0", "--", "x"], "--root 'ps0' is not HOST:PORT", id="no port"),
         pytest.param(["launch", "--root", ":9", "--", "x"], "--root ':9' is not HOST:PORT", id="no host"),
+        pytest.param(["launch", "--root", "h:0", "--", "x"], "--root 'h:0' is not HOST:PORT", id="no port is 0"),
         pytest.param(["launch", "--root", "h:99999", "--", "x"], "--root 'h:99999' is not HOST:PORT", id="high port"),
         pytest.param(["launch", "--servers", "0", "--", "no-such"], "no-such cannot be started", id="no such program"),
     ],

@@ -186,6 +186,8 @@ def test_an_address_of_ipv6_is_told_from_its_port(host):
         pytest.param({"DMLC_WORKER_ID": "9" * 5000}, "is not a whole number from 0 to 2147483647", id="digits"),
         pytest.param({"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK=2 is one of 2: the highest is 1", id="rank"),
         pytest.param({"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set", id="no server"),
+        pytest.param({"DMLC_SERVER_ID": "3"}, "'3' is not a whole number from 0 to 2", id="server"),
+        pytest.param({"DMLC_PS_ROOT_PORT": "0"}, "'0' is not a whole number from 1 to 65535", id="port"),
         pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),
         pytest.param({"PUSHPULL_TOKEN": "secret\n"}, "PUSHPULL_TOKEN has characters that do not travel", id="token"),
         pytest.param({"BYTEPS_KEY_HASH_FN": "md5"}, "BYTEPS_KEY_HASH_FN='md5' is none of djb2", id="hash"),

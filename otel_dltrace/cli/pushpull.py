@@ -71,7 +71,7 @@ def _check_job(args: argparse.Namespace) -> None:
             f"--only-worker {args.only_worker}: the last of --workers {args.workers} is {args.workers - 1}"
         )
     host, _, port = args.root.rpartition(":")
-    if args.root and not (host.strip() and port.isdecimal() and len(port) < 6 and int(port) < 1 << 16):
+    if args.root and not (host.strip() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 1 << 16):
         raise ConfigError(f"--root {args.root!r} is not HOST:PORT")
 
 

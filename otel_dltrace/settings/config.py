@@ -104,6 +104,8 @@ class Config:
                 path = _absolute(name, getattr(self, name))
                 object.__setattr__(self, name, path)
                 _check_writable(name, Path(path).parent if name == "server_profile" else Path(path))
+        if self.server_profile and Path(self.server_profile).is_dir():
+            raise ConfigError(f"{_variables('server_profile')}={self.server_profile!r} is a folder; name a file in it")
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":
@@ -181,6 +183,11 @@ def _absolute(name: str, path: str) -> str:
     return absolute
 
 
+def _variables(name: str) -> str:
+    """Return the variables that may say the field *name*."""
+    return " or ".join(filter(None, (VARIABLES[name], byteps.OF_FIELD.get(name))))
+
+
 def _check_writable(name: str, directory: Path) -> None:
     """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
     try:
@@ -189,8 +196,7 @@ def _check_writable(name: str, directory: Path) -> None:
         os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         probe.unlink(missing_ok=True)
     except OSError as error:
-        variable = " or ".join(filter(None, (VARIABLES[name], byteps.OF_FIELD.get(name))))
-        raise ConfigError(f"{variable}={str(directory)!r} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{_variables(name)}={str(directory)!r} cannot be written: {error.strerror}") from None
 
 
 def _is_there(path: Path) -> bool:
