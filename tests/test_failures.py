@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from runs import MS, Rank
 
-from otel_dltrace.analysis.failures import Failure, Failures, failures
+from otel_dltrace.analysis.failures import Failure, Failures, Missing, failures
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
@@ -101,6 +101,20 @@ def test_an_error_that_a_damaged_run_does_not_hold_is_told_without_its_class():
     """That there was one is known all the same."""
     assert in_words(failures([Rank(1, 2).step(0, 0, 10, **FAILED).batch()])) == [
         "Rank 1 had the first error: an error (in step 0)."
+    ]
+
+
+def test_who_was_gone_by_then_is_named():
+    """A rank that was killed between two steps has no error, and nothing open: it just never came to the next."""
+    gone = Rank(1, 4).step(0, 0, 10).step(1, 10, 20).batch()
+    cut = Rank(2, 4).step(0, 0, 10, flags=int(Flag.TRUNCATED)).batch()
+    failed = [failing(Rank(r, 4).step(0, 0, 10).step(2, 20, 30 + r, **FAILED), "E") for r in (0, 3)]
+    found = failures([gone, cut, *failed])
+
+    assert found.missing == (Missing((1,), 1),)
+    assert in_words(found)[1:] == [
+        "Rank 1 never began step 2 and recorded nothing after step 1: ended or killed by then, "
+        "without an error on record."
     ]
 
 

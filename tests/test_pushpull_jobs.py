@@ -122,7 +122,7 @@ class Watch:
     def stage_finished(self, *told):
         pass
     def completed(self, end, error):
-        say(error=error)
+        say(error=type(error).__name__)
     def waited(self, start, end):
         pass
 trace.observe(Watch())
@@ -164,7 +164,7 @@ class Request:
             kind=kind, key=request.key, name=request.name, rank=request.rank, worker=request.worker,
             nbytes=request.nbytes, sent=sent,
             waited=start < pushed[request.key] <= start + waited <= end,
-            traceparent=metadata["traceparent"], secret="authorization" in metadata, error=error,
+            traceparent=metadata["traceparent"], secret="authorization" in metadata, error=error and repr(error),
         )
 class Requests:
     def request_started(self, kind, request, metadata, start):
@@ -396,7 +396,7 @@ class Watch:
         assert enqueued <= started <= end
         self.told.append([queue.name, partition, server])
     def completed(self, end, error):
-        say(told=sorted(self.told), error=error)
+        say(told=sorted(self.told), error=repr(error))
     def waited(self, start, end):
         pass
 trace.observe(Watch())
@@ -431,7 +431,7 @@ class Watch:
         self.told.append((end, queue.name))
         {while_told}
     def completed(self, end, error):
-        self.told.append((end, error))
+        self.told.append((end, type(error).__name__))
     def waited(self, start, end):
         pass
 def part(memory, task):

@@ -13,11 +13,12 @@ from otel_dltrace.pushpull.compression import Fp16, TopK, pack_sum, unpack
 from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
 from otel_dltrace.pushpull.keys import HASHES, key_of, partition_bound, partitions, server_of
 from otel_dltrace.pushpull.layout import Layout
-from otel_dltrace.pushpull.options import Options, read_env
+from otel_dltrace.pushpull.options import Options, Tls, read_env
 from otel_dltrace.pushpull.queues import StageQueue
 from otel_dltrace.pushpull.stages import Q, stage_list, waits
 from otel_dltrace.pushpull.store import Store
 from otel_dltrace.pushpull.tasks import Operation, Task, Tensor
+from otel_dltrace.pushpull.transport import client_credentials
 from otel_dltrace.pushpull.wire import DTYPES, Request, decode, encode
 
 TWO = Layout(num_workers=2, num_servers=1)
@@ -165,6 +166,16 @@ def test_layout_and_options_come_from_the_environment():
     assert layout == Layout(1, 2, 2, 4, 3)
     assert (layout.rank, layout.size, layout.root, layout.signal_root) == (6, 8, 3, 3)
     assert options == Options(credit=4, root="10.0.0.1:1234", token="secret", folder=options.folder)
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "No such file or directory"), (b"\n", "is empty")])
+def test_a_key_that_is_not_there_is_one_sentence(content, says, tmp_path):
+    """Of an empty one gRPC would end the process."""
+    key = tmp_path / "key.pem"
+    if content is not None:
+        key.write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        client_credentials(Tls(None, key, None))
 
 
 @pytest.mark.parametrize("host", ["fd00::5", "[fd00::5]"])

@@ -346,6 +346,9 @@ def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
     failed = Counter((span.rank, span.error) for span in spans if span.name == s.PUSH_PULL and span.error)
     assert failed == dict.fromkeys([(rank, "otel_dltrace.pushpull.errors.PeerLostError") for rank in (0, 1, 3)], 2)
 
+    said = place.command("report", *map(str, place.runs())).stdout
+    assert re.search("Rank 3 had the first error: [a-z_.]*PeerLostError: .*local rank 0", " ".join(said.split())), said
+
     files = sorted(str(path.relative_to(traces)) for path in traces.rglob("*"))
     assert [name for name in files if name.endswith(".json")] == [
         f"worker{worker}/{local}/comm.json" for worker in range(2) for local in range(2)

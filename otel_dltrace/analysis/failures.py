@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.analysis.clocks import clocks
+from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import PHASE, WAIT, Flag
@@ -36,11 +37,23 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """Worker *ranks* that had no error, and recorded nothing after the step *last* (None: nothing in any)."""
+
+    ranks: tuple[int, ...]
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Failures:
-    """The errors of a run, the first one first. Times of different hosts are known to within *uncertainty* ns."""
+    """The errors of a run, the first one first. Times of different hosts are known to within *uncertainty* ns.
+
+    *missing* never began the first error's step, and left nothing open: they ended, or were killed, between two steps.
+    """
 
     found: tuple[Failure, ...] = ()
     uncertainty: int = 0
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,26 @@ def failures(batches: Sequence[SpanBatch]) -> Failures:
             place = (*error, operation, role)
             found[place] = _together(found[place], had) if place in found else had
     order = sorted(found.items(), key=lambda item: item[1].at)
-    return Failures(tuple(_failure(place, had, order[0][1]) for place, had in order), line.uncertainty)
+    told = tuple(_failure(place, had, order[0][1]) for place, had in order)
+    return Failures(told, line.uncertainty, _missing(batches, told))
+
+
+def _missing(batches: Sequence[SpanBatch], told: Sequence[Failure]) -> tuple[Missing, ...]:
+    if not told or told[0].step is None:
+        return ()
+    there = {-1, *(rank for one in told if one.role == WORKER for rank in one.ranks)}
+    last: dict[int, int] = {}
+    for batch in worker_batches(batches):
+        steps = batch["step"].astype(np.int64)
+        step = int(steps.max(initial=-1, where=steps != NO_STEP))
+        last[batch.rank] = max(step, last.get(batch.rank, -1))
+        if step >= told[0].step or (batch["flags"] & Flag.TRUNCATED != 0).any():
+            there.add(batch.rank)
+    by_last: dict[int, list[int]] = {}
+    for rank, step in sorted(last.items()):
+        if rank not in there:
+            by_last.setdefault(step, []).append(rank)
+    return tuple(Missing(tuple(ranks), None if step < 0 else step) for step, ranks in by_last.items())
 
 
 def _kinds(batch: SpanBatch) -> Iterator[tuple[tuple[str, str], str, Column]]:

@@ -22,8 +22,8 @@ _REQUEST = np.dtype([(name, "i8") for name in _COLUMNS])
 class ServerKey:
     """One partition's key as its server saw it, ns.
 
-    *gather* is from the first worker's push to the last one's; a pull is *wait*, until all pushes are in, and the
-    *transfer* after it.
+    *gather* is from the first worker's push to the last one's; a pull waits until all pushes are in, of each occurrence
+    one for the longest *wait*, and has its *transfer* after that.
     """
 
     server: int
@@ -94,12 +94,20 @@ def server_keys(
                 key & 0xFFFF,
                 spread(_spans_of(gathered[ours])),
                 spread(pushes["end"] - pushes["start"]),
-                spread(pulls["wait"]),
+                spread(_longest_waits(pulls)),
                 spread(pulls["end"] - pulls["start"] - pulls["wait"]),
                 last_of(gathered["rank"][ours], late[ours]),
             )
         )
     return tuple(sorted(out, key=lambda one: (-usual(one.gather, one.wait, one.transfer), one.key)))
+
+
+def _longest_waits(pulls: Column) -> Column:
+    """Return the longest wait of each occurrence: who comes last waits for nobody, so half of all would say little."""
+    pulls = pulls[np.lexsort((pulls["wait"], pulls["seq"]))]
+    is_last = np.append(np.diff(pulls["seq"]) != 0, True)[: len(pulls)]
+    waits: Column = pulls["wait"][is_last]
+    return waits
 
 
 def _spans_of(pushes: Column) -> Column:

@@ -5,7 +5,6 @@ from otel_dltrace.model.plan import share_of
 from otel_dltrace.record.tracer import Tracer
 
 BACKEND = "pushpull"
-ERRORS = "otel_dltrace.pushpull.errors"
 MOST_WAIT = (1 << 31) - 1
 
 

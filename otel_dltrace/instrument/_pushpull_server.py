@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_dltrace.instrument._pushpull_records import BACKEND, ERRORS, MOST_WAIT, trace_of
+from otel_dltrace.instrument._pushpull_records import BACKEND, MOST_WAIT, trace_of
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level
@@ -13,6 +13,7 @@ from otel_dltrace.record.guard import failed
 from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
+    from otel_dltrace.pushpull.errors import PushPullError
     from otel_dltrace.pushpull.wire import Request
 
 _PARTITION = int(Level.PARTITION)  # plain ints, as in the worker's file
@@ -85,7 +86,7 @@ class _Answered:
     def __init__(self, server: Server, kind: str, request: "Request", metadata: Mapping[str, str], start: int) -> None:
         self._server, self._kind, self._request, self._metadata, self._start = server, kind, request, metadata, start
 
-    def finished(self, sent_nbytes: int, waited: int, end: int, error: str | None) -> None:  # noqa: ARG002
+    def finished(self, sent_nbytes: int, waited: int, end: int, error: "PushPullError | None") -> None:  # noqa: ARG002
         """Write it, and which span is above it."""
         try:
             server, request, metadata = self._server, self._request, self._metadata
@@ -103,7 +104,7 @@ class _Answered:
                 recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
             if error is not None:
                 flags |= _ERROR
-                recorder.failure(number, _PARTITION, f"{ERRORS}.{error}", "", NO_STEP)
+                recorder.error(number, _PARTITION, error, NO_STEP)
             recorder.span(
                 descriptor,
                 _PARTITION,

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_dltrace.instrument._pushpull_records import BACKEND, ERRORS, MOST_WAIT, trace_of
+from otel_dltrace.instrument._pushpull_records import BACKEND, MOST_WAIT, trace_of
 from otel_dltrace.model.identity import NO_STEP, Bind, mix64
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, PUSH_PULL, WAIT, Flag, Level
@@ -18,6 +18,7 @@ from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
     from otel_dltrace.model.queue_types import QueueType
+    from otel_dltrace.pushpull.errors import PushPullError
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
 _COLLECTIVE, _PHASE, _PARTITION = int(Level.COLLECTIVE), int(Level.PHASE), int(Level.PARTITION)
@@ -248,14 +249,14 @@ class _Pushed:
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
 
-    def completed(self, end: int, error: str | None) -> None:
+    def completed(self, end: int, error: "PushPullError | None") -> None:
         """Write the operation."""
         try:
             self._end = end
             recorder, number, step, flags = self._recorder, self._number, self._step, _ASYNC
             if error is not None:
                 flags |= _ERROR
-                recorder.failure(number, _COLLECTIVE, f"{ERRORS}.{error}", "", step)
+                recorder.error(number, _COLLECTIVE, error, step)
             recorder.span(
                 self._tensor.descriptor,
                 _COLLECTIVE,

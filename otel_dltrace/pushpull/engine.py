@@ -197,7 +197,7 @@ class Engine:
             operation.followed = followed
             is_over = operation not in self._under_way
         if is_over:
-            followed.completed(time.monotonic_ns(), type(self.error).__name__)
+            followed.completed(time.monotonic_ns(), self.error)
         elif followed.follows_stages:
             operation.stages_followed = dict.fromkeys(range(len(operation.tasks)), followed)
 
@@ -259,7 +259,7 @@ class Engine:
         if error is None and self.layout.is_root and tensor.buffers is not None:
             tensor.buffers.unlink()
         if followed is not None:
-            followed.completed(time.monotonic_ns(), type(error).__name__ if error else None)
+            followed.completed(time.monotonic_ns(), error)
         tensor.busy = False
         operation.done.set()
 

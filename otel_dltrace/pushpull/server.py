@@ -175,7 +175,7 @@ class Server:
             if self.store.push(request, unpack(request, payload)):
                 self._wake(request)
         except (PeerLostError, MismatchError) as failure:
-            error = type(failure).__name__
+            error = failure
             raise
         finally:
             if followed is not None:
@@ -193,7 +193,7 @@ class Server:
             waited = time.monotonic_ns() - arrived
             answer = bytes([packing]) + pack_sum(packing, total)
         except (PeerLostError, MismatchError) as failure:
-            error = type(failure).__name__
+            error = failure
             raise
         finally:
             if followed is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from otel_dltrace.model.queue_types import QueueType
+from otel_dltrace.pushpull.errors import PushPullError
 from otel_dltrace.pushpull.wire import Request
 
 
@@ -37,14 +38,14 @@ class PushPull(Protocol):
     def waited(self, start: int, end: int) -> None:
         """Somebody had to wait for the push_pull, and goes on now that it is done or has failed."""
 
-    def completed(self, end: int, error: str | None) -> None:
-        """The last partition is done, or the push_pull failed: then *error* names the exception."""
+    def completed(self, end: int, error: PushPullError | None) -> None:
+        """The last partition is done, or the push_pull failed: then with *error*."""
 
 
 class Served(Protocol):
     """Follows one request on a server."""
 
-    def finished(self, sent_nbytes: int, waited: int, end: int, error: str | None) -> None:
+    def finished(self, sent_nbytes: int, waited: int, end: int, error: PushPullError | None) -> None:
         """It was answered; a pull waited for *waited* ns of it until the last worker had pushed."""
 
 

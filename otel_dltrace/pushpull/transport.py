@@ -86,9 +86,12 @@ def _read(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if not content.strip():  # of an empty key gRPC ends the process
+        raise ConfigError(f"{path} is empty; it must be in PEM format")
+    return content
 
 
 def pack_json(**fields: Any) -> bytes:

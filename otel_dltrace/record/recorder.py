@@ -160,17 +160,12 @@ class Recorder(Lanes):
 
     def error(self, number: int, level: int, error: BaseException, step: int = -1) -> None:
         """Record that the span *number* failed with *error*: its type, and what 36 bytes hold of its message."""
-        if level <= self.level:
-            kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-            self.failure(number, level, kind, _SOURCE.sub("", guard.text_of(error)), step)
-
-    def failure(self, number: int, level: int, kind: str, message: str, step: int = -1) -> None:
-        """Record that the span *number* failed with an error of which only type and *message* are known."""
         if level > self.level:
             return
+        kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
         step = (self.step if step < 0 else step) & _M32
         head = (number & _M32, step, 0, AMEND, level << 4, int(Flag.ERROR))
-        text = message.encode("utf-8", "replace")
+        text = _SOURCE.sub("", guard.text_of(error)).encode("utf-8", "replace")
         short = text if len(text) <= MESSAGE else text[: MESSAGE - 3] + b"..."
         self._write(self.lane(), pack_amend_error, (*head, self.names.string(kind), short, AMEND_ERROR))
 

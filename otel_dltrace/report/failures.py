@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from otel_dltrace.analysis.failures import WORKER, Failure, Failures
+from otel_dltrace.analysis.failures import WORKER, Failure, Failures, Missing
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.model.semconv import RANK_STEP
 from otel_dltrace.report.words import ms, plain
@@ -15,7 +15,14 @@ def failures(f: Failures) -> list[str]:
     """Return a sentence for each error."""
     sentences = [_sentence(one, _later(one, f.uncertainty) if i else "") for i, one in enumerate(f.found)]
     more = len(sentences) - _MOST
-    return [*sentences[:_MOST], f"{more} more errors: --json has all."] if more > 0 else sentences
+    told = [*sentences[:_MOST], f"{more} more errors: --json has all."] if more > 0 else sentences
+    return [*told, *(_gone(one, f.found[0].step) for one in f.missing)]
+
+
+def _gone(one: Missing, step: int | None) -> str:
+    whose = f"{_members(WORKER, one.ranks)} never began step {step}"
+    after = "" if one.last is None else f" and recorded nothing after step {one.last}"
+    return f"{whose[0].upper()}{whose[1:]}{after}: ended or killed by then, without an error on record."
 
 
 def _later(one: Failure, uncertainty: int) -> str:

@@ -142,5 +142,5 @@ def _servers(keys: Sequence[ServerKey]) -> list[RenderableType]:
             ms(key.transfer.p50),
             _who(key.last),
         )
-    note = "gather: from the first worker's push to the last one's; a pull waits until all are in"
+    note = "gather: from the first worker's push to the last one's; wait: of each, the pull that waits longest for it"
     return section("Keys, seen from the servers", table, note, left_over(keys, "keys"))
