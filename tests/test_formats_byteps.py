@@ -388,6 +388,14 @@ def test_a_fragment_s_first_event_is_read_behind_what_is_none():
     assert profile.requests == [Request("push", 9, 5 << 16, TS, TS + 5)]
 
 
+def test_a_request_that_ends_before_it_begins_is_told():
+    """As in a comm.json: somebody set the clock back."""
+    profile = read_profile(text_of_server(Profile([Request("push", 9, 5 << 16, TS, TS - 5)])))
+
+    assert profile.requests == [Request("push", 9, 5 << 16, TS, TS - 5)]
+    assert profile.notes == ("1 pushes and pulls end before they begin: the clock was set back",)
+
+
 def test_a_killed_server_leaves_what_it_flushed():
     """8191 bytes, cut inside a token: the last begin has no end, and the note says so."""
     profile = read_profile((FILES / "bps_emul_server_profile_killed_8191B.json").read_bytes())

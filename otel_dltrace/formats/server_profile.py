@@ -69,6 +69,8 @@ def read_profile(data: bytes, servers: int = 0) -> Profile:
         notes.append(f"{lone:,} ends have no begin and were left out")
     if still_open := sum(request.end is None for request in requests):
         notes.append(f"{still_open:,} pushes and pulls have no end in the file")
+    if backwards := sum(request.end is not None and request.end < request.start for request in requests):
+        notes.append(f"{backwards:,} pushes and pulls end before they begin: the clock was set back")
     server, count, offset = _place({request.key for request in requests}, servers)
     if server is None:
         notes.append("the keys fit no number of servers; they were taken as they stand")
