@@ -9,6 +9,7 @@ import pytest
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.semconv import STEP
 from otel_dltrace.model.spans import SpanBatch
+from tests.servers import free_port
 
 STEPS = """
     import multiprocessing, sys
@@ -69,6 +70,36 @@ def test_programs_of_a_script_are_runs_of_their_own(place):
 
     assert len(place.runs()) == 6
     assert len({batch.process.bind.job for batch in place.spans()}) == 1
+    assert twice(place.spans()) == []
+
+
+RESTARTED = """
+    import os, pathlib, time
+    import otel_dltrace
+
+    for _ in range(3):
+        with otel_dltrace.step():
+            pass
+    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    done = [pathlib.Path(f"{os.getppid()}.{restarts}.{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))]
+    done[int(os.environ["RANK"])].touch()
+    while not all(path.exists() for path in done):
+        time.sleep(0.01)
+    if restarts == "0":
+        raise SystemExit("planted")
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_that_are_started_again_are_a_run_of_their_own(ranks, place):
+    """By torchrun, of a program that makes no process group, under one command: its restarts, and a second one."""
+    pytest.importorskip("torch")
+    torchrun = f"{sys.executable} -m torch.distributed.run --master-port {free_port()} --nproc-per-node {ranks}"
+    script = f"{torchrun} --max-restarts 1 {place.write(RESTARTED)}"
+    done = place.command("run", "--no-report", "--", "sh", "-c", f"{script} && {script}")
+    assert done.returncode == 0, done.stderr
+
+    assert [sorted(batch.rank for batch in read_run(run)) for run in place.runs()] == [[*range(ranks)]] * 4
     assert twice(place.spans()) == []
 
 

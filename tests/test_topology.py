@@ -12,6 +12,8 @@ TORCHRUN = {
     "GROUP_RANK": "1",
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_x/none_y/attempt_2/1/error.json",
+    "MASTER_PORT": "29500",
 }
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -46,13 +48,20 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
     ("env", "world"),
     [
         pytest.param({}, World(), id="no launcher"),
-        pytest.param(TORCHRUN, World(3, 4, 1, 1, 2, attempt=2, launcher="torchrun"), id="torchrun"),
+        pytest.param(TORCHRUN, World(3, 4, 1, 1, 2, attempt=2, launcher="torchrun", start="29500.2"), id="torchrun"),
+        pytest.param(
+            {**TORCHRUN, "LOCAL_WORLD_SIZE": "4"},
+            World(3, 4, 1, 1, 4, attempt=2, launcher="torchrun", start="/tmp/torchelastic_x/none_y/attempt_2"),
+            id="torchrun on one host",
+        ),
         pytest.param({"RANK": "3", "WORLD_SIZE": "4"}, World(3, 4, launcher="torchrun"), id="rank and size alone"),
         pytest.param({"RANK": "3"}, World(), id="a rank without a size is no world"),
         pytest.param({**TORCHRUN, "RANK": ""}, World(), id="an empty variable is none"),
         pytest.param(KUBEFLOW, World(), id="Kubeflow's PET_* make no rank"),
         pytest.param(
-            {**KUBEFLOW, **TORCHRUN}, World(3, 4, 1, 1, 2, attempt=2, launcher="torchrun"), id="torchrun in Kubeflow"
+            {**KUBEFLOW, **TORCHRUN},
+            World(3, 4, 1, 1, 2, attempt=2, launcher="torchrun", start="29500.2"),
+            id="torchrun in Kubeflow",
         ),
         pytest.param(
             {**KUBEFLOW, "PET_NPROC_PER_NODE": "8", "RANK": "1", "WORLD_SIZE": "2"},

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 Env = Mapping[str, str]
+TORCHRUN = "torchrun"
 
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _MANY_NODES = 1 << 17
@@ -18,7 +20,8 @@ class World:
 
     *store* is ``host:port`` of a server of the launcher's that keeps what ranks tell each other, "" for none; where it
     *is_elastic*, ranks may come later. A world that *is_spawned* was begun by the ranks of another one, and has none of
-    them; only MPICH and Intel MPI say so.
+    them; only MPICH and Intel MPI say so. *start* is what all ranks have that were started together, and those of
+    another start have not; only torchrun says so.
     """
 
     rank: int = 0
@@ -35,6 +38,7 @@ class World:
     store: str = ""
     is_elastic: bool = False
     is_spawned: bool = False
+    start: str = ""
 
 
 def _number(env: Env, *names: str, default: int = 0) -> int:
@@ -56,8 +60,17 @@ def _torchrun(env: Env) -> World:
         # Never PET_NPROC_PER_NODE: it tells a torchrun what to start, and may be there without one.
         _number(env, "LOCAL_WORLD_SIZE", default=1),
         attempt=_number(env, "TORCHELASTIC_RESTART_COUNT"),
-        launcher="torchrun",
+        launcher=TORCHRUN,
+        start=_torchrun_start(env),
     )
+
+
+def _torchrun_start(env: Env) -> str:
+    """Return what tells one start of the ranks from another: on one host the folder of their error files."""
+    folder = PurePosixPath(env.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
+    if env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE") and folder.name:
+        return str(folder)
+    return f"{env.get('MASTER_PORT', '')}.{env.get('TORCHELASTIC_RESTART_COUNT', '')}".strip(".")
 
 
 def _byteps(env: Env) -> World:

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 
 from otel_dltrace.model.identity import Bind, h64
 from otel_dltrace.model.semconv import DL_LAUNCHER_SPAN_ID, DL_LAUNCHER_TRACE_ID
-from otel_dltrace.model.topology import World
+from otel_dltrace.model.topology import TORCHRUN, World
 from otel_dltrace.record.carrier import read_traceparent
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.program import own_program_name
@@ -23,7 +23,7 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
     run = config.run or world.run
     generation = ""
     if run:
-        start = f"{run}.{config.launch}" if config.launch else run
+        start = ".".join(filter(None, (run, config.launch, world.start)))
         is_id = len(start) == 16 and all(c in "0123456789abcdef" for c in start)
         generation = f"1.{start if is_id else format(h64(start), '016x')}"
     return Bind(
@@ -45,11 +45,13 @@ def environment_bind(config: Config, world: World, job_name: str) -> Bind:
 def is_alone(config: Config, world: World, env: Mapping[str, str]) -> bool:
     """Return whether the run's id does not make this process one of a job: what a script starts may be several.
 
-    So may be the worlds that MPI spawns: Hydra has one environment for all of them, and no name for any.
+    So may be the worlds that MPI spawns: Hydra has one environment for all of them, and no name for any. A single rank
+    of torchrun's has nobody to agree with.
     """
     if world.is_spawned and not world.run:
         return bool(config.run)
-    return not world.launcher and bool(config.run) and config.run == env.get(UNDER_RUN)
+    has_others = world.launcher and (world.launcher != TORCHRUN or world.world_size > 1)
+    return not has_others and bool(config.run) and config.run == env.get(UNDER_RUN)
 
 
 def horovod_timeline(env: Mapping[str, str]) -> str:
