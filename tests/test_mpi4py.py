@@ -322,6 +322,11 @@ if world.rank == 0:
             send(lambda: "neither pickled nor a buffer", 1, tag=7)
     with suppress(Exception):
         world.sendrecv(lambda: "not pickled", 1, 7, source=1, recvtag=7)
+    for call in (world.bcast, world.gather):
+        with suppress(Exception):
+            call(lambda: "not pickled")
+    with suppress(ValueError):
+        world.scatter([1, 2])
     world.Barrier()
     for dest in (1, 2):
         world.Send(out, dest, tag=7)

@@ -168,7 +168,7 @@ class Running:
 
     def fail(self, error: BaseException) -> None:
         """End them with *error*."""
-        moved = has_moved(self._comm.module, self._call, error)
+        moved = has_moved(self._comm.module, self._call, error, self._args, self._kwargs)
         for part in self._parts:
             if not moved:
                 part.take_back()
@@ -189,15 +189,33 @@ def _communicator(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> Any:
     return comm.module.COMM_SELF if given is None else given
 
 
-def has_moved(module: Any, call: Call, error: BaseException) -> bool:
+def has_moved(module: Any, call: Call, error: BaseException, args: Args, kwargs: Kwargs) -> bool:
     """Return whether a message has moved, or a collective was begun, although *call* failed: the others count it."""
     is_message = call.role in _MESSAGES
     if isinstance(error, module.Exception):
         kind = error.Get_error_class()
         return bool(kind == module.ERR_TRUNCATE if is_message else kind not in _refusals(module))
+    if not isinstance(error, Exception):
+        return True
     # Objects are pickled before they are sent, and unpickled after they have come.
-    gives = call.role in _MESSAGES - {Role.RECEIVE}
-    return not isinstance(error, Exception) or (call.is_object and not gives)
+    if not call.is_object or call.role in _MESSAGES - {Role.RECEIVE}:
+        return False
+    return is_message or _can_be_given(module, call, args, kwargs)
+
+
+def _can_be_given(module: Any, call: Call, args: Args, kwargs: Kwargs) -> bool:
+    """Return whether what this rank gives to a collective of objects can be pickled: if not, nothing was begun."""
+    if not call.takes:
+        return True
+    handle, given = args[0], call.argument(call.takes[0][0], args, kwargs)
+    if call.span in _ROOT_GIVES and handle.rank != (call.argument(call.root, args, kwargs) or 0):
+        return True
+    try:
+        has_parts = call.span not in _EACH_A_PART or len(list(given)) == handle.size
+        module.pickle.dumps(given)
+    except Exception:  # noqa: BLE001  -- whatever its classes raise
+        return False
+    return has_parts
 
 
 @cache
@@ -221,6 +239,7 @@ def _direction(call: Call, way: str) -> str:
 
 
 _MESSAGES = frozenset((Role.SEND, Role.RECEIVE, Role.SEND_RECEIVE))
+_ROOT_GIVES, _EACH_A_PART = frozenset(("bcast", "scatter")), frozenset(("scatter", "alltoall"))
 _ARGUMENTS = "BUFFER COUNT TYPE COMM RANK ROOT GROUP OP TOPOLOGY DIMS ARG"
 _OPEN: dict[Role, Callable[[Running, str, int], list[Part]]] = {
     Role.COLLECTIVE: Running.collective,

@@ -120,7 +120,8 @@ def shortened(  # noqa: C901, PLR0915
             end = monotonic_ns()
             guarded(recorder.error)(number, _COLLECTIVE, error, step)
             if seq:
-                seq = guarded(_kept)(comm, call, group, error, seq, a, b) or 0
+                moved = guarded(has_moved)(comm.module, call, error, args, kwargs)
+                seq = seq if moved else guarded(_uncounted)(call, group, a, b) or 0
             fields = (start, end, size, parent, seq, 0, a, b, _ERROR, 0, number, step)
             guarded(recorder.span)(descriptor, _COLLECTIVE, *fields)
             raise
@@ -156,10 +157,8 @@ def _ask(comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> tuple[Args, Any]
     return (*args, *comm.anything[len(args) - 2 :], status), status
 
 
-def _kept(comm: Comm, call: Call, group: Group, error: BaseException, seq: int, a: int, b: int) -> int:
-    """Return the number of what failed; 0 where the others do not count it, and the next has it."""
-    if has_moved(comm.module, call, error):
-        return seq
+def _uncounted(call: Call, group: Group, a: int, b: int) -> int:
+    """Give the next one the number of what failed, which the others do not count; return 0."""
     group.take_back("", a, b, None if call.role is Role.COLLECTIVE else call.role is Role.SEND)
     return 0
 
