@@ -10,7 +10,7 @@ from otel_dltrace.analysis.failures import Failure, Failures, Missing, failures
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import PHASE, WAIT, Flag
+from otel_dltrace.model.semconv import EXIT, PHASE, WAIT, Flag
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.failures import failures as in_words
@@ -31,6 +31,18 @@ CRASH = """
             raise FloatingPointError("the loss of this step is not finite any more")
         dist.all_reduce(torch.ones(1))
         optimizer.step()
+"""
+
+STEPLESS = """
+    import sys
+    import torch, torch.distributed as dist
+
+    rank = int(sys.argv[1])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/rendezvous", rank=rank, world_size=2)
+    for call in range(9):
+        if call == 6 and rank == 1:
+            raise FloatingPointError("the loss of this step is not finite any more")
+        dist.all_reduce(torch.ones(1))
 """
 
 
@@ -113,9 +125,32 @@ def test_who_was_gone_by_then_is_named():
 
     assert found.missing == (Missing((1,), 1),)
     assert in_words(found)[1:] == [
-        "Rank 1 never began step 2 and recorded nothing after step 1: ended or killed by then, "
-        "without an error on record."
+        "Rank 1 never began step 2 and recorded nothing after step 1, and no error: ended or killed by then, perhaps."
     ]
+
+
+def test_who_was_gone_by_then_is_named_where_there_are_no_steps():
+    """By time alone: who has records after the error, or something open, was there."""
+    gone, there = (Rank(r, 3).collective(NO_STEP, 1, 4 + 9 * r, seq=1).batch() for r in (0, 1))
+    found = failures([gone, there, failing(Rank(2, 3).collective(NO_STEP, 6, 8, seq=0, **FAILED), "E")])
+
+    assert in_words(found) == [
+        "Rank 2 had the first error: E: planted (in all_reduce outside any step).",
+        "Rank 0 recorded nothing after that, and no error: ended or killed by then, perhaps.",
+    ]
+
+
+def test_what_ends_a_program_outside_any_step_is_told_once():
+    """Where a call had the error first it is told by that; who has ended by then may have ended well."""
+    ended = Descriptor(PHASE, EXIT)
+    other = Rank(0, 2).collective(NO_STEP, 1, 4, seq=1).batch()
+    uncaught = failing(Rank(1, 2).add(ended, NO_STEP, 9, 9, **FAILED))
+    assert in_words(failures([other, uncaught])) == [
+        "Rank 1 had the first error: ValueError: planted (in exit outside any step)."
+    ]
+
+    called = failing(Rank(1, 2).collective(NO_STEP, 5, 6, seq=0, **FAILED).add(ended, NO_STEP, 9, 9, **FAILED))
+    assert [one.operation for one in failures([called]).found] == ["all_reduce"]
 
 
 def test_many_errors_are_told_in_part():
@@ -124,10 +159,14 @@ def test_many_errors_are_told_in_part():
     assert in_words(failures(ranks))[4:] == ["2 more errors: --json has all."]
 
 
-def test_a_rank_that_crashes_is_told_before_those_that_it_takes_along(place):
+@pytest.mark.parametrize(
+    ("code", "operation", "step"),
+    [pytest.param(CRASH, "rank.step", 6, id="in a step"), pytest.param(STEPLESS, "exit", None, id="without steps")],
+)
+def test_a_rank_that_crashes_is_told_before_those_that_it_takes_along(code, operation, step, place):
     """Two real ranks: nobody catches the one's error, and the other's all-reduce fails by it."""
     pytest.importorskip("torch")
-    program = str(place.write(CRASH))
+    program = str(place.write(code))
     ranks = [
         place.popen([sys.executable, program, str(rank), str(place.folder)], OTEL_DLTRACE="1", OMP_NUM_THREADS="1")
         for rank in range(2)
@@ -138,6 +177,6 @@ def test_a_rank_that_crashes_is_told_before_those_that_it_takes_along(place):
     crash, victim = failures(read_run(run)).found
 
     kind, message = "FloatingPointError", "the loss of this step is not fini..."
-    assert crash == Failure(kind, message, "rank.step", "worker", (1,), 1, 6, 1, 0)
-    assert replace(victim, kind="", message="", after=0) == Failure("", "", "all_reduce", "worker", (0,), 0, 6, 1, 0)
+    assert crash == Failure(kind, message, operation, "worker", (1,), 1, step, 1, 0)
+    assert replace(victim, kind="", message="", after=0) == Failure("", "", "all_reduce", "worker", (0,), 0, step, 1, 0)
     assert victim.after > 0 < len(victim.message)

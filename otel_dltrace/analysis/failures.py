@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.clocks import clocks
+from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.semconv import PHASE, WAIT, Flag
+from otel_dltrace.model.semconv import EXIT, PHASE, WAIT, Flag
 from otel_dltrace.model.spans import SpanBatch
 
 WORKER = "worker"
@@ -38,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Worker *ranks* that had no error, and recorded nothing after the step *last* (None: nothing in any)."""
+    """Worker *ranks* that had no error, and recorded nothing after the step *last* (None: in none)."""
 
     ranks: tuple[int, ...]
     last: int | None
@@ -48,7 +48,7 @@ class Missing:
 class Failures:
     """The errors of a run, the first one first. Times of different hosts are known to within *uncertainty* ns.
 
-    *missing* never began the first error's step, and left nothing open: they ended, or were killed, between two steps.
+    *missing* left nothing open, and never began the first error's step, or recorded nothing after one in no step.
     """
 
     found: tuple[Failure, ...] = ()
@@ -83,25 +83,29 @@ def failures(batches: Sequence[SpanBatch]) -> Failures:
             found[place] = _together(found[place], had) if place in found else had
     order = sorted(found.items(), key=lambda item: item[1].at)
     told = tuple(_failure(place, had, order[0][1]) for place, had in order)
-    return Failures(told, line.uncertainty, _missing(batches, told))
+    return Failures(told, line.uncertainty, _missing(batches, line, told, order[0][1].at) if told else ())
 
 
-def _missing(batches: Sequence[SpanBatch], told: Sequence[Failure]) -> tuple[Missing, ...]:
-    if not told or told[0].step is None:
-        return ()
+def _missing(batches: Sequence[SpanBatch], line: Clocks, told: Sequence[Failure], at: int) -> tuple[Missing, ...]:
     there = {-1, *(rank for one in told if one.role == WORKER for rank in one.ranks)}
     last: dict[int, int] = {}
-    for batch in worker_batches(batches):
+    step = told[0].step
+    if step is None and told[0].operation == EXIT:
+        return ()  # the cause is there; who had ended before had perhaps ended well
+    for batch, offset in zip(batches, line.offsets, strict=True):
+        if not (len(batch) and worker_batches([batch])):
+            continue
         steps = batch["step"].astype(np.int64)
-        step = int(steps.max(initial=-1, where=steps != NO_STEP))
-        last[batch.rank] = max(step, last.get(batch.rank, -1))
-        if step >= told[0].step or (batch["flags"] & Flag.TRUNCATED != 0).any():
+        reached = int(steps.max(initial=-1, where=steps != NO_STEP))
+        is_later = reached >= step if step is not None else int(batch["end"].max()) + offset + line.uncertainty >= at
+        if is_later or (batch["flags"] & Flag.TRUNCATED != 0).any():
             there.add(batch.rank)
+        last[batch.rank] = max(reached if step is not None else -1, last.get(batch.rank, -1))
     by_last: dict[int, list[int]] = {}
-    for rank, step in sorted(last.items()):
+    for rank, reached in sorted(last.items()):
         if rank not in there:
-            by_last.setdefault(step, []).append(rank)
-    return tuple(Missing(tuple(ranks), None if step < 0 else step) for step, ranks in by_last.items())
+            by_last.setdefault(reached, []).append(rank)
+    return tuple(Missing(tuple(ranks), None if reached < 0 else reached) for reached, ranks in by_last.items())
 
 
 def _kinds(batch: SpanBatch) -> Iterator[tuple[tuple[str, str], str, Column]]:
@@ -128,7 +132,8 @@ def _innermost(failed: SpanBatch) -> Iterator[tuple[int, tuple[str, str]]]:
     for i, number, step, start in zip(order.tolist(), *columns, strict=True):
         # Not by its number: two of them may be one error; and of a damaged run one may not be there.
         error = failed.errors[number] if number < len(failed.errors) else ("", "")
-        if start > latest.get((error, step), start - 1):  # else it is around one that has ended before
+        is_around = start <= latest.get((error, step), start - 1)  # one that has ended before
+        if not is_around and not ((error, step) in latest and failed.descriptor_of(i).name == EXIT):
             latest[error, step] = start
             yield i, error
 

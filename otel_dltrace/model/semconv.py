@@ -57,6 +57,7 @@ TRAIN_STEP: Final = "train.step"
 RANK_STEP: Final = "rank.step"
 WAIT: Final = "wait"
 GC: Final = "gc"
+EXIT: Final = "exit"
 PUSH_PULL: Final = "push_pull"
 ASYNC_PARAM: Final = "byteps.AsyncParam."  # how tensors begin whose push_pulls servers answer at once
 PUSH: Final = "push"  # a request, as the server sees it; a worker's stage is the queue type PUSH

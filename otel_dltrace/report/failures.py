@@ -20,9 +20,13 @@ def failures(f: Failures) -> list[str]:
 
 
 def _gone(one: Missing, step: int | None) -> str:
-    whose = f"{_members(WORKER, one.ranks)} never began step {step}"
-    after = "" if one.last is None else f" and recorded nothing after step {one.last}"
-    return f"{whose[0].upper()}{whose[1:]}{after}: ended or killed by then, without an error on record."
+    whose = _members(WORKER, one.ranks)
+    after = "that" if one.last is None else f"step {one.last}"
+    never = "" if step is None else f"never began step {step} and "
+    return (
+        f"{whose[0].upper()}{whose[1:]} {never}recorded nothing after {after}, and no error: ended or killed by then, "
+        "perhaps."
+    )
 
 
 def _later(one: Failure, uncertainty: int) -> str:
