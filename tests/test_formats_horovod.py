@@ -91,6 +91,15 @@ def test_other_layouts_hold_the_same(dump):
     assert count_ranks(other) == 2
 
 
+def test_a_name_needs_no_place_in_the_order():
+    """That is for viewers; who filters a file may drop it."""
+    data = timeline("horovod_gloo_np2_ops")
+    lines = [line for line in data.splitlines(keepends=True) if b"process_sort_index" not in line]
+
+    assert len(lines) < len(data.splitlines())
+    assert read(b"".join(lines)) == read(data)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -282,6 +282,18 @@ def test_ranks_of_horovod_tell_without_its_timeline():
     assert "HOROVOD_TIMELINE=timeline.json" in text(found)
 
 
+def test_a_barrier_is_an_operation_and_a_join_is_none():
+    """A rank joins once it has no more to do: the others are not kept waiting by that."""
+    ours = {"backend": "horovod", "group": "0", "source": s.Source.HOST_DONE}
+    ranks = [Rank(number, 2) for number in range(2)]
+    for late, rank in zip((0, 7), ranks, strict=True):
+        rank.collective(NO_STEP, late, 10, 1, "barrier", tensor="barrier.noname", **ours)
+        rank.collective(NO_STEP, 20 + late, 90, 1, "join", tensor="join.noname", **ours)
+
+    (told,) = negotiations([rank.batch() for rank in ranks]).tensors
+    assert (told.tensor, told.negotiation) == ("barrier.noname", each(7, 1))
+
+
 def test_operations_are_counted_not_the_ranks_calls():
     """Four operations on two ranks are four, as many as say who was last."""
     said = text(negotiations(trained()))

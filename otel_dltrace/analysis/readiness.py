@@ -18,7 +18,7 @@ from otel_dltrace.model.spans import SpanBatch
 
 READY = np.dtype([(name, "i8") for name in ("group", "rank", "at", "late")])
 """A rank is ready for operation *group*, counted from 0, at *at*, ns; *late* after the one before it, if it is last."""
-_UNTOLD = tuple(name.lower() for name in h.UNCUT)
+_JOIN = h.JOIN.lower()
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def is_mpi(d: Descriptor) -> bool:
 
 def is_horovod(d: Descriptor) -> bool:
     """Return whether *d* is an operation of Horovod on a tensor, as a rank itself tells it."""
-    return d.backend == h.BACKEND and d.kind == s.COLLECTIVE and d.name not in _UNTOLD
+    return d.backend == h.BACKEND and d.kind == s.COLLECTIVE and d.name != _JOIN
 
 
 def called(workers: Sequence[SpanBatch]) -> Called:

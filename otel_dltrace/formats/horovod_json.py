@@ -31,7 +31,7 @@ RECORD = re.compile(
 )
 _NAME = re.compile(
     rb'\{"name": "process_name", "ph": "M", "pid": (\d{1,18}), "args": \{"name": "(.{0,%d}?)"\}\},?'
-    rb'(?=\s*\{"name": "process_sort_index"|\s*\]?\s*\Z)' % _MOST_NAME,
+    rb'(?=\s*\{"(?:name|ph)": "|\s*\]?\s*\Z)' % _MOST_NAME,
     re.DOTALL,
 )
 _SORT = re.compile(rb'\{"name": "process_sort_index", "ph": "M", "pid": \d{1,18}, "args": \{"sort_index": \d{1,18}\}\}')
