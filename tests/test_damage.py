@@ -174,11 +174,20 @@ def said_of(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     return said.partition("Rests on: ranks ")[2].partition(";")[0], damage
 
 
-@pytest.mark.parametrize("text", ["[1]", '{"schema": "5"}', "null", "{}", '"run"', "{"])
+@pytest.mark.parametrize("text", ["[1]", '{"schema": "5"}', "null", "{}", '"run"', "{", "[" * 100_000])
 def test_a_run_that_does_not_tell_its_version_is_read_as_one_of_ours(tmp_path, capsys, text):
     """Its file can be JSON and yet not what we wrote."""
     run = a_run(tmp_path / "run", compacted=False)
     (run / "run.json").write_text(text)
+
+    assert said_of(run, capsys) == ("0-1 of 2", "run.json is damaged: which version wrote the run is not known")
+
+
+def test_what_has_no_end_is_not_read(tmp_path, capsys):
+    """A pipe to which nobody writes; a device would fill the memory."""
+    run = a_run(tmp_path / "run", compacted=False)
+    (run / "run.json").unlink()
+    os.mkfifo(run / "run.json")
 
     assert said_of(run, capsys) == ("0-1 of 2", "run.json is damaged: which version wrote the run is not known")
 

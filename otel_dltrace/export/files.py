@@ -102,10 +102,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in *path*; None where it is absent or damaged."""
+    """Return the JSON in *path*; None where it is absent, damaged, or no file: a pipe or a device may have no end."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return None
 
 
