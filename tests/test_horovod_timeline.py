@@ -144,6 +144,21 @@ def started(rows: list[tuple[str, int, int, int]]) -> list[tuple[str, int, int, 
     return [row for row in rows if row[0] != h.TIMELINE_START]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_is_begun_again_before_it_was_read_is_told(is_read: bool, tmp_path: Path) -> None:
+    """Horovod empties the file: nobody will know what it held."""
+    job = Job(tmp_path)
+    job.allreduce("w", 100)
+    if is_read:
+        job.rows()
+    job.begin_another(job.path)
+    job.allreduce("w", 300)
+    job.rows()
+
+    told = f"{job.path} was begun again before it was read: what it held is in no span"
+    assert job.told.notes == [told] * (not is_read)
+
+
 def test_phases_wait_for_their_operation(tmp_path: Path) -> None:
     """Each is below the operation of its tensor in which it ended, whichever comes first, the file or the ring."""
     job = Job(tmp_path)

@@ -208,6 +208,11 @@ class Follower:
             guard.guarded(member.show_open)(standing if member is self.members[-1] else empty_rows(), now)
 
     @property
+    def notes(self) -> list[str]:
+        """What is missing of the timelines that were followed, a sentence each."""
+        return [] if self._told is None else self._told.notes
+
+    @property
     def is_drained(self) -> bool:
         """Whether the writer is gone and all it wrote has been passed on."""
         return self.source.ended and not self._count and (self._told is None or self._told.is_over)

@@ -34,15 +34,16 @@ class Timeline:
 
     def __init__(self, followed: Followed, draw: Iterator[int]) -> None:
         self.followed, self._draw = followed, draw
-        self.is_behind = self.is_over = False
+        self.is_behind = self.is_over = self._was_read = False
         self.builder = TailBuilder(draw)
         self._begin_anew()
 
-    def named_again(self, followed: Followed) -> None:
-        """Know that the process named the same file again: Horovod has begun anew."""
-        self.followed = followed
+    def named_again(self, followed: Followed) -> bool:
+        """Know that the process named the same file again, as Horovod began anew; return whether it was read before."""
+        was_read, self._was_read, self.followed = self._was_read, False, followed
         if self._is_foreign:
             self._begin_anew()
+        return was_read
 
     def _begin_anew(self) -> None:
         self.reader, self.builder = TailReader(), TailBuilder(self._draw, self.builder)
@@ -86,5 +87,6 @@ class Timeline:
             # A later run may have taken the file for its own before this one was read.
             self._is_foreign |= event.phase == START and event.ts * 1000 > self.followed.anchor.wall + _WALL_SLACK_NS
             if not self._is_foreign:
+                self._was_read = True
                 self.builder.add(event)
         return self.builder.take()

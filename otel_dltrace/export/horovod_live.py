@@ -54,6 +54,9 @@ class _Known:
 class Told:
     """What timelines tell of one process.
 
+    Attributes:
+        notes: What of them is missing, a sentence each.
+
     Args:
         timelines: Those that it named so far; the list grows.
         written: Its descriptors as far as they are in the run directory.
@@ -66,9 +69,10 @@ class Told:
     ) -> None:
         self._timelines, self._offset = timelines, offset
         self.names = JointNames(written)
+        self.notes: list[str] = []
         self._draw = count(FIRST_NUMBER)
         self._tails: dict[str, Timeline] = {}
-        self._opened = 0
+        self._opened, self._taken_over = 0, len(timelines) if len(before) else 0
         self._known: dict[str, deque[_Known]] = {}
         self._unnamed: dict[tuple[str, int], _Known] = {}
         self._steps: deque[tuple[int, int, int]] = deque()
@@ -116,7 +120,9 @@ class Told:
         for followed in self._timelines[self._opened :]:
             self._opened += 1
             if followed.path in self._tails:
-                self._tails[followed.path].named_again(followed)
+                was_read = self._tails[followed.path].named_again(followed) or self._opened <= self._taken_over
+                if not was_read:
+                    self.notes.append(f"{followed.path} was begun again before it was read: what it held is in no span")
             else:
                 self._tails[followed.path] = Timeline(followed, self._draw)
         out = [self._kept]

@@ -70,6 +70,8 @@ class RunFolders:
                 unrecorded=follower.source.reader.unrecorded,
                 **{f"lapped_{level.name.lower()}": lapped[level] for level in Level if lapped[level]},
             )
+        for note in follower.notes:
+            self._complain(follower.members[-1].writer.root, note)
 
     def tell_so_far(self, followers: Iterable[Follower]) -> None:
         """Write down how many spans are of rings, those of *followers*, that have been read and are not counted yet."""
