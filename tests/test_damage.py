@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -183,13 +185,19 @@ def test_a_run_that_does_not_tell_its_version_is_read_as_one_of_ours(tmp_path, c
     assert said_of(run, capsys) == ("0-1 of 2", "run.json is damaged: which version wrote the run is not known")
 
 
-def test_what_has_no_end_is_not_read(tmp_path, capsys):
-    """A pipe to which nobody writes; a device would fill the memory."""
-    run = a_run(tmp_path / "run", compacted=False)
-    (run / "run.json").unlink()
-    os.mkfifo(run / "run.json")
+ENDLESS = """
+import resource
+from pathlib import Path
+from otel_dltrace.export.files import read_json
 
-    assert said_of(run, capsys) == ("0-1 of 2", "run.json is damaged: which version wrote the run is not known")
+resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+assert read_json(Path("/dev/zero")) is None
+"""
+
+
+def test_what_has_no_end_is_not_read():
+    """A link to a device would fill the memory."""
+    subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=60)
 
 
 UNKNOWN = "whose spans these are is not known"

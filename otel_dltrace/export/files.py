@@ -102,9 +102,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in *path*; None where it is absent, damaged, or no file: a pipe or a device may have no end."""
+    """Return the JSON in *path*; None where it is absent or damaged, or a device, which may have no end."""
     try:
-        return json.loads(path.read_text()) if path.is_file() else None
+        return None if path.is_char_device() else json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
 
