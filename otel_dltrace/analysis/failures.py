@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.analysis.clocks import Clocks, clocks
-from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import EXIT, PHASE, WAIT, Flag
@@ -73,7 +72,7 @@ def failures(batches: Sequence[SpanBatch]) -> Failures:
     line = clocks(batches)
     found: dict[tuple[str, str, str, str], _Had] = {}
     for batch, offset, host in zip(batches, line.offsets, line.hosts, strict=True):
-        role = batch.process.bind.role if batch.process.bind else WORKER
+        role = _role(batch)
         for error, operation, rows in _kinds(batch):
             first = rows[np.argmin(rows["end"])]
             had = _Had(
@@ -86,25 +85,28 @@ def failures(batches: Sequence[SpanBatch]) -> Failures:
     return Failures(told, line.uncertainty, _missing(batches, line, told, order[0][1].at) if told else ())
 
 
+def _role(batch: SpanBatch) -> str:
+    return batch.process.bind.role if batch.process.bind else WORKER
+
+
 def _missing(batches: Sequence[SpanBatch], line: Clocks, told: Sequence[Failure], at: int) -> tuple[Missing, ...]:
-    there = {-1, *(rank for one in told if one.role == WORKER for rank in one.ranks)}
-    last: dict[int, int] = {}
     step = told[0].step
     if step is None and told[0].operation == EXIT:
         return ()  # the cause is there; who had ended before had perhaps ended well
+    there = {-1, *(rank for one in told if one.role == WORKER for rank in one.ranks)}
+    last: dict[int, int] = {}
     for batch, offset in zip(batches, line.offsets, strict=True):
-        if not (len(batch) and worker_batches([batch])):
+        if _role(batch) != WORKER or not len(batch):
             continue
         steps = batch["step"].astype(np.int64)
-        reached = int(steps.max(initial=-1, where=steps != NO_STEP))
+        reached = -1 if step is None else int(steps.max(initial=-1, where=steps != NO_STEP))
         is_later = reached >= step if step is not None else int(batch["end"].max()) + offset + line.uncertainty >= at
         if is_later or (batch["flags"] & Flag.TRUNCATED != 0).any():
             there.add(batch.rank)
-        last[batch.rank] = max(reached if step is not None else -1, last.get(batch.rank, -1))
+        last[batch.rank] = max(reached, last.get(batch.rank, -1))
     by_last: dict[int, list[int]] = {}
-    for rank, reached in sorted(last.items()):
-        if rank not in there:
-            by_last.setdefault(reached, []).append(rank)
+    for rank in sorted(last.keys() - there):
+        by_last.setdefault(last[rank], []).append(rank)
     return tuple(Missing(tuple(ranks), None if reached < 0 else reached) for reached, ranks in by_last.items())
 
 
