@@ -211,7 +211,8 @@ def _can_be_given(module: Any, call: Call, args: Args, kwargs: Kwargs) -> bool:
     if call.span in _ROOT_GIVES and handle.rank != (call.argument(call.root, args, kwargs) or 0):
         return True
     try:
-        has_parts = call.span not in _EACH_A_PART or len(list(given)) == handle.size
+        others = getattr(handle, "remote_size", handle.size)  # of an intercommunicator those on the other side
+        has_parts = call.span not in _EACH_A_PART or len(list(given)) == others
         module.pickle.dumps(given)
     except Exception:  # noqa: BLE001  -- whatever its classes raise
         return False
