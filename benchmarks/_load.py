@@ -20,7 +20,7 @@ from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import NO_USER_STEP, Bind, root_id, trace_id
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids, stack_rows
 from otel_dltrace.model.time import Anchor
 
 STEP_NS = 100_000_000
@@ -77,7 +77,7 @@ class Host:
             hang_under_roots(batch, 0)
             ids += batch["span_id"].tolist()
             parts.append(Part(batch, trace_id_column(batch, process.bind), resource_attributes(process)))
-        return encode_together(parts, self.merger), ids
+        return encode_together(parts, stack_rows(part.batch.rows for part in parts), self.merger), ids
 
 
 def _rows_of(process: Process, step: int) -> Column:

@@ -23,7 +23,7 @@ from otel_dltrace.export.plain_spans import plain_spans
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import Value
-from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.spans import SpanBatch, stack_rows
 
 QUIET = ("OTEL_", "DMLC_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_")
 LONG_S = 240.0
@@ -196,7 +196,7 @@ def requests_of(
     limit: int = LIMIT,
 ) -> list[EncodedRequest]:
     """Return the requests that a drain sends of *batch* alone."""
-    return encode_together([Part(batch, trace_ids, resource, left_out)], Merger(), limit)
+    return encode_together([Part(batch, trace_ids, resource, left_out)], stack_rows([batch.rows]), Merger(), limit)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
-from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
+from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
 from tests.support import requests_of
 
@@ -231,7 +231,7 @@ def test_processes_encoded_together_say_what_each_says_alone(parts, resource, li
     together = [Part(b, trace_id_column(b, BIND, i), {**resource, "part": i}) for i, b in enumerate(parts)]
     alone = [requests_of(part.batch, part.trace_ids, part.resource)[0] for part in together]
 
-    requests = encode_together(together, Merger(), limit)
+    requests = encode_together(together, stack_rows(batch.rows for batch in parts), Merger(), limit)
 
     said: dict[int, list] = {i: [] for i in range(len(parts))}
     for request in requests:

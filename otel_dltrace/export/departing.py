@@ -1,6 +1,6 @@
 """Decided steps as they leave, whichever way: under their roots, each shard in traces of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,25 +24,36 @@ class Departing:
         batch: The spans.
         trace_ids: For each row its trace's id, shape (n, 16), uint8.
         left_out: For each row, how many spans of its rank's step were left out (0: says nothing); None for none.
-        tags: What is to be sent again if we are killed before they are delivered.
     """
 
     batch: SpanBatch
     trace_ids: Column
     left_out: Column | None
-    tags: frozenset[Tag]
 
 
-def parts_of(batch: SpanBatch, outgoing: Sequence[Outgoing]) -> Iterator[Departing]:
+def shards_of(outgoing: Iterable[Outgoing]) -> list[list[Outgoing]]:
+    """Return *outgoing* by shard, without those that have no rows."""
+    shards: dict[int, list[Outgoing]] = {}
+    for out in outgoing:
+        if len(out.rows):
+            shards.setdefault(out.shard, []).append(out)
+    return [outs for _, outs in sorted(shards.items())]
+
+
+def parts_of(batch: SpanBatch, outgoing: Iterable[Outgoing]) -> Iterator[Departing]:
     """Yield *outgoing*, whose rows are of *batch*'s process, a part for each shard."""
-    bind = batch.process.bind
+    for outs in shards_of(outgoing):
+        yield departing(batch, outs, stack_rows([out.rows for out in outs]))
+
+
+def departing(batch: SpanBatch, outs: Sequence[Outgoing], rows: Column) -> Departing:
+    """Return *outs*, of one shard and of *batch*'s process, as they leave; *rows* are theirs, and are changed."""
+    bind, shard = batch.process.bind, outs[0].shard
     assert bind is not None
-    for shard in sorted({out.shard for out in outgoing}):
-        outs = [out for out in outgoing if out.shard == shard and len(out.rows)]
-        if outs:
-            part = replace(batch, rows=stack_rows([_hung(out, bind) for out in outs]))
-            hang_under_roots(part, shard)
-            yield Departing(part, trace_id_column(part, bind, shard), _left_out(part, outs), tags_of(batch, outs))
+    part = replace(batch, rows=rows)
+    _hang_stepless(rows, outs, bind)
+    hang_under_roots(part, shard)
+    return Departing(part, trace_id_column(part, bind, shard), _left_out(part, outs))
 
 
 def tags_of(batch: SpanBatch, outgoing: Sequence[Outgoing]) -> frozenset[Tag]:
@@ -51,13 +62,14 @@ def tags_of(batch: SpanBatch, outgoing: Sequence[Outgoing]) -> frozenset[Tag]:
     return frozenset((batch.process.nonce, step) for step in {min(steps)} | steps & {NO_STEP})
 
 
-def _hung(out: Outgoing, bind: Bind) -> Column:
-    """Return the rows of *out*; without a step span, what would hang under it hangs under nothing."""
-    if not out.stepless or out.step == NO_STEP:
-        return out.rows
-    rows: Column = out.rows.copy()
-    rows["parent_id"][rows["parent_id"] == np.uint64(rank_step_id(bind, out.step))] = 0
-    return rows
+def _hang_stepless(rows: Column, outs: Sequence[Outgoing], bind: Bind) -> None:
+    """Have what would hang under a step span that is not there hang under nothing, in place."""
+    end = 0
+    for out in outs:
+        begin, end = end, end + len(out.rows)
+        if out.stepless and out.step != NO_STEP:
+            parents = rows["parent_id"][begin:end]
+            parents[parents == np.uint64(rank_step_id(bind, out.step))] = 0
 
 
 def hang_under_roots(batch: SpanBatch, shard: int) -> None:

@@ -151,8 +151,8 @@ class Drain:
         # Our own ring's lock says nothing to us: a process may always take it again.
         alive = None if self.rings.own is None else not self.stop_requested
         try:
-            follower.tick(now, alive, is_due, asked)
-            self._send(follower, now)
+            if follower.tick(now, alive, is_due, asked):
+                self._send(follower, now)
         except OSError as error:
             if follower.source.ended:
                 self._leave(path, f"cannot be emptied into its run directory ({error})")
@@ -217,6 +217,8 @@ class Drain:
         members = [m for f in self.followers.values() for m in f.members if m.bind.role == "worker"]
         unbound = sum(not f.members for f in self.followers.values())  # they may be anybody's
         for run, here in self.here.items():
+            if here.roots.pending_from() == NO_STEP:
+                continue
             mine = [member for member in members if member.run == run]
             standing = {step for member in mine for step in member.source.open.steps()}
             due = here.roots.due(len(mine) + unbound, now, final, standing)
@@ -232,12 +234,15 @@ class Drain:
         unsettled = self.outlet.unsettled() if self.outlet is not None else set()
         is_due = self.runs.is_compaction_due
         for path, follower in list(self.followers.items()):
+            again = is_due or (asked and not follower.is_drained)
+            if not (follower.is_drained or follower.is_dirty or again):
+                continue
             mine = {step for nonce, step in unsettled if nonce == follower.source.nonce}
             # A root that waits for other ranks is made again from its owner's ring, if we are killed.
             mine |= {self.here[m.run].roots.pending_from() for m in follower.members} - {NO_STEP}
             undecided = min((m.gate.undecided_from() for m in follower.members), default=NO_STEP)
             loose = any(m.gate.has_loose for m in follower.members) or NO_STEP in mine
-            follower.save(min([undecided, *mine]), loose, again=is_due or (asked and not follower.is_drained))
+            follower.save(min([undecided, *mine]), loose, again)
             if follower.is_drained and not mine and undecided == NO_STEP:
                 self._let_go(path)
         if asked:  # who ends does not wait for a collector that is away

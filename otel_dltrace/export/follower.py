@@ -33,6 +33,7 @@ class Follower:
 
     Attributes:
         filled: How much of its ring the writer fills in a second, as far as the last take tells.
+        is_dirty: Whether the cursor lags behind what was passed on.
 
     Args:
         source: The ring's reader.
@@ -50,21 +51,23 @@ class Follower:
         self._count = 0
         self._since = 0.0
         self._taken_at = -LEAST_S
-        self._dirty = False
+        self.is_dirty = False
         self._told: Told | None = None
         self._knows_timelines = False
 
-    def tick(self, now: float, alive: bool | None = None, is_due: bool = True, asked: bool = False) -> None:
+    def tick(self, now: float, alive: bool | None = None, is_due: bool = True, asked: bool = False) -> bool:
         """Read and pass on what is new if that *is_due*, if it has become much, or if the writer is gone.
 
-        *alive* tells whether the writer is, where the caller knows better than the ring's lock. Who has *asked* waits
-        until all is on disk, also of a writer that has no name yet.
+        Returns whether it did. *alive* tells whether the writer is, where the caller knows better than the ring's
+        lock. Who has *asked* waits until all is on disk, also of a writer that has no name yet.
         """
         source = self.source
         alive = writer_is_alive(source.fd) if alive is None else alive
         much = min(MOST_AT_ONCE, source.reader.records // 4)
-        if is_due or not alive or source.reader.is_past(much // RECORDS):
+        takes = is_due or not alive or source.reader.is_past(much // RECORDS)
+        if takes:
             self._take(now, alive, asked)
+        return takes
 
     def _take(self, now: float, alive: bool, asked: bool) -> None:
         source = self.source
@@ -104,7 +107,7 @@ class Follower:
     def _drop_waiting(self) -> Column:
         rows = self._waiting[0] if len(self._waiting) == 1 else stack_rows(self._waiting)
         self._waiting, self._count = [], 0
-        self._dirty = True
+        self.is_dirty = True
         return rows
 
     def _bind(self, now: float) -> None:
@@ -197,7 +200,7 @@ class Follower:
         if rows is None:
             self._told = None
         elif len(rows):
-            self._dirty = True
+            self.is_dirty = True
             told = self._told
             self._share_out(rows, now, lambda left: told.give_back(rows[left]))
 
@@ -219,7 +222,7 @@ class Follower:
 
     def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
         """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request."""
-        if not (self._dirty or again) or self._count or self.source.waiting:
+        if not (self.is_dirty or again) or self._count or self.source.waiting:
             return
         cursor = Cursor(self.source.reader.taken, self.source.unfinished(), undelivered=undelivered, loose=loose)
         cursor.lapped = self.source.lapped
@@ -232,4 +235,4 @@ class Follower:
         except OSError as error:
             guard.say(f"{self.source.path.parent} has no room for a cursor ({error}): it is tried again")
             return
-        self._dirty = False
+        self.is_dirty = False

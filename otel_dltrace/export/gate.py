@@ -213,6 +213,6 @@ def by_step(rows: Column) -> Iterator[tuple[int, Column]]:
         return
     rows = rows.take(np.argsort(rows["step"], kind="stable"))
     steps = rows["step"]
-    begins = [0, *(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist()]
-    for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
-        yield int(steps[begin]), rows[begin:end]
+    begins = [0, *((steps[1:] != steps[:-1]).nonzero()[0] + 1).tolist()]
+    for step, begin, end in zip(steps[begins].tolist(), begins, [*begins[1:], len(rows)], strict=True):
+        yield step, rows[begin:end]

@@ -79,9 +79,10 @@ class Member:
 
         Their ids are filled in, in place.
         """
-        fill_ids(rows, self.source.descriptors, self.process)
+        is_step = fill_ids(rows, self.source.descriptors, self.process)
         if len(self._written_before):
-            rows = rows.compress(~np.isin(rows["span_id"], self._written_before))
+            is_new = ~np.isin(rows["span_id"], self._written_before)
+            rows, is_step = rows.compress(is_new), is_step.compress(is_new)
         if may_come_again:
             self._know_written([self._written_before, rows["span_id"]], now)
         elif now > self._doubt_ends:
@@ -91,7 +92,7 @@ class Member:
         self.writer.append(self.process.nonce, rows, self.source.descriptors, self.source.errors)
         self.written += len(rows)
         self.truncated += int(np.count_nonzero(rows["flags"] & np.uint16(semconv.Flag.TRUNCATED)))
-        self._hold(rows, now)
+        self._hold(rows, is_step, now)
         if self.metrics is not None:
             guarded(self.metrics.take)(rows, self.source.descriptors)
 
@@ -105,11 +106,11 @@ class Member:
         if self.metrics is not None:
             guarded(self.metrics.take_records)(records, self.source.descriptors)
 
-    def _hold(self, rows: Column, now: float) -> None:
+    def _hold(self, rows: Column, is_step: Column, now: float) -> None:
         outside = rows.compress(rows["step"] == NO_STEP)
         if len(outside):
             self._ended_outside = stack_rows([self._ended_outside, outside])[-MOST_ENDED:]
-        self.gate.add(rows, self.source.descriptors.is_kind(rows, semconv.STEP), now)
+        self.gate.add(rows, is_step, now)
 
     def batch(self, rows: Column, anchor: Anchor | None = None) -> SpanBatch:
         """Return *rows* with this process's descriptors, errors and clock."""
@@ -149,7 +150,8 @@ class Member:
         self._know_written(before, now)
         self.written = cursor.written + sum(map(len, before)) if knows else len(self._written_before)
         if sum(map(len, unsent)):
-            self._hold(stack_rows(unsent), now)
+            rows = stack_rows(unsent)
+            self._hold(rows, self.source.descriptors.is_kind(rows, semconv.STEP), now)
 
     def _know_written(self, ids: list[Column], now: float) -> None:
         """Remember what may be read once more: within *DOUBT_S* all that the ring holds now has been."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from otel_dltrace.export.departing import Tag, parts_of
+from otel_dltrace.export.departing import Tag, departing, shards_of, tags_of
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.delivery import Delivery
 from otel_dltrace.export.otlp.diagnosis import diagnose, doubt
@@ -14,11 +14,18 @@ from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.otlp.sender import Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes
-from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.spans import SpanBatch, stack_rows
 
 AT_ONCE = 16_384
 """So many spans are encoded without waiting for more: while a processor's cache has them it is twice as fast."""
+
+
+class _Waiting(NamedTuple):
+    batch: SpanBatch
+    outs: list[Outgoing]
+    tags: frozenset[Tag]
 
 
 class Outlet:
@@ -33,7 +40,8 @@ class Outlet:
         self._settings = settings
         self._sender = Sender(connect(settings), lambda: self._folder)
         self._merger = Merger()
-        self._waiting: dict[Path | None, list[tuple[frozenset[Tag], Part]]] = {}
+        self._waiting: dict[Path | None, list[_Waiting]] = {}
+        self._count = 0
         self.sent = 0
 
     def spill_to(self, folder: Path) -> None:
@@ -42,26 +50,26 @@ class Outlet:
 
     def send(self, batch: SpanBatch, outgoing: Sequence[Outgoing]) -> None:
         """Take *outgoing*, whose rows together are *batch*'s, to be sent with the next `flush` or before."""
-        resource = resource_attributes(batch.process)
-        for part in parts_of(batch, outgoing):
-            told = Part(part.batch, part.trace_ids, resource, part.left_out)
-            self._waiting.setdefault(self._folder, []).append((part.tags, told))
-        if sum(len(part.batch) for waiting in self._waiting.values() for _, part in waiting) >= AT_ONCE:
+        waiting = self._waiting.setdefault(self._folder, [])
+        for outs in shards_of(outgoing):
+            waiting.append(_Waiting(batch, outs, tags_of(batch, outs)))
+            self._count += sum(len(out.rows) for out in outs)
+        if self._count >= AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         """Encode and queue what was taken since the last time, all of a run together; never blocks."""
-        by_folder, self._waiting = self._waiting, {}
+        by_folder, self._waiting, self._count = self._waiting, {}, 0
         for folder, waiting in by_folder.items():
-            for request in encode_together([part for _, part in waiting], self._merger):
-                tags = frozenset[Tag]().union(*(waiting[i][0] for i in request.parts))
+            for request in encode_together(*_stacked(waiting), self._merger):
+                tags = frozenset[Tag]().union(*(waiting[i].tags for i in request.parts))
                 self._sender.submit(request.body, request.spans, tags, folder)
                 self.sent += request.spans
 
     def unsettled(self) -> set[Tag]:
         """Return the tags of what is neither acknowledged nor spilled."""
         pending: Any = self._sender.pending()
-        return set[Tag]().union(*pending, *(tags for waiting in self._waiting.values() for tags, _ in waiting))
+        return set[Tag]().union(*pending, *(one.tags for waiting in self._waiting.values() for one in waiting))
 
     def figures(self, run: Path | None = None) -> dict[str, Any]:
         """Return what became of the spans so far; what waits is that of *run* alone, if one is named."""
@@ -71,6 +79,17 @@ class Outlet:
         """Deliver or spill what is left within *timeout* seconds."""
         self.flush()
         self._sender.close(timeout)
+
+
+def _stacked(waiting: Sequence[_Waiting]) -> tuple[list[Part], Column]:
+    """Return what waits as parts, and the rows of all of them, one after the other: they are copied once."""
+    rows = stack_rows([out.rows for one in waiting for out in one.outs])
+    parts, end = [], 0
+    for one in waiting:
+        begin, end = end, end + sum(len(out.rows) for out in one.outs)
+        part = departing(one.batch, one.outs, rows[begin:end])
+        parts.append(Part(part.batch, part.trace_ids, resource_attributes(one.batch.process), part.left_out))
+    return parts, rows
 
 
 def as_told(settings: OtlpSettings, delivery: Delivery) -> dict[str, Any]:

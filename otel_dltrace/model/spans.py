@@ -100,58 +100,60 @@ class SpanBatch:
         return self.process.anchor.offset
 
     @cached_property
-    def _table(self) -> Descriptors:
+    def table(self) -> Descriptors:
+        """The descriptor table, with columns of it."""
         return Descriptors.of(self.descriptors)
 
     def lookup(self, value: Callable[[Descriptor], Any], dtype: Any) -> Column:
         """Return *value* of each row's descriptor as a column, shape (n,)."""
-        column: Column = self._table.column(value, dtype)[self._numbers]
+        column: Column = self.table.column(value, dtype)[self.numbers]
         return column
 
     @cached_property
-    def _numbers(self) -> Column:
-        return self._table.numbers(self.rows)
+    def numbers(self) -> Column:
+        """Where each row has its value in such a column, shape (n,)."""
+        return self.table.numbers(self.rows)
 
     @cached_property
     def _kinds(self) -> Column:
         """The kind of each row as a number; every exporter asks several times."""
-        kinds: Column = self._table.kinds[self._numbers]
+        kinds: Column = self.table.kinds[self.numbers]
         return kinds
 
     @property
     def keys(self) -> Column:
         """The declared key of each row's descriptor, -1 for none, shape (n,), int64."""
-        keys: Column = self._table.keys[self._numbers]
+        keys: Column = self.table.keys[self.numbers]
         return keys
 
     @property
     def is_rank_step(self) -> Column:
         """A mask, shape (n,), of the rows that are a rank's own step."""
-        mask: Column = self._table.rank_steps[self._numbers]
+        mask: Column = self.table.rank_steps[self.numbers]
         return mask
 
     @property
     def is_request(self) -> Column:
         """A mask, shape (n,), of the rows that are pushes and pulls, as a parameter server answers them."""
-        mask: Column = self._table.requests[self._numbers]
+        mask: Column = self.table.requests[self.numbers]
         return mask
 
     @property
     def is_root(self) -> Column:
         """A mask, shape (n,), of the rows that are a step of the whole job: its trace's root."""
-        mask: Column = self._table.roots[self._numbers]
+        mask: Column = self.table.roots[self.numbers]
         return mask
 
     @property
     def is_block(self) -> Column:
         """A mask, shape (n,), of the rows that are phases which the program marks itself."""
-        mask: Column = self._table.blocks[self._numbers]
+        mask: Column = self.table.blocks[self.numbers]
         return mask
 
     @property
     def is_pause(self) -> Column:
         """A mask, shape (n,), of the rows that are garbage collections."""
-        mask: Column = self._table.pauses[self._numbers]
+        mask: Column = self.table.pauses[self.numbers]
         return mask
 
     def is_kind(self, *kinds: str) -> Column:
@@ -191,14 +193,18 @@ def concatenate(batches: Iterable[SpanBatch]) -> SpanBatch | None:
     return SpanBatch(stack_rows(shifted), longest.descriptors, parts[-1].process, tuple(errors))
 
 
-def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) -> None:
+def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) -> Column:
     """Compute ``span_id`` and ``parent_id`` of *rows* in place, from their ordinals (contract 1).
 
     A step's id is the hash that all ranks can compute; a row without a parent of its own hangs
     under its step, and under nothing outside any step. A parent in another process stays as it is.
+
+    Returns:
+        A mask of the steps among *rows*.
     """
+    is_step = Descriptors.of(descriptors).is_kind(rows, semconv.STEP)
     if not len(rows):
-        return
+        return is_step
     is_remote = rows["flags"] & _REMOTE != 0
     remote = rows["parent_id"][is_remote]
     numbers = np.empty((2, len(rows)), np.uint64)
@@ -211,14 +217,14 @@ def fill_ids(rows: Column, descriptors: Sequence[Descriptor], process: Process) 
     parents[is_remote] = remote
     rows["parent_id"] = parents
     if process.bind is None:
-        return
-    is_step = Descriptors.of(descriptors).is_kind(rows, semconv.STEP)
+        return is_step
     which = (is_step | under_step).nonzero()[0]
     steps, of_which = distinct(rows["step"][which])
     of_row = np.array(_rank_step_ids(process.bind, steps.tolist()), np.uint64)[of_which]
     rows["parent_id"][which] = of_row
     rows["span_id"][is_step] = of_row[is_step[which]]
     rows["parent_id"][is_step] = 0
+    return is_step
 
 
 def _rank_step_ids(bind: Bind, steps: list[int]) -> list[int]:

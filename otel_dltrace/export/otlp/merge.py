@@ -8,7 +8,7 @@ import numpy as np
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
-from otel_dltrace.model.spans import Process, SpanBatch, stack_rows
+from otel_dltrace.model.spans import Process, SpanBatch
 
 
 class Merger:
@@ -19,20 +19,18 @@ class Merger:
         self._table = Descriptors(())
         self._renumbered = lru_cache(maxsize=256)(self._renumber)
 
-    def merge(self, batches: Sequence[SpanBatch]) -> SpanBatch:
-        """Return the rows of *batches* one after the other, with times in Unix ns, as of no process."""
+    def merge(self, batches: Sequence[SpanBatch], rows: Column) -> SpanBatch:
+        """Return *rows*, those of *batches* one after the other, with times in Unix ns, as of no process; in place."""
         if len(self._numbers) > MAX_DESCRIPTORS:  # those of processes that are gone, too
             self._numbers.clear()
             self._renumbered.cache_clear()
             self._table = Descriptors(())
-        rows = stack_rows(batch.rows for batch in batches)
         errors: list[tuple[str, str]] = [("", "")]
         end = 0
         for batch in batches:
             begin, end = end, end + len(batch)
             part = rows[begin:end]
-            table = Descriptors.of(batch.descriptors)
-            part["descriptor"] = self._renumbered(table)[table.numbers(part)]
+            part["descriptor"] = self._renumbered(batch.table)[batch.numbers]
             wall = np.uint64(batch.wall & 0xFFFF_FFFF_FFFF_FFFF)
             for name in ("start", "end"):
                 part[name] = part[name].view(np.uint64) + wall

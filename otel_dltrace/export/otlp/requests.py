@@ -45,28 +45,28 @@ class EncodedRequest:
     parts: tuple[int, ...] = (0,)
 
 
-def encode_together(parts: Sequence[Part], merger: Merger, limit: int = LIMIT) -> list[EncodedRequest]:
+def encode_together(parts: Sequence[Part], rows: Column, merger: Merger, limit: int = LIMIT) -> list[EncodedRequest]:
     """Return the spans of several processes as requests of at most *limit* bytes; spans of one shape lie together.
 
-    All are encoded at once, since much of what numpy costs is per call. A span that alone is
-    longer than *limit* goes out alone.
+    All are encoded at once, since much of what numpy costs is per call. *rows* are those of all *parts*, and are
+    changed. A span that alone is longer than *limit* goes out alone.
     """
-    parts = [part for part in parts if len(part.batch)]
-    if not parts:
+    if not len(rows):
         return []
     batches = [part.batch for part in parts]
-    merged = merger.merge(batches)
+    launchers = _launchers(batches)
+    merged = merger.merge(batches, rows)
     matrices = encode_spans(
         merged,
         np.concatenate([part.trace_ids for part in parts]),
         collective_ids(merged, [(batch.process.bind, len(batch)) for batch in batches]),
         _left_out(parts),
-        *_launchers(batches),
+        *launchers,
     )
     ends = np.cumsum([len(batch) for batch in batches])
     blocks: list[list[Column]] = [[] for _ in parts]
-    for rows, matrix in matrices:
-        cuts = np.searchsorted(rows, ends).tolist()  # they come in order, so a part's lie together
+    for which, matrix in matrices:
+        cuts = np.searchsorted(which, ends).tolist()  # they come in order, so a part's lie together
         for i, (begin, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
             if begin < end:
                 blocks[i].append(matrix[begin:end])
