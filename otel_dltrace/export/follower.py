@@ -23,16 +23,16 @@ MakeMember = Callable[[RingSource, Bind], Member]
 MOST_AT_ONCE = 16_384
 """So many records are not left for later; nor what a quarter of the ring holds: it shows them to the next drain."""
 SCANS = 3
-"""Of one take: the first sees a record, the next copies it, after another one the step is final that it ended."""
+"""In a row: the first sees a record, the next copies it, after another one the step is final that it ended."""
 LEAST_S = 0.1
-"""Between two takes, for what the second one says of the writer's speed."""
+"""Between two scans, for what the second one says of the writer's speed."""
 
 
 class Follower:
     """Reads a ring, tells its rows to the member they belong to, and keeps the cursor.
 
     Attributes:
-        filled: How much of its ring the writer fills in a second, as far as the last take tells.
+        filled: How much of its ring the writer fills in a second, as far as the last scan tells.
         is_dirty: Whether the cursor lags behind what was passed on.
 
     Args:
@@ -50,33 +50,32 @@ class Follower:
         self._waiting: list[Column] = []
         self._count = 0
         self._since = 0.0
-        self._taken_at = -LEAST_S
+        self._scanned_at = -LEAST_S
         self.is_dirty = False
         self._told: Told | None = None
         self._knows_timelines = False
 
-    def tick(self, now: float, alive: bool | None = None, is_due: bool = True, asked: bool = False) -> bool:
-        """Read and pass on what is new if that *is_due*, if it has become much, or if the writer is gone.
+    def scan(self, now: float, alive: bool | None = None, is_due: bool = True) -> bool:
+        """Copy what is new out of the ring, for `take`, if there is reason to take; return whether there is.
 
-        Returns whether it did. *alive* tells whether the writer is, where the caller knows better than the ring's
-        lock. Who has *asked* waits until all is on disk, also of a writer that has no name yet.
+        There is if it *is_due*, if it has become much, or if the writer is gone. *alive* tells whether the writer is,
+        where the caller knows better than the ring's lock.
         """
         source = self.source
         alive = writer_is_alive(source.fd) if alive is None else alive
         much = min(MOST_AT_ONCE, source.reader.records // 4)
-        takes = is_due or not alive or source.reader.is_past(much // RECORDS)
-        if takes:
-            self._take(now, alive, asked)
-        return takes
-
-    def _take(self, now: float, alive: bool, asked: bool) -> None:
-        source = self.source
+        if not (is_due or not alive or source.reader.is_past(much // RECORDS)):
+            return False
         # With the run directory full or gone rows wait; in the ring, that counts what it overwrites, rather than here.
         if self._count < MAX_HELD:
             came = sum(source.scan(alive, again=turn > 0) for turn in range(SCANS if alive else 1))
-            self.filled = came / source.reader.records / max(now - self._taken_at, LEAST_S)
-            self._taken_at = now
-        rows = source.take(now)
+            self.filled = came / source.reader.records / max(now - self._scanned_at, LEAST_S)
+            self._scanned_at = now
+        return True
+
+    def take(self, now: float, asked: bool = False) -> None:
+        """Pass on what was scanned; who has *asked* waits until all is on disk, also of a writer without a name."""
+        rows = self.source.take(now)
         if len(rows):
             self._wait(rows, now)
         self._bind(now)

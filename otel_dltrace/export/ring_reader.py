@@ -14,7 +14,7 @@ _PLACES = CHUNK // RECORD  # of 64 bytes in a chunk: its header, then the slots;
 _ALL_SLOTS = np.uint64(0xFFFF_FFFF_FFFF_FFFE)
 _HISTORY = slice(HISTORY_AT // 4, HISTORY_AT // 4 + LEVELS)  # in words of 32 bits
 _LEVEL_CODES = 16  # what four bits can hold; 1 to 4 are levels
-_STRIDE = 32
+_STRIDE = 256
 
 
 class RingReader:
