@@ -46,7 +46,7 @@ class Serving:
     @property
     def settle(self) -> float:
         """How long, in seconds, a step waits for what may still come of it: until every ring was read once more."""
-        return max(SETTLE_S, 0.99 * self.delay)  # the rings are read *delay* apart, but for rounding
+        return max(SETTLE_S, 0.99 * self.delay)  # they are read so far apart, but for rounding
 
     def parent(self, home: Mapping[str, Any]) -> Path:
         """Return where the run directory of a ring is made whose writer told of itself in *home*."""
