@@ -199,7 +199,8 @@ class Drain:
         self._sent.begin(root)
         serving = self.serving
         here = self.here.setdefault((bind.job, bind.generation, bind.world), RunHere(bind, serving.settle))
-        member = Member(source, bind, process, writer, serving.window, serving.budget, serving.settle, here.slow)
+        slow = None if self.outlet is None else here.slow
+        member = Member(source, bind, process, writer, serving.window, serving.budget, serving.settle, slow)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
         return member
 
@@ -207,14 +208,16 @@ class Drain:
 
     def _send(self, follower: Follower, now: float) -> None:
         for member in follower.members:
+            here, is_worker = self.here[member.run], member.bind.role == "worker"
             if member.bind.role == "server":
-                self.here[member.run].slow.deciding = self._deciding(member.run)
+                here.slow.deciding = self._deciding(member.run)
             decided = member.outgoing(now, follower.is_drained)
             if decided and self.outlet is not None:
                 self.outlet.spill_to(member.writer.folder)
                 self.outlet.send(member.batch(empty_rows(), self._anchor(member)), decided)
-            drifted = self.here[member.run].note(member, decided, now) if member.bind.role == "worker" else 0
-            if drifted:
+                if is_worker:
+                    here.note(member, decided, now)
+            if is_worker and (drifted := here.drifted(decided)):
                 self.runs.add(member.writer.root, drifted_steps=drifted)
 
     def _deciding(self, run: tuple[str, str, str]) -> set[int]:

@@ -89,10 +89,8 @@ class StepGate:
 
     def add(self, rows: Column, is_step: Column, now: float) -> None:
         """Take in finished *rows*; *is_step* masks the rank's step spans, *now* is in seconds."""
-        own = rows.compress(is_step)
-        columns = (own[name].tolist() for name in ("step", "start", "end", "seq"))
-        for step, start, end, seq in zip(*columns, strict=True):
-            self._ended[step] = _Ended((start, end), seq, now)
+        for step, extent, seq in ends_of(rows, is_step):
+            self._ended[step] = _Ended(extent, seq, now)
         has_steps = self._bind.role == "worker"
         held, decided, forgotten_below = self._held, self._decided, next(iter(self._decided), 0)
         for step, part in by_step(rows):
@@ -205,6 +203,14 @@ class StepGate:
 def stages_of(rows: Column) -> Column:
     """Return the steps and stages in *rows*."""
     return rows.compress(rows["level"] <= Level.STEP)
+
+
+def ends_of(rows: Column, is_step: Column) -> Iterator[tuple[int, tuple[int, int], int]]:
+    """Yield of each of *rows* that *is_step* its number, its extent (ns) and the WORLD group's seq at its start."""
+    own = rows.compress(is_step)
+    columns = (own[name].tolist() for name in ("step", "start", "end", "seq"))
+    for step, start, end, seq in zip(*columns, strict=True):
+        yield step, (start, end), seq
 
 
 def by_step(rows: Column) -> Iterator[tuple[int, Column]]:

@@ -16,6 +16,7 @@ from otel_dltrace.export.run_reader import read_table
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.span_files import last_step, newest_segment, span_files
+from otel_dltrace.export.step_ends import StepEnds
 from otel_dltrace.export.still_open import StillOpen
 from otel_dltrace.model import semconv
 from otel_dltrace.model.arrays import Column
@@ -43,7 +44,7 @@ class Member:
         window: The steps that go out in full.
         budget: Spans per trace.
         settle: How long a step waits for what may still come of it, in seconds.
-        slow_here: What a server knows of others' steps.
+        slow_here: What a server knows of others' steps; None where nothing goes out.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class Member:
         slow_here: SlowHere | None = None,
     ) -> None:
         self.source, self.bind, self.process, self.writer = source, bind, process, writer
-        self.gate = StepGate(bind, window, budget, self.rows_of, settle, slow_here)
+        self.gate: StepGate | StepEnds = StepEnds()
+        if slow_here is not None:
+            self.gate = StepGate(bind, window, budget, self.rows_of, settle, slow_here)
         self._outside = OutsideBudget(bind, budget)
         self._written_before = np.zeros(0, np.uint64)
         self._ended_outside = empty_rows()

@@ -23,12 +23,13 @@ class RunHere:
         self.slow = SlowHere()
         self._drift = Drift()
 
-    def note(self, member: Member, decided: Sequence[Outgoing], now: float) -> int:
-        """Tell roots and servers what the worker *member* has *decided*; return in how many steps ranks disagree."""
-        drifted = 0
+    def note(self, member: Member, decided: Sequence[Outgoing], now: float) -> None:
+        """Tell roots and servers what goes out of what the worker *member* has *decided*."""
         for out in decided:
             if out.extent is not None:
                 self.roots.add(member, out.step, out.shard, out.extent, now)
                 self.slow.note(member.bind.rank, out.step, out.slow, member.gate.left_out(out.step))
-                drifted += self._drift.is_news(out.step, out.seq)
-        return drifted
+
+    def drifted(self, decided: Sequence[Outgoing]) -> int:
+        """Return in how many of the steps that a worker has *decided* it is the first to disagree with another rank."""
+        return sum(self._drift.is_news(out.step, out.seq) for out in decided if out.extent is not None)
