@@ -14,6 +14,7 @@ help:
 	@echo "make check      ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of docs/benchmarks.md"
 	@echo "make docs       write what is generated: tables of docs/, configurations, dashboards, completions"
+	@echo "make clean      remove .venv and what the tools leave"
 
 $(READY): pyproject.toml constraints.txt otel_dltrace.pth
 	$(PYTHON) -m venv $(VENV)

@@ -17,8 +17,11 @@ import pytest
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
+from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.export.serving import Serving
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import guard, launch
@@ -40,6 +43,12 @@ STEPS = """
 """
 
 
+ONE_STEP = """
+    import otel_dltrace as d
+    d.start()
+    with d.step():
+        pass
+"""
 ALONE = {"OTEL_DLTRACE": "1", "RANK": "0", "WORLD_SIZE": "1"}
 
 
@@ -352,6 +361,27 @@ def ticked(place, monkeypatch):
     while drain.followers:
         drain.tick()
     drain.finish()
+
+
+def test_where_nothing_goes_out_nothing_is_kept_to_be_sent_again(ticked):
+    """The last step has not been decided where spans go out; here the cursor says that all of them are delivered."""
+    ticked(0.0, 10)
+    ticked(5.0, 10)
+    (cursor,) = [Cursor.read(path) for path in ticked.drain.serving.rings.glob("*.cursor")]
+
+    assert (cursor.undelivered, cursor.loose) == (NO_STEP, False)
+
+
+@pytest.mark.parametrize("together", [1, 1 << 20])
+def test_every_ring_is_read_however_many_there_are(place, monkeypatch, together):
+    """So many are read together as memory has room for, and the others after them."""
+    monkeypatch.setattr(drain_module, "TOGETHER", together)
+    for _ in range(3):
+        assert place.run(ONE_STEP, OTEL_DLTRACE_DRAIN="off", **ALONE).returncode == 0
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0))
+    drain.run()
+
+    assert [len(batch) for run in place.runs() for batch in read_run(run)] == [1, 1, 1]
 
 
 def test_rings_are_read_together_every_few_seconds(ticked):

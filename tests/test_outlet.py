@@ -1,6 +1,7 @@
 """The drain's side of OTLP: what is encoded together, what is still unsettled, and the cursor beside a ring."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.outlet import Outlet
+from otel_dltrace.export.outlet import BROKEN, Outlet
 from otel_dltrace.export.ring_reader import TAKEN
 from otel_dltrace.model.identity import rank_step_id, root_id
 from otel_dltrace.model.semconv import Level
@@ -48,6 +49,22 @@ def a_step(rank: int, step: int) -> tuple[SpanBatch, Outgoing]:
     """Return one decided step of one rank."""
     batch = Rank(rank, 2).step(step, 0.0, 10.0, seq=1).stage(step, "forward", 0.0, 4.0).batch()
     return batch, Outgoing(step, batch.rows, left_out=rank)
+
+
+def test_a_process_that_cannot_be_encoded_takes_no_other_along(collector, capsys):
+    """What is lost of it is counted, and one sentence says why; the run directory has it."""
+    outlet = Outlet(OtlpSettings("http://localhost:4318/v1/traces"))
+    (bad, its_step), (good, step) = a_step(0, 7), a_step(1, 7)
+    outlet.send(replace(bad, process=replace(bad.process, bind=None)), [its_step])
+    outlet.send(good, [step])
+    outlet.flush()
+    collector.is_there.set()
+    outlet.close(5.0)
+
+    told = outlet.figures()
+    assert (told["sent"], told["accepted"], told["dropped"]) == (2, 2, {BROKEN: 2})
+    assert outlet.unsettled() == set()
+    assert "AssertionError" in capsys.readouterr().err
 
 
 def test_what_was_taken_since_the_last_flush_is_one_request(collector):

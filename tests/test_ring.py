@@ -121,6 +121,23 @@ def test_chunks_that_threads_keep_hide_nothing_behind_them(tmp_path: Path, keepe
     assert reader.lapped == [0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(("burst", "more"), [(824, 520), (1010, 60)])
+def test_a_burst_that_goes_round_hides_nothing_behind_it(tmp_path: Path, burst: int, more: int) -> None:
+    """Most of the ring at once, from its middle: the reader goes on where the writer is, and not a lap ahead of it."""
+    recorder = Recorder(tmp_path, 4 << 20, level=4)
+    write(recorder, range(300 * RECORDS))
+    reader = RingReader(ring(recorder).buffer)
+    seen: list[int] = []
+    written = 300
+    for chunks in (0, burst, more, 10):
+        write(recorder, range(written * RECORDS, (written + chunks) * RECORDS))
+        written += chunks
+        seen += scanned(reader) + scanned(reader, again=True) + scanned(reader, again=True)
+
+    assert sorted(seen) == [*range(written * RECORDS)]
+    assert reader.lapped == [0, 0, 0, 0, 0]
+
+
 def test_a_reader_given_what_was_taken_delivers_no_record_twice(recorder: Recorder) -> None:
     """A drain that is killed and replaced goes on where the stored state ends."""
     write(recorder, range(100))

@@ -1,4 +1,4 @@
-"""All answers about a run in one value, and the guards without which no figure should be read (analyses.md 3)."""
+"""All answers about a run in one value, and the guards without which no figure should be read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """The drain: one process per host that turns rings into the run directory, OTLP and a summary."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,8 @@ PATIENCE_S = 5.0
 CLOCK_SET_S = 0.1
 """By how much a wall clock moves that was set by hand; one that is kept in step moves by less at a time."""
 SHORTEST_PAUSE_S = 0.01
-TOGETHER = 16
-"""So many rings are scanned before any of them is worked on: for each but the first the code is in the caches."""
+TOGETHER = 1 << 20
+"""Rings that hold so many records are scanned before any of them is worked on: the code is in the caches, and 64 MB."""
 
 
 @dataclass
@@ -104,22 +104,20 @@ class Drain:
         self.finish()
 
     def _pause(self) -> float:
-        """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last take tells."""
+        """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last scan tells."""
         sixteenths = 16 * max((follower.filled for follower in self.followers.values()), default=0.0)
         return max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S / max(1.0, sixteenths))
 
     def tick(self) -> None:
-        """Read every ring once."""
+        """Look at every ring, and read those of which it is time, or that need it."""
         now = time.monotonic()
         for source, cursor in self.rings.take(self.followers):
             self._adopt(source, cursor)
         self._renew_clock()
         asked = self.hurry
         is_due = self._is_due(now, asked)
-        # Servers last: what they did goes out with the workers' steps.
-        paths = sorted(self.followers, key=lambda path: _is_server(self.followers[path]))
-        for i in range(0, len(paths), TOGETHER):
-            scanned = [path for path in paths[i : i + TOGETHER] if self._done(path, self._scanned(path, now, is_due))]
+        for paths in self._together():
+            scanned = [path for path in paths if self._done(path, self._scanned(path, now, is_due))]
             for path in scanned:
                 self._done(path, self._served(path, now, asked))
         self._send_roots(now)
@@ -128,6 +126,17 @@ class Drain:
         if self.metering is not None:
             guard.guarded(self.metering.tick)([member for f in self.followers.values() for member in f.members])
         self._settle(asked)
+
+    def _together(self) -> Iterator[list[Path]]:
+        """Yield rings that are read together; servers last: what they did goes out with the workers' steps."""
+        group, records = list[Path](), 0
+        for path in sorted(self.followers, key=lambda path: _is_server(self.followers[path])):
+            group.append(path)
+            records += self.followers[path].source.reader.records
+            if records >= TOGETHER:
+                yield group
+                group, records = [], 0
+        yield group
 
     def _is_due(self, now: float, asked: bool) -> bool:
         """Return whether to read all rings, together: much of what that costs it costs however little there is."""
@@ -198,9 +207,8 @@ class Drain:
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
         self._sent.begin(root)
         serving = self.serving
-        here = self.here.setdefault((bind.job, bind.generation, bind.world), RunHere(bind, serving.settle))
-        slow = None if self.outlet is None else here.slow
-        member = Member(source, bind, process, writer, serving.window, serving.budget, serving.settle, slow)
+        here = self.here.setdefault((bind.job, bind.generation, bind.world), RunHere(bind, serving.settle_roots))
+        member = Member(source, bind, process, writer, serving, here.slow, goes_out=self.outlet is not None)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
         return member
 
@@ -209,7 +217,7 @@ class Drain:
     def _send(self, follower: Follower, now: float) -> None:
         for member in follower.members:
             here, is_worker = self.here[member.run], member.bind.role == "worker"
-            if member.bind.role == "server":
+            if member.bind.role == "server" and self.outlet is not None:
                 here.slow.deciding = self._deciding(member.run)
             decided = member.outgoing(now, follower.is_drained)
             if decided and self.outlet is not None:

@@ -15,13 +15,13 @@ from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_table
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.served import SlowHere
+from otel_dltrace.export.serving import Serving
 from otel_dltrace.export.span_files import last_step, newest_segment, span_files
 from otel_dltrace.export.step_ends import StepEnds
 from otel_dltrace.export.still_open import StillOpen
 from otel_dltrace.model import semconv
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.guard import guarded
@@ -41,10 +41,9 @@ class Member:
         bind: Who its writer is.
         process: The same with host and clock.
         writer: The run directory of the generation.
-        window: The steps that go out in full.
-        budget: Spans per trace.
-        settle: How long a step waits for what may still come of it, in seconds.
-        slow_here: What a server knows of others' steps; None where nothing goes out.
+        serving: What goes out in full, and how long a step waits for what may still come of it.
+        slow_here: What a server knows of others' steps.
+        goes_out: Whether spans go anywhere but to the run directory.
     """
 
     def __init__(
@@ -53,16 +52,17 @@ class Member:
         bind: Bind,
         process: Process,
         writer: RunWriter,
-        window: Window,
-        budget: int,
-        settle: float,
-        slow_here: SlowHere | None = None,
+        serving: Serving,
+        slow_here: SlowHere,
+        *,
+        goes_out: bool,
     ) -> None:
         self.source, self.bind, self.process, self.writer = source, bind, process, writer
+        self._goes_out = goes_out
         self.gate: StepGate | StepEnds = StepEnds()
-        if slow_here is not None:
-            self.gate = StepGate(bind, window, budget, self.rows_of, settle, slow_here)
-        self._outside = OutsideBudget(bind, budget)
+        if goes_out:
+            self.gate = StepGate(bind, serving.window, serving.budget, self.rows_of, serving.settle, slow_here)
+        self._outside = OutsideBudget(bind, serving.budget)
         self._written_before = np.zeros(0, np.uint64)
         self._ended_outside = empty_rows()
         self._doubt_ends = 0.0
@@ -110,7 +110,7 @@ class Member:
             guarded(self.metrics.take_records)(records, self.source.descriptors)
 
     def _hold(self, rows: Column, is_step: Column, now: float) -> None:
-        outside = rows.compress(rows["step"] == NO_STEP)
+        outside = rows.compress(rows["step"] == NO_STEP) if self._goes_out else empty_rows()
         if len(outside):
             self._ended_outside = stack_rows([self._ended_outside, outside])[-MOST_ENDED:]
         self.gate.add(rows, is_step, now)

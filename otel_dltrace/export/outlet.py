@@ -1,7 +1,7 @@
 """From decided steps to requests on their way: the drain's side of OTLP."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,17 @@ from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.spans import SpanBatch, stack_rows
+from otel_dltrace.record.guard import guarded
 
 AT_ONCE = 65_536
 """So many spans are encoded without waiting for more: much of what that costs it costs however few there are."""
 
+BROKEN = "not encoded, by an error of our own"
+
 
 class _Waiting(NamedTuple):
+    """Spans of one process and one shard that leave together, and what is to be sent again if they do not."""
+
     batch: SpanBatch
     outs: list[Outgoing]
     tags: frozenset[Tag]
@@ -41,7 +46,8 @@ class Outlet:
         self._sender = Sender(connect(settings), lambda: self._folder)
         self._merger = Merger()
         self._waiting: dict[Path | None, list[_Waiting]] = {}
-        self._count = 0
+        self._count = self._dropped = 0
+        self._submitted = guarded(self._submit)
         self.sent = 0
 
     def spill_to(self, folder: Path) -> None:
@@ -61,10 +67,16 @@ class Outlet:
         """Encode and queue what was taken since the last time, all of a run together; never blocks."""
         by_folder, self._waiting, self._count = self._waiting, {}, 0
         for folder, waiting in by_folder.items():
-            for request in encode_together(*_stacked(waiting), self._merger):
-                tags = frozenset[Tag]().union(*(waiting[i].tags for i in request.parts))
-                self._sender.submit(request.body, request.spans, tags, folder)
-                self.sent += request.spans
+            if not self._submitted(waiting, folder):  # one of them is at fault
+                failed = [one for one in waiting if not self._submitted([one], folder)]
+                self._dropped += sum(len(out.rows) for one in failed for out in one.outs)
+
+    def _submit(self, waiting: Sequence[_Waiting], folder: Path | None) -> bool:
+        for request in encode_together(*_stacked(waiting), self._merger):
+            tags = frozenset[Tag]().union(*(waiting[i].tags for i in request.parts))
+            self._sender.submit(request.body, request.spans, tags, folder)
+            self.sent += request.spans
+        return True
 
     def unsettled(self) -> set[Tag]:
         """Return the tags of what is neither acknowledged nor spilled."""
@@ -73,7 +85,10 @@ class Outlet:
 
     def figures(self, run: Path | None = None) -> dict[str, Any]:
         """Return what became of the spans so far; what waits is that of *run* alone, if one is named."""
-        return {"sent": self.sent, **as_told(self._settings, self._sender.delivery(run))}
+        delivery = self._sender.delivery(run)
+        if self._dropped:
+            delivery = replace(delivery, dropped={**delivery.dropped, BROKEN: self._dropped})
+        return {"sent": self.sent, **as_told(self._settings, delivery)}
 
     def close(self, timeout: float) -> None:
         """Deliver or spill what is left within *timeout* seconds."""

@@ -15,6 +15,7 @@ _ALL_SLOTS = np.uint64(0xFFFF_FFFF_FFFF_FFFE)
 _HISTORY = slice(HISTORY_AT // 4, HISTORY_AT // 4 + LEVELS)  # in words of 32 bits
 _LEVEL_CODES = 16  # what four bits can hold; 1 to 4 are levels
 _STRIDE = 256
+"""So many chunks are looked at together: in the five seconds between two reads a rank leases some hundred."""
 
 
 class RingReader:
@@ -132,7 +133,8 @@ class RingReader:
         chunks, begin, found = len(self._done), self._next, [np.zeros(0, np.intp)]
         while self._next < begin + chunks:
             at = self._next % chunks
-            new = (self._leases[at : at + _STRIDE] != self._lease[at : at + _STRIDE]).nonzero()[0]
+            end = at + min(_STRIDE, begin + chunks - self._next)  # once round: what it finds looks new until it is read
+            new = (self._leases[at:end] != self._lease[at:end]).nonzero()[0]
             if not len(new):
                 break
             found.append(at + new)

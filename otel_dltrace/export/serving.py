@@ -13,6 +13,8 @@ LINGER_S = 5.0
 """A drain ends this long after its last writer."""
 LONGEST_PAUSE_S = 1.0
 """Between two looks at the rings."""
+_ROUNDING_S = 0.001
+"""By how much less than the delay two reads of a ring may seem to be apart."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,13 @@ class Serving:
 
     @property
     def settle(self) -> float:
-        """How long, in seconds, a step waits for what may still come of it: until every ring was read once more."""
-        return max(SETTLE_S, 0.99 * self.delay)  # they are read so far apart, but for rounding
+        """How long, in seconds, a step waits for what may still come of it: until its ring is read once more."""
+        return max(SETTLE_S, self.delay - _ROUNDING_S)
+
+    @property
+    def settle_roots(self) -> float:
+        """How long a step's root waits for more local ranks, which are read in turns of their own."""
+        return max(SETTLE_S, self.delay + LONGEST_PAUSE_S)
 
     def parent(self, home: Mapping[str, Any]) -> Path:
         """Return where the run directory of a ring is made whose writer told of itself in *home*."""

@@ -1,7 +1,8 @@
 """Histograms of many observations at once, put beside what the SDK collects.
 
 An observation in an SDK histogram takes 3 to 8 us, and a step has about seven: on fast steps that would be most of what
-the drain does. Here all steps of a second are counted together, and only the finished data points are the SDK's.
+the drain does. Here all steps that are read at a time are counted together, and only the finished data points are the
+SDK's.
 """
 
 from collections.abc import Iterable

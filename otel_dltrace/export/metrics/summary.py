@@ -1,6 +1,7 @@
 """What each step of a rank took, stage by stage: the tier that is on whether or not the window is open.
 
-One observation for each stage of a step, and some for the step itself; those of a second's steps come together.
+One observation for each stage of a step, and some for the step itself; those of all steps that are read at a time come
+together.
 """
 
 from typing import NamedTuple
