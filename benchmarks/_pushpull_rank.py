@@ -4,6 +4,7 @@ Each round holds a block of every mode in an order that all ranks draw alike.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -112,6 +113,7 @@ class Block:
         switch(self.tracer, self.servers, level)
         if level:
             self.drain.go_on()
+        gc.collect()  # what was patched and put back: else a block collects the whole heap for another's switch
         self.job.run(WARM_UP)
         meet()
         drained, worked, begun = self.drain.cpu(), time.process_time() + self.servers.cpu(), time.perf_counter()

@@ -4,6 +4,7 @@ Run by torchrun. Each round holds a block of every mode in an order that all ran
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -99,6 +100,7 @@ def block(job: Job, drain: Drain, mode: Mode, steps: int) -> dict[str, float]:
     mode.enter()
     if mode.drained:
         drain.go_on()
+    gc.collect()  # what was patched and put back: else a block of one mode collects the whole heap for another's switch
     job.run(WARM_UP)
     dist.barrier()
     drained, worked, begun = drain.cpu(), time.process_time(), time.perf_counter()

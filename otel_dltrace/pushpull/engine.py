@@ -205,7 +205,10 @@ class Engine:
         """Do one stage's work until the engine stops."""
         do = self._work.table[queue.queue]
         try:
-            while (task := queue.take()) is not None:
+            while True:  # a condition at its end would keep Python 3.11 from specializing the loop, which runs for ever
+                task = queue.take()
+                if task is None:
+                    return
                 if task.operation.stages_followed:
                     task.started_ns = time.monotonic_ns()
                 if do(task):
