@@ -21,7 +21,6 @@ from otel_dltrace.record.guard import guarded
 
 AT_ONCE = 65_536
 """So many spans are encoded without waiting for more: much of what that costs it costs however few there are."""
-
 BROKEN = "not encoded, by an error of our own"
 
 
@@ -31,6 +30,11 @@ class _Waiting(NamedTuple):
     batch: SpanBatch
     outs: list[Outgoing]
     tags: frozenset[Tag]
+
+    @property
+    def spans(self) -> int:
+        """How many they are."""
+        return sum(len(out.rows) for out in self.outs)
 
 
 class Outlet:
@@ -59,7 +63,7 @@ class Outlet:
         waiting = self._waiting.setdefault(self._folder, [])
         for outs in shards_of(outgoing):
             waiting.append(_Waiting(batch, outs, tags_of(batch, outs)))
-            self._count += sum(len(out.rows) for out in outs)
+            self._count += waiting[-1].spans
         if self._count >= AT_ONCE:
             self.flush()
 
@@ -68,8 +72,7 @@ class Outlet:
         by_folder, self._waiting, self._count = self._waiting, {}, 0
         for folder, waiting in by_folder.items():
             if not self._submitted(waiting, folder):  # one of them is at fault
-                failed = [one for one in waiting if not self._submitted([one], folder)]
-                self._dropped += sum(len(out.rows) for one in failed for out in one.outs)
+                self._dropped += sum(one.spans for one in waiting if not self._submitted([one], folder))
 
     def _submit(self, waiting: Sequence[_Waiting], folder: Path | None) -> bool:
         for request in encode_together(*_stacked(waiting), self._merger):
@@ -101,7 +104,7 @@ def _stacked(waiting: Sequence[_Waiting]) -> tuple[list[Part], Column]:
     rows = stack_rows([out.rows for one in waiting for out in one.outs])
     parts, end = [], 0
     for one in waiting:
-        begin, end = end, end + sum(len(out.rows) for out in one.outs)
+        begin, end = end, end + one.spans
         part = departing(one.batch, one.outs, rows[begin:end])
         parts.append(Part(part.batch, part.trace_ids, resource_attributes(one.batch.process), part.left_out))
     return parts, rows
