@@ -9,7 +9,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from otel_dltrace.record.tracer import Tracer, live
 
 WARM_UP = 3
 """Steps after switching that are not measured: in them the root module, for one, is looked for anew."""
+UNTRACED = 2
+"""So many modes are not traced: what all are compared with, and the noise."""
 SOURCES = [source for source in registry.TABLES if source.startswith("torch")]
 """All but the one that joins spans of the SDK, which only the mode beside ours loads."""
 
@@ -66,6 +68,11 @@ def the_modes(tracer: Tracer) -> tuple[Mode, ...]:
         Mode("torch.profiler", profiling.start, leave=profiling.stop),
         Mode("SDK span per call", sdk.install, sdk.settle, sdk.remove),
     )
+
+
+def those_of(modes: Sequence[Mode], names: Sequence[str]) -> tuple[Mode, ...]:
+    """Return those *modes* that *names* has, all where it has none; the first two, untraced, always."""
+    return tuple(mode for i, mode in enumerate(modes) if i < UNTRACED or not names or mode.name in names)
 
 
 def trace(tracer: Tracer, level: Level) -> None:
@@ -159,6 +166,7 @@ def main() -> None:
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("rounds", type=int)
     parser.add_argument("seconds", type=float, help="that a block takes")
+    parser.add_argument("modes", nargs="*", help="by name, beside off and off again; default: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -166,7 +174,7 @@ def main() -> None:
     job = JOBS[options.job]()
     tracer = begin_to_trace(job)
     dist.barrier()
-    steps, modes = steps_in(job, options.seconds), the_modes(tracer)
+    steps, modes = steps_in(job, options.seconds), those_of(the_modes(tracer), options.modes)
     drain = Drain(Path(os.environ[RINGS]) if dist.get_rank() == 0 else options.folder)
     drain.stop()
     try:

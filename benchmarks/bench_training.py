@@ -24,10 +24,10 @@ Where the interval of the time is wider than the limit, CPU decides. *CPU of pha
 divided by what *phase* adds. Intervals hold 95 % of resampled rounds.
 """
 
+import argparse
 import json
 import socket
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,14 +74,19 @@ Round = dict[str, dict[str, float]]
 """For each mode, what a block cost per step or call: ``s``, ``cpu``, ``drain``, ``left``."""
 
 
-def run(rounds: int = 100, workloads: Sequence[Workload] = WORKLOADS, block_s: float = BLOCK_S) -> str:
-    """Measure and return the tables in markdown."""
-    return "\n\n".join(_report(workload, _rounds(workload, rounds, block_s)) for workload in workloads)
+def run(
+    rounds: int = 100,
+    workloads: Sequence[Workload] = WORKLOADS,
+    block_s: float = BLOCK_S,
+    modes: Sequence[str] = (),
+) -> str:
+    """Measure and return the tables in markdown, of *modes* alone where there are any."""
+    return "\n\n".join(_report(workload, _rounds(workload, rounds, block_s, modes)) for workload in workloads)
 
 
-def _rounds(workload: Workload, rounds: int, block_s: float) -> list[Round]:
+def _rounds(workload: Workload, rounds: int, block_s: float, modes: Sequence[str]) -> list[Round]:
     with scratch() as folder, collector(workload.collector) as env:
-        torchrun(folder, "benchmarks._training_rank", workload.job, rounds, block_s, **env)
+        torchrun(folder, "benchmarks._training_rank", workload.job, rounds, block_s, *modes, **env)
         seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     return [_merge(ranks) for ranks in zip(*seen, strict=True)]
 
@@ -108,7 +113,8 @@ def _merge(ranks: Sequence[Round]) -> Round:
 def _report(workload: Workload, rounds: list[Round]) -> str:
     """Return the table of *workload*, and what it takes untraced."""
     modes = [_Costs(mode, rounds) for mode in rounds[0] if mode != "off"]
-    phase = next(costs for costs in modes if costs.mode == "phase")
+    by_name = {costs.mode: costs for costs in modes}
+    phase = by_name.get("phase")
     scale, short = (1e3, "ms") if workload.unit == "step" else (1e6, "us")
     head = [
         f"{workload.name}, {len(rounds)} rounds",
@@ -120,15 +126,22 @@ def _report(workload: Workload, rounds: list[Round]) -> str:
         "CPU of phase (95 %)",
         "goal",
     ]
-    rows = [[*costs.cells(), costs.beside(phase), _goal(workload, costs.mode)] for costs in modes]
-    time_s = statistics.median(phase.off) * scale
-    cpu_s = statistics.mean(phase.cpu_off) * scale
-    stop_s = next(statistics.median(costs.of("left")) for costs in modes if costs.mode == "torch.profiler") * scale
+    rows = [[*costs.cells(), costs.beside(phase) if phase else "", _goal(workload, costs.mode)] for costs in modes]
+    time_s = statistics.median(modes[-1].off) * scale
+    cpu_s = statistics.mean(modes[-1].cpu_off) * scale
     return (
         f"{table(head, rows)}\n\n"
-        f"A {workload.unit} takes {time_s:.1f} {short} and {cpu_s:.1f} {short} of CPU on {RANKS} ranks. "
-        f"The profiler's `stop` takes another {stop_s:.1f} {short} for each, which is not counted."
+        f"A {workload.unit} takes {time_s:.1f} {short} and {cpu_s:.1f} {short} of CPU on {RANKS} ranks."
+        f"{_stop(by_name.get('torch.profiler'), scale, short)}"
     )
+
+
+def _stop(profiler: "_Costs | None", scale: float, short: str) -> str:
+    """Return the sentence on what leaving the *profiler* takes."""
+    if profiler is None:
+        return ""
+    stop_s = statistics.median(profiler.of("left")) * scale
+    return f" The profiler's `stop` takes another {stop_s:.1f} {short} for each, which is not counted."
 
 
 def _goal(workload: Workload, mode: str) -> str:
@@ -187,6 +200,17 @@ def _range(statistic: Statistic, rounds: int, form: str, unit: str = "") -> str:
     return f"{value:{form}}{unit} ({low:{form}} - {high:{form}})"
 
 
+def main() -> None:
+    """Run some workloads and modes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_training", description="Run some of it.")
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("--jobs", nargs="+", default=[], choices=[workload.job for workload in WORKLOADS])
+    parser.add_argument("--modes", nargs="+", default=[], help="beside off and off again; default: all")
+    parser.add_argument("--seconds", type=float, default=BLOCK_S, help="that a block takes")
+    options = parser.parse_args()
+    workloads = [workload for workload in WORKLOADS if not options.jobs or workload.job in options.jobs]
+    print(run(options.rounds, workloads, options.seconds, options.modes))
+
+
 if __name__ == "__main__":
-    names = sys.argv[2:] or [workload.job for workload in WORKLOADS]
-    print(run(int(sys.argv[1]), [workload for workload in WORKLOADS if workload.job in names]))
+    main()

@@ -31,7 +31,8 @@ class Rank:
     """The spans of one rank; all times are given in ms of its host's monotonic clock."""
 
     def __init__(self, rank: int = 0, world_size: int = 1, host: str = "node-0", **process: Any) -> None:
-        bind = Bind("job", "1.00", "demo", rank=rank, world_size=world_size, role=process.pop("role", "worker"))
+        who = {name: process.pop(name) for name in ("role", "world") if name in process}
+        bind = Bind("job", "1.00", "demo", rank=rank, world_size=world_size, **who)
         self.process = Process(process.pop("nonce", rank + 1), bind, host, f"boot-{host}", **process)
         self.descriptors: dict[Descriptor, int] = {}
         self.rows: list[dict[str, Any]] = []
@@ -50,11 +51,11 @@ class Rank:
         return self.add(RANK_STEP, step, start, end, **{"b": -1, "level": Level.STEP, **fields})
 
     def stage(
-        self, step: int, name: str, start: float, end: float, total: float | None = None, pieces: int = 1
+        self, step: int, name: str, start: float, end: float, total: float | None = None, pieces: int = 1, **more: Any
     ) -> "Rank":
         """Add a stage; *total* is the ms of all its *pieces*."""
         size = round((end - start if total is None else total) * MS)
-        return self.add(Descriptor(s.STAGE, name), step, start, end, size=size, a=pieces, level=Level.STEP)
+        return self.add(Descriptor(s.STAGE, name), step, start, end, size=size, a=pieces, level=Level.STEP, **more)
 
     def collective(
         self, step: int, start: float, end: float, seq: int, name: str = "all_reduce", **more: Any
@@ -115,6 +116,41 @@ def ddp(
         reduced = max(ready) + TRANSFER
         for rank in range(ranks):
             now[rank] = _one_step(out[rank], step, begun[rank], took[rank], reduced, buckets)
+    return [rank.batch() for rank in out]
+
+
+def ddp_on_devices(
+    ranks: int, slow: Mapping[tuple[int, str], float], timed: bool = False, lag: float = 0.0, gathers: bool = False
+) -> list[SpanBatch]:
+    """Return a data-parallel run of 20 steps on devices, which come *lag* ms late to what their hosts launch at once.
+
+    Args:
+        ranks: How many.
+        slow: Extra ms by (rank, stage), of the device.
+        timed: Whether the devices' times of the two buckets are known, and not just when hosts launched them.
+        lag: How far the devices are behind.
+        gathers: Whether the model is sharded, and gathered again in its forward.
+    """
+    out = [Rank(rank, ranks) for rank in range(ranks)]
+    on_device = {"source": Source.DEVICE}
+    now = 1000.0
+    for step in range(20):
+        took = [{name: ms + slow.get((rank, name), 0.0) for name, ms in USUAL.items()} for rank in range(ranks)]
+        forward = [now + 1 + lag + mine["forward"] for mine in took]
+        ready = [begun + mine["backward"] for begun, mine in zip(forward, took, strict=True)]
+        reduced = max(ready) + TRANSFER
+        for rank, one in enumerate(out):
+            one.step(step, now, reduced + 2 - lag, seq=2 * step + 1)
+            one.stage(step, "forward", now + 1 + lag, forward[rank], **on_device)
+            one.stage(step, "backward", forward[rank], reduced, **on_device)
+            one.stage(step, "optimizer", reduced, reduced + took[rank]["optimizer"], **on_device)
+            for number, launch, begin in ((0, now + 1.5, forward[rank] + 1), (1, now + 2, ready[rank])):
+                source, start, end = (Source.RECORDER, begin, reduced) if timed else (Source.HOST_ISSUE, launch, launch)
+                bucket = {"tensor": f"bucket {number}", "flags": Flag.ASYNC, "source": source, "backend": "nccl"}
+                one.collective(step, start, end, 2 * step + 1 + number, **bucket)
+            if gathers:
+                one.collective(step, now + 1, now + 1, step + 1, "all_gather", group="1", source=Source.HOST_ISSUE)
+        now = reduced + 2 - lag
     return [rank.batch() for rank in out]
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import MS, Rank, ddp
+from runs import MS, Rank, ddp, ddp_on_devices
 
+from otel_dltrace.analysis.blocked import steps_with_operations
 from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
 from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives import join
@@ -16,9 +17,10 @@ from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
 from otel_dltrace.analysis.evidence import lateness, others_median
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
-from otel_dltrace.analysis.own import columns, own, steps_with_operations
+from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.scaling import scaling
-from otel_dltrace.analysis.select import select, spell
+from otel_dltrace.analysis.select import by_world, select, spell
+from otel_dltrace.analysis.shares import unions
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.stragglers import Straggler
 from otel_dltrace.analysis.table import step_tables
@@ -450,9 +452,45 @@ def test_a_slow_backward_is_told_by_its_bucket_launches():
     assert found.found == (Straggler(1, "backward", 28 * MS, 8 * MS, 20 * MS, 19, 19, 19, 20 * MS),)
 
 
-def test_a_slow_backward_without_buckets_accuses_nobody():
-    """At level step the victims' backward is as long as the culprit's."""
-    assert analyse(ddp(2, slow={(1, "backward"): 20.0}, buckets=False)).stragglers.verdict == "none"
+def test_a_slow_backward_without_buckets_accuses_and_acquits_nobody():
+    """At level step the victims' backward is as long as the culprit's, and a wait in it looks like computing."""
+    found = analyse(ddp(2, slow={(1, "backward"): 20.0}, buckets=False)).stragglers
+    assert (found.verdict, found.reason) == (
+        "cannot tell",
+        "no rank takes longer than the others by itself, but without its operations (OTEL_DLTRACE_LEVEL=collective) "
+        "waiting cannot be told from computing in backward",
+    )
+
+
+@pytest.mark.parametrize("lag", [0.0, 350.0])
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_devices_that_tell_their_buckets_tell_the_straggler(stage, lag):
+    """Also where they are steps behind their hosts: what a device did is compared with what it did."""
+    report = analyse(ddp_on_devices(3, {(1, stage): 20.0}, timed=True, lag=lag))
+    (found,) = report.stragglers.found
+    assert (found.rank, found.stage, found.excess, found.late) == (1, stage, 20 * MS, 19)
+    waited = {r.rank: r.mean for part in report.timings.stages if part.name == "grad_sync" for r in part.ranks}
+    assert waited == {0: 21 * MS, 1: MS, 2: 21 * MS}
+
+
+def test_launches_by_the_hosts_of_devices_say_nothing_of_waiting():
+    """Hosts launch all at once: who waits for whom inside backward nobody knows, and no figure pretends to."""
+    report = analyse(ddp_on_devices(2, {(1, "backward"): 20.0}))
+    assert (report.stragglers.verdict, report.stragglers.reason) == (
+        "cannot tell",
+        "no rank takes longer than the others by itself, but without its device's times of the buckets "
+        "(TORCH_NCCL_ENABLE_TIMING=1) waiting cannot be told from computing in backward",
+    )
+    assert "grad_sync" not in {part.name for part in report.timings.stages}
+    assert report.saturation.stages == ()
+
+
+def test_a_slow_forward_of_a_device_is_told_without_its_buckets_times():
+    """Nobody waits in the forward of a model that is whole on every rank; of a sharded one who knows."""
+    (found,) = analyse(ddp_on_devices(2, {(1, "forward"): 20.0})).stragglers.found
+    assert (found.rank, found.stage, found.arrivals) == (1, "forward", 0)
+    sharded = analyse(ddp_on_devices(2, {(1, "forward"): 20.0}, gathers=True)).stragglers
+    assert (sharded.verdict, "without the waits between its streams" in sharded.reason) == ("cannot tell", True)
 
 
 def test_a_longer_backward_alone_is_no_proof_without_buckets():
@@ -541,6 +579,18 @@ def test_a_straggler_is_slow_in_more_steps_than_chance_makes(slow, steps, verdic
     assert found.stragglers.verdict == verdict
     named = [(slow.slow.rank, slow.slow.stage) for slow in found.saturation.stages]
     assert ((1, "forward") in named) == (verdict == "straggler")
+
+
+def test_of_many_ranks_with_uneven_batches_nobody_is_slow_in_few_steps():
+    """Nobody is slower than the others; in twenty steps that differ this much, some of 64 ranks seem to be."""
+    chance, ranks = np.random.default_rng(7), [Rank(r, 64) for r in range(64)]
+    for n in range(21):
+        took = np.maximum(chance.normal(100, 40, 64), 1)
+        for rank, forward in zip(ranks, took, strict=True):
+            rank.step(n, 1000 * n, 1000 * n + 150 + took.max()).stage(n, "forward", 1000 * n, 1000 * n + forward)
+    found = analyse([rank.batch() for rank in ranks])
+    assert found.stragglers.found == ()
+    assert not [slow for slow in found.saturation.stages if slow.slow.against == "others"]
 
 
 def test_blocked_time_is_not_a_ranks_own():
@@ -851,3 +901,33 @@ def test_nothing_recorded_is_a_report_too():
     """No batch, or an empty one, is no error."""
     assert analyse([]).guards.steps is None
     assert analyse([Rank(0, 2).batch()]).guards.ranks == (0,)
+
+
+def test_time_that_ranks_cover_is_told_of_runs_of_any_length():
+    """One rank's step of hours, as an evaluation is, beside hundreds of thousands of short ones."""
+    group = np.arange(640_000)
+    start = np.zeros(len(group), np.int64)
+    end = np.where(group == 7, 5 * 3600 * 1000 * MS, 10 * MS)
+    assert unions(group, start, end, len(group)).tolist() == end.tolist()
+
+
+def worlds() -> list[SpanBatch]:
+    """Return two ranks of one world, and two of another whose steps are numbered alike and take longer."""
+    fast, slow = ddp(2), ddp(2, slow={(0, "forward"): 30.0, (1, "forward"): 30.0})
+    bound = [replace(b.process, bind=replace(b.process.bind, world="rollout"), nonce=r + 9) for r, b in enumerate(slow)]
+    return fast + [replace(batch, process=process) for batch, process in zip(slow, bound, strict=True)]
+
+
+def test_worlds_of_one_job_are_looked_at_apart():
+    """Rank 1 of one is not rank 1 of the other."""
+    found = {name: analyse(batches) for name, batches in by_world(worlds()).items()}
+    assert {name: (r.guards.ranks, r.guards.unused, r.stragglers.verdict) for name, r in found.items()} == {
+        "default": ((0, 1), 0, "none"),
+        "rollout": ((0, 1), 0, "none"),
+    }
+
+
+def test_a_step_that_was_cut_off_hides_no_process():
+    """Both ranks were killed in their first step: nobody else has steps of theirs."""
+    cut = [Rank(r, 2).step(0, 0, 10, flags=Flag.TRUNCATED).batch() for r in range(2)]
+    assert analyse(cut).guards.unused == 0

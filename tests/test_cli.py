@@ -215,6 +215,23 @@ for step in range(6):
 """
 
 
+def test_the_exit_code_of_run_is_the_programs_whatever_becomes_of_the_report(tmp_path):
+    """Training that has failed, or not, is not told by a disk that takes no report."""
+    with a_place(tmp_path) as place, Path("/dev/full").open("wb") as full:
+        program = [sys.executable, str(place.write(f"{STEPS}\nraise SystemExit(7)"))]
+        done = subprocess.run(
+            [sys.executable, "-m", "otel_dltrace", "run", "--", *program],
+            env=place.env(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    assert (done.returncode, "no report: OSError: [Errno 28] No space left on device" in done.stderr) == (7, True)
+    assert "3 spans recorded, none lost" in done.stderr
+
+
 def test_run_reports_also_where_its_drain_is_killed(tmp_path):
     """Another one does its work, and is waited for."""
     with a_place(tmp_path) as place:

@@ -304,7 +304,7 @@ def test_operations_are_counted_not_the_ranks_calls():
 
 def test_one_rank_alone_does_not_tell_who_was_last():
     """As with --rank: its calls are there, those of the others are not, and that is what is said."""
-    why = "it takes a collective of which all its ranks are here, and --rank leaves the others out."
+    why = "it takes a collective of which all its ranks are here (messages tell nothing, --rank leaves some out)."
     assert f"Who was ready last cannot be told: {why}" in " ".join(text(negotiations(trained()[1:])).split())
 
 

@@ -22,6 +22,7 @@ from otel_dltrace.report.json import to_json
 from otel_dltrace.report.text import write
 from otel_dltrace.report.words import drift, ms, plain, rate, size, verdict
 from tests.test_damage import a_run
+from tests.test_damage import write as save
 
 
 def mixed() -> RunReport:
@@ -229,3 +230,31 @@ def test_json_holds_every_field():
     assert read["breakdown"]["steady"][0]["step"]["p50"] == report.breakdown.steady[0].step.p50
     assert read["guards"]["steps"] == [0, 5]
     assert json.loads(to_json(analyse([])))["guards"]["steps"] is None
+
+
+def test_steps_without_stages_have_their_rates():
+    """A loop of a framework that nobody traces, whose program marks its steps and says their samples."""
+    rank = Rank(0, 1)
+    for n in range(10):
+        rank.step(n, 100 * n, 100 * n + 80, a=32)
+    assert re.search(r"^ *0 +9 +80\.0 .* 10\.00 +320\.0\b", rendered(analyse([rank.batch()])), re.MULTILINE)
+
+
+def test_each_world_of_a_job_has_a_report(tmp_path, capsys):
+    """Its ranks are its own, and so are its steps; servers are asked for by no worker's rank."""
+    run = tmp_path / "RUN"
+    worker, other = Rank(0, 1, nonce=1), Rank(0, 1, nonce=2, world="rollout")
+    for rank in (worker, other):
+        rank.step(0, 0, 10)
+    server = Rank(1, 1, nonce=3, role="server").collective(0, 0, 1, 1)
+    for host, rank in zip("abc", (worker, other, server), strict=True):
+        save(run, host, rank.batch(), compacted=False)
+
+    assert main(["report", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert [" ".join(line.split("─")).split() for line in text.splitlines() if "world" in line] == [
+        ["world", "default"],
+        ["world", "rollout"],
+    ]
+    assert main(["report", str(run), "--rank", "1"]) == 2
+    assert "rank 1 is not in this run; it has 0" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.own import blocked
+from otel_dltrace.analysis.blocked import blocked
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.analysis.throughput import rank_throughput

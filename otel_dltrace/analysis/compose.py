@@ -151,10 +151,14 @@ def _guards(
         _lost(drains),
         line.method,
         line.uncertainty,
-        sum(bool(batch.is_kind(STEP).any()) for batch in worker_batches(batches)) - sum(t.processes for t in tables),
+        sum(map(_closed_a_step, worker_batches(batches))) - sum(t.processes for t in tables),
         *_device(batches),
         is_over=all(drain.get("ended", True) for drain in drains),
     )
+
+
+def _closed_a_step(batch: SpanBatch) -> bool:
+    return bool((batch.is_kind(STEP) & (batch["flags"] & Flag.TRUNCATED == 0)).any())
 
 
 def _device(batches: Sequence[SpanBatch]) -> tuple[int, int]:

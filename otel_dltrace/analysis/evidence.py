@@ -6,25 +6,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.blocked import SHARE_OF_STEPS, lacking, untold
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined
-from otel_dltrace.analysis.own import columns, own, steps_with_operations
+from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 
-SHARE_OF_STEPS = 0.5
-WAITED_IN = (s.BACKWARD, s.OPTIMIZER)
-"""DDP waits for the others inside backward, Horovod and push_pull inside the optimizer's step."""
+_ERROR_OF_MEDIAN = 1.4826 * 1.2533
+"""Standard error of the median of normal values, in median absolute deviations by the root of their number."""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """Arrays over R ranks, n steps and C columns, in ns.
 
-    *opaque* columns hold waits that were not recorded. *summed* and *most* (R, n) are by how much a rank
-    came later than the others to a step's collectives, all together and at most; *arrived* of the steps have any that
-    the clocks can tell. *hosts* (R,) numbers the ranks' hosts.
+    *opaque* columns may hold waits that were not recorded, for want of what *lacking* says. *summed* and *most* (R, n)
+    are by how much a rank came later than the others to a step's collectives, all together and at most; *arrived* of
+    the steps have any that the clocks can tell. *hosts* (R,) numbers the ranks' hosts.
     """
 
     ranks: tuple[int, ...]
@@ -33,6 +33,7 @@ class Evidence:
     others: Column
     threshold: int
     opaque: frozenset[int]
+    lacking: str
     summed: Column
     most: Column
     arrived: int
@@ -47,8 +48,7 @@ class Evidence:
     @property
     def late(self) -> Column:
         """In how many steps each rank's column is over the threshold, (R, C)."""
-        steps: Column = (self.excess > self.threshold).sum(axis=1)
-        return steps
+        return _steps_over(self.excess, self.threshold)
 
     @property
     def came_late(self) -> Column:
@@ -68,30 +68,22 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     times = np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64)
     names = columns(tables[0].stages)
     ranks = tuple(t.rank for t in tables)
-    seen = min(_share_that_tells(t, steps) for t in tables)
-    # Where no operation was recorded a wait for the others looks like computing.
-    opaque = frozenset(i for i, name in enumerate(names) if name in WAITED_IN and seen <= SHARE_OF_STEPS)
+    # A wait for the others that nobody recorded looks like computing.
+    hidden = [untold(t, steps) for t in tables]
+    opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
+    why = next((lacking(t) for t, stages in zip(tables, hidden, strict=True) if stages), "")
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
     hosts = clocks([t.batch for t in tables]).hosts
-    return Evidence(ranks, names, times, others_median(times), threshold, opaque, *lateness, hosts)
-
-
-def _share_that_tells(t: StepTable, steps: Column) -> float:
-    """Return the share of *steps* between the first and the last with operations.
-
-    One without any between them waits for nobody, as where weights are averaged every few steps; before and after
-    them operations are not recorded, or no longer kept.
-    """
-    seen = np.flatnonzero(steps_with_operations(t)[t.rows_of(steps)])
-    return float(np.ptp(seen) + 1) / len(steps) if len(seen) else 0.0
+    return Evidence(ranks, names, times, others_median(times), threshold, opaque, why, *lateness, hosts)
 
 
 def _lateness_per_step(
     joined: Joined, ranks: tuple[int, ...], steps: Column, threshold: int
 ) -> tuple[Column, Column, int]:
     late = lateness(joined)
-    # One in which the clocks would hide a rank that came late says nothing.
+    # One in which the clocks would hide a rank that came late says nothing, nor one to which a device comes later.
     tells = (joined.uncertainty <= threshold / 2) | (joined.reduce(np.maximum, np.abs(late)) > 0)
+    tells &= ~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool)
     known = np.isin(joined["step"], steps) & joined.to_rows(tells)
     late = late[known]
     row = np.searchsorted(steps, joined["step"][known])
@@ -124,6 +116,26 @@ def beyond_chance(steps: int, share: float = SHARE_OF_STEPS) -> float:
     It is one standard deviation above: of six steps it takes five and not four, of a hundred 56.
     """
     return share * steps + math.sqrt(share * (1 - share) * steps)
+
+
+def _steps_over(excess: Column, threshold: int) -> Column:
+    steps: Column = (excess > threshold).sum(axis=1)
+    return steps
+
+
+def stands_out(excess: Column, threshold: int) -> Column:
+    """Return a mask (R, C) of the ranks' columns whose *excess* (R, n, C) is over *threshold*, and not by chance.
+
+    It is so in most steps, and in the median by more than the largest of R medians is by chance: where all ranks'
+    times differ from step to step, the more of them there are, the more one of them seems slow in a few steps.
+    """
+    ranks, steps, _ = excess.shape
+    often = _steps_over(excess, threshold) > beyond_chance(steps)
+    usual = np.median(excess, axis=1)
+    deviation = np.median(np.abs(excess - usual[:, None]), axis=(0, 1)) if steps else 0
+    by_chance = _ERROR_OF_MEDIAN * deviation * math.sqrt(2 * math.log(2 * ranks) / max(steps, 1))
+    beyond: Column = often & (usual > by_chance)
+    return beyond
 
 
 def others_median(values: Column) -> Column:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.blocked import blocked, tells_waits
 from otel_dltrace.analysis.breakdown import num_warm_up_steps
 from otel_dltrace.analysis.negotiation import negotiations
-from otel_dltrace.analysis.own import blocked, tells_waits
 from otel_dltrace.analysis.shares import FIRST_EPOCH, union
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import StepTable, step_tables, worker_batches

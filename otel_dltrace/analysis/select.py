@@ -22,6 +22,18 @@ def select(
     return chosen if steps is None else _in_steps(chosen, steps)
 
 
+def by_world(batches: Sequence[SpanBatch]) -> dict[str, list[SpanBatch]]:
+    """Return *batches* by the world of their processes, by name: each has ranks and steps of its own.
+
+    A process that was never bound is of the first.
+    """
+    names = sorted({b.process.bind.world for b in batches if b.process.bind}) or [""]
+    worlds: dict[str, list[SpanBatch]] = {name: [] for name in names}
+    for batch in batches:
+        worlds[batch.process.bind.world if batch.process.bind else names[0]].append(batch)
+    return worlds
+
+
 def select_metrics(metrics: Sequence[MetricBatch], batches: Sequence[SpanBatch]) -> list[MetricBatch]:
     """Return *metrics* cut to the time and the ranks of *batches*, with the next sample of each host around them."""
     out = []

@@ -82,9 +82,9 @@ def server_keys(
 ) -> tuple[ServerKey, ...]:
     """Return the keys of *requests*, whose tensors are in *places*; a push *gathered* came *late* by so many ns."""
     out = []
-    for key, mine in grouped(requests, "key").items():
+    begins = np.searchsorted(gathered["key"], [*(by_key := grouped(requests, "key")), np.iinfo(np.int64).max])
+    for (key, mine), ours in zip(by_key.items(), map(slice, begins[:-1], begins[1:]), strict=True):
         pushes, pulls = mine[mine["is_push"] > 0], mine[mine["is_push"] == 0]
-        ours = gathered["key"] == key
         server, tensor = places[int(mine["tensor"][0])]
         out.append(
             ServerKey(

@@ -131,10 +131,12 @@ def unions(group: Column, start: Column, end: Column, groups: int) -> Column:
     if not len(group):
         return covered
     # Each group gets a stretch of time of its own, so that one pass over all of them does.
-    base = np.full(groups, np.iinfo(np.int64).max)
-    np.minimum.at(base, group, start)
-    length = int((end - base[group]).max()) + 1
-    begin, end = (times - base[group] + group * length for times in (start, end))
+    first, last = np.full(groups, np.iinfo(np.int64).max), np.full(groups, np.iinfo(np.int64).min)
+    np.minimum.at(first, group, start)
+    np.maximum.at(last, group, end)
+    lengths = np.where(first <= last, last - first + 1, 0)
+    base = np.cumsum(lengths) - lengths - first
+    begin, end = (times + base[group] for times in (start, end))
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], end[order]
     reached = np.maximum.accumulate(end)

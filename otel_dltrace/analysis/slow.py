@@ -9,8 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from otel_dltrace.analysis.evidence import WAITED_IN, beyond_chance, others_median
-from otel_dltrace.analysis.own import columns, own, steps_with_operations
+from otel_dltrace.analysis.blocked import untold
+from otel_dltrace.analysis.evidence import others_median, stands_out
+from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
@@ -86,11 +87,12 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
     others = others_median(times) if len(tables) > 1 else times
     usual = np.broadcast_to(np.median(times, axis=1, keepdims=True), times.shape)
     over_others, outliers = times - others > excess, times - usual > outlier
-    often = over_others.sum(axis=1) > beyond_chance(len(steps))
+    often = stands_out(times - others, excess)
     for r, t in enumerate(tables):
+        hidden = untold(t, steps) if len(tables) > 1 else frozenset()
         for c, name in enumerate(columns(t.stages)):
-            if name in WAITED_IN and len(tables) > 1 and not steps_with_operations(t).any():
-                continue  # it may wait there, and nobody recorded for how long
+            if name in hidden:
+                continue
             against: Against = "others" if often[r, c] else "usual"
             base = others if often[r, c] else usual
             which = over_others[r, :, c] if often[r, c] else outliers[r, :, c] & ~_waits_unseen(t, name, steps)

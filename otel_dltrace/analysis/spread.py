@@ -25,9 +25,8 @@ def spread(values: Column) -> Spread:
         return Spread()
     total = int(values.sum())
     p50, p95 = np.percentile(values, (50, 95))
-    return Spread(
-        len(values), total, round(total / len(values)), round(float(p50)), round(float(p95)), int(max(values))
-    )
+    mean, most = round(total / len(values)), int(values.max())
+    return Spread(len(values), total, mean, round(float(p50)), round(float(p95)), most)
 
 
 def median(values: Column) -> int:

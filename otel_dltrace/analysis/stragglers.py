@@ -2,9 +2,9 @@
 
 Own time is without waiting (`own`), so the victims of a straggler, whose steps are as long, do not stand
 out. A stage of a rank is a candidate if its excess is over max(5 % of the median step, 1 ms) in more than half
-of the steady steps that all ranks closed, by more than chance. Where collectives are joined their begins,
-which are exact, must agree: the accused comes late to them. Else, of ranks whose excess is about the same, the
-one where it shows earliest is to blame, since a wait that nobody recorded comes after its cause.
+of the steady steps that all ranks closed, by more than chance (`stands_out`). Where collectives are joined their
+begins, which are exact, must agree: the accused comes late to them. Else, of ranks whose excess is about the same,
+the one where it shows earliest is to blame, since a wait that nobody recorded comes after its cause.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from otel_dltrace.analysis.collectives import Joined
-from otel_dltrace.analysis.evidence import Evidence, beyond_chance, evidence
+from otel_dltrace.analysis.evidence import Evidence, beyond_chance, evidence, stands_out
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.own import columns, spent
 from otel_dltrace.analysis.select import spell
@@ -133,7 +133,7 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
 
 
 def _judge(e: Evidence) -> Judgement:
-    often = e.late > beyond_chance(e.own.shape[1])
+    often = stands_out(e.excess, e.threshold)
     excess = np.where(often, np.median(e.excess, axis=1), 0)
     excess[:, list(e.opaque)] = 0
     scores = excess.sum(axis=1)
@@ -171,11 +171,14 @@ def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
                 "its own stands out, and the clocks of the hosts may be as far apart"
             )
         return "straggler", "", (_straggler(e, rank, -1),)
-    for suspect, column in np.argwhere(often).tolist():
-        return _cannot_tell(
-            f"{_longer(e, suspect, column)}, but without its operations (OTEL_DLTRACE_LEVEL=collective) "
-            "waiting cannot be told from computing"
-        )
+    unseen = f"but without {e.lacking} waiting cannot be told from computing"
+    if often.any():
+        suspect, column = divmod(int(np.where(often, np.median(e.excess, axis=1), 0).argmax()), often.shape[1])
+        return _cannot_tell(f"{_longer(e, suspect, column)}, {unseen}")
+    hiding = [column for column in sorted(e.opaque) if np.median(e.own[:, :, column], axis=1).max() > e.threshold]
+    if hiding and not e.arrived:
+        stages = " and ".join(e.names[column] for column in hiding)
+        return _cannot_tell(f"no rank takes longer than the others by itself, {unseen} in {stages}")
     return "none", "", ()
 
 

@@ -17,6 +17,8 @@ from otel_dltrace.model.spans import SpanBatch
 
 _STAGE = np.dtype([(name, "i8") for name in ("tensor", "stage", "partition", "rank", "seq", "start", "end", "wait")])
 
+_ARRIVAL = np.dtype([(name, "i8") for name in ("tensor", "rank", "late")])
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -71,10 +73,11 @@ def worker_keys(batches: Sequence[SpanBatch], joined: Joined, late: Column) -> t
             declared[d.tensor] = max(declared.get(d.tensor, -1), d.key)
     stages, names = _stages(batches, list(times))
     by_tensor = grouped(stages, "tensor")
-    whose = np.repeat([d.tensor for d in joined.descriptors], joined.sizes) if len(joined) else np.zeros(0, "U1")
+    arrived = grouped(_arrivals(joined, late, list(times)), "tensor")
     out = []
     for number, (tensor, parts) in enumerate(times.items()):
         mine = by_tensor.get(number, stages[:0])
+        came = arrived.get(number, np.zeros(0, _ARRIVAL))
         key = declared[tensor]
         out.append(
             WorkerKey(
@@ -85,7 +88,7 @@ def worker_keys(batches: Sequence[SpanBatch], joined: Joined, late: Column) -> t
                 _stage_times(mine, names),
                 _longest(mine, names),
                 _slowest(mine),
-                last_of(joined["rank"][whose == tensor], late[whose == tensor]),
+                last_of(came["rank"], came["late"]),
             )
         )
     return tuple(sorted(out, key=lambda one: (-usual(one.time), one.tensor)))
@@ -97,6 +100,15 @@ def _is_operation(d: Descriptor) -> bool:
 
 def _is_stage(d: Descriptor) -> bool:
     return d.kind == s.PHASE and bool(d.queue_type) and d.key >= 0
+
+
+def _arrivals(joined: Joined, late: Column, tensors: Sequence[str]) -> Column:
+    """Return who came how *late* to what, as rows of `_ARRIVAL`: names of tensors would be gigabytes."""
+    number = {tensor: i for i, tensor in enumerate(tensors)}
+    rows = np.zeros(len(late), _ARRIVAL)
+    rows["tensor"] = joined.to_rows(np.array([number.get(d.tensor, -1) for d in joined.descriptors], np.int64))
+    rows["rank"], rows["late"] = joined["rank"], late
+    return rows
 
 
 def _stages(batches: Sequence[SpanBatch], tensors: Sequence[str]) -> tuple[Column, list[str]]:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from otel_dltrace._version import __version__
+from otel_dltrace.cli.printing import print_no_more
 from otel_dltrace.model.errors import DltraceError
 
 COMMANDS = (
@@ -79,20 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise  # rich makes the one of the other
-        _print_no_more()  # `| head` closed the pipe
+        print_no_more()  # `| head` closed the pipe
         return 141
     except OSError as error:
         if error.errno not in _FULL:
             raise
         print(f"otel-dltrace: {error.filename or 'the output'}: {error.strerror}; make room for it", file=sys.stderr)
-        _print_no_more()
+        print_no_more()
         return 2
     return code
-
-
-def _print_no_more() -> None:
-    """Let go of what is printed and not written: Python would try again as it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _is_somewhere() -> bool:

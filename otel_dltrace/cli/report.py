@@ -17,7 +17,7 @@ from rich.text import Text
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.keys import Keys, keys
 from otel_dltrace.analysis.negotiation import Negotiations, negotiations
-from otel_dltrace.analysis.select import select_metrics
+from otel_dltrace.analysis.select import by_world, select_metrics
 from otel_dltrace.cli.selection import add_selection, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.damage import damage_of
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="another report: by key of a parameter server, seen from workers and servers; "
         "by negotiation of operations of Horovod or MPI",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text, a document per run")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text, a document per run and world")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,19 +67,29 @@ def print_reports(
     # A narrow terminal folds lines; a table squeezed into it would lose its columns.
     console = Console(width=max(WIDTH, Console().width))
     for path in runs:
-        batches = selected(path, steps, ranks)
-        report = _report(path, batches, by)
-        if as_json:
-            console.out(to_json(report), highlight=False)
-            continue
-        if len(runs) > 1:
-            console.rule(Text(plain(short_path(path))))
-        if isinstance(report, Keys):
-            write_keys(report, console)
-        elif isinstance(report, Negotiations):
-            write_negotiations(report, console)
-        else:
-            write(report, console)
+        worlds = by_world(selected(path, steps, ranks))
+        for world, batches in worlds.items():
+            report = _report(path, batches, by)
+            if as_json:
+                console.out(to_json(report), highlight=False)
+                continue
+            if title := _title(path if len(runs) > 1 else None, world if len(worlds) > 1 else ""):
+                console.rule(Text(title))
+            _write(report, console)
+
+
+def _title(path: Path | None, world: str) -> str:
+    """Return what tells a report from the others that are printed."""
+    return plain(", ".join([*([short_path(path)] if path else []), *([f"world {world}"] if world else [])]))
+
+
+def _write(report: RunReport | Keys | Negotiations, console: Console) -> None:
+    if isinstance(report, Keys):
+        write_keys(report, console)
+    elif isinstance(report, Negotiations):
+        write_negotiations(report, console)
+    else:
+        write(report, console)
 
 
 def _report(path: Path, batches: Sequence[SpanBatch], by: str | None) -> RunReport | Keys | Negotiations:

@@ -11,11 +11,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 
 from otel_dltrace.cli.held_drain import HeldDrain, hold_drain
+from otel_dltrace.cli.printing import print_no_more
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
@@ -57,14 +59,25 @@ def run(args: argparse.Namespace) -> int:
         print(f"otel-dltrace: {_why_nothing(drain)}", file=sys.stderr)
     try:
         if not args.no_report:
-            print_reports([root for root in drain.roots if root.is_dir()])
-    except DltraceError as error:  # the exit code is the program's all the same
-        print(f"otel-dltrace: {error}", file=sys.stderr)
+            _report([root for root in drain.roots if root.is_dir()])
     finally:  # also behind a report that was interrupted
         for root in drain.roots:
             what = f"{read_summary(root, left=drain.left)}; in" if root.is_dir() else "somebody has removed"
             print(f"otel-dltrace: {what} {short_path(root)}", file=sys.stderr)
     return code
+
+
+def _report(roots: Sequence[Path]) -> None:
+    """Print the reports; whatever comes between, the exit code is the program's."""
+    try:
+        print_reports(roots)
+        print(end="", flush=True)
+    except DltraceError as error:
+        print(f"otel-dltrace: {error}", file=sys.stderr)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  -- rich exits where nobody reads on
+        print_no_more()
+        if not isinstance(error.__context__ or error, BrokenPipeError):
+            print(f"otel-dltrace: no report: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _why_nothing(drain: HeldDrain) -> str:

@@ -31,7 +31,7 @@ _NO_OVERLAP = (
 )
 _UNSAID = "no negotiation says it"
 _CLOCKS = "the clocks of the hosts do not agree well enough"
-_NOT_OF_ALL = "it takes a collective of which all its ranks are here, and --rank leaves the others out"
+_NOT_OF_ALL = "it takes a collective of which all its ranks are here (messages tell nothing, --rank leaves some out)"
 _OVERLAP = (
     "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
 )

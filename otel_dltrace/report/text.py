@@ -49,8 +49,9 @@ def parts(report: RunReport) -> list[RenderableType]:
     b = report.breakdown
     since = max(b.warm_up, report.guards.steps[0] if report.guards.steps else 0)
     out += saturation_parts(report.saturation)
-    if b.stages:
+    if b.steady:
         out += _steps(b, report.throughput, named, since)
+    if b.stages:
         out += _stages(b, b.steady, f"Steps from {since} on: mean ms of each stage per step", named)
     if b.first and b.stages:
         out += _stages(b, b.first, f"The first steps apart: {spell(range(b.warm_up))}", named, mark=False)
@@ -148,7 +149,7 @@ def _parts(r: RankWaits, w: Waits) -> list[str]:
 def _basis(w: Waits) -> str:
     notes = [f"{w.analysed:,} of {w.joined:,} joined collectives tell waiting"]
     if w.other_ends:
-        notes.append(f"{w.other_ends:,} have no end of the work: who came last is known, the wait is not")
+        notes.append(f"{w.other_ends:,} have no end of the work: who called last is known, the wait is not")
     if w.incomplete:
         notes.append(f"{w.incomplete:,} lack a rank")
     if w.violations:

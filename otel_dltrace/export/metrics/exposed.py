@@ -90,9 +90,11 @@ def _blocked(operations: Column, is_wait: Column, is_bucket: Column, stages: Col
     tail = _after_last_launch(operations.compress(launched), stages.compress(names == s.BACKWARD))
     begin, end, step = (np.concatenate(pair) for pair in zip((begin, end, step), tail, strict=True))
     out = dict.fromkeys(operations["step"].tolist(), 0)
+    # A device comes to what the host has issued when it does: how long such a step waits is not known.
+    unknown = set(operations["step"][is_bucket & (operations["source"] == s.Source.HOST_ISSUE)].tolist())
     for number, length in zip(*_lengths(begin, end, step), strict=True):
         out[number] += length
-    return out
+    return {number: length for number, length in out.items() if number not in unknown}
 
 
 def _stage_at(stages: Column, names: Column, at: Column) -> Column:
