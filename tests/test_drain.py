@@ -219,7 +219,7 @@ def test_a_drain_that_cannot_begin_is_not_started_every_second(place, monkeypatc
     monkeypatch.setattr(guard, "_said", set())
     place.write("raise ImportError('broken')", "pyarrow.py")
     env = {"PYTHONPATH": os.pathsep.join([str(place.folder), os.environ.get("PYTHONPATH", "")])}
-    starter = launch.DrainStarter("home", place.rings, "auto", env, lambda _ring: launch.NO_THREAD)
+    starter = launch.DrainStarter("home", place.rings, "auto", env, lambda _ring: None)
     assert starter.start_process().wait() == 1
 
     def is_started():

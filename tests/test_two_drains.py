@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from otel_dltrace.export import ring_folder
@@ -15,6 +17,7 @@ from otel_dltrace.export.delivered import Delivered
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
+from otel_dltrace.model.semconv import Flag
 from otel_dltrace.record.launch import ALL_RINGS
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring_file import take_for_reading
@@ -67,6 +70,72 @@ def test_a_ring_is_read_by_one_drain_at_a_time(place: Place) -> None:
 
     assert sent_by(other) == 0
     assert sum(map(len, place.spans())) == 2
+
+
+BURSTS = """
+    import resource, time
+    import otel_dltrace as d
+    d.start()
+
+    def burst():
+        time.sleep(1.1)  # a drain is looked for again, at a record that needs a new chunk
+        for _ in range(100):
+            with d.phase("rollout"):
+                pass
+"""
+SHORT_OF_FILES = f"""{BURSTS}
+    with d.step():
+        burst()
+        d.flush(60)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        burst()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for _ in range(3):
+            burst()
+"""
+FOUR_BURSTS = f"""{BURSTS}
+    with d.step():
+        for _ in range(4):
+            burst()
+"""
+
+
+def kinds(place: Place) -> list[tuple[str, int, int]]:
+    """Return of each process's spans the kinds: name, how many, how many of these were cut off."""
+    found = []
+    for batch in place.spans():
+        for name in ("rank.step", "rollout"):
+            rows = batch.rows[batch.lookup(lambda d, name=name: d.name == name, bool)]
+            found.append((name, len(rows), int(np.count_nonzero(rows["flags"] & Flag.TRUNCATED))))
+    return found
+
+
+def test_a_program_that_has_no_descriptor_for_a_while_is_traced_to_its_end(place: Place) -> None:
+    """Its drain goes on: no thread is begun beside it, which would have ended the trace in silence."""
+    done = place.run(SHORT_OF_FILES, **ON)
+    place.wait_for_rings()
+
+    assert kinds(place) == [("rank.step", 1, 0), ("rollout", 500, 0)]
+    assert "no drain is looked for (Too many open files); that is tried again" in done.stderr
+    assert "a thread drains" not in done.stderr
+
+
+def test_a_thread_that_cannot_begin_leaves_the_ring_to_another_drain(place: Place) -> None:
+    """Here of a damaged certificate; it is tried again each second, and the other one goes on."""
+    damaged = place.write("no certificate", "ca.pem")
+    otlp = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://127.0.0.1:1", "OTEL_EXPORTER_OTLP_CERTIFICATE": str(damaged)}
+    program = place.start(FOUR_BURSTS, **ON, **otlp, OTEL_DLTRACE_DRAIN="thread")
+    other = Drain(Serving(place.rings, place.folder, linger=0.0, delay=0.0))
+    while program.poll() is None and not other.followers:
+        other.tick()
+        time.sleep(0.02)
+    was_read_meanwhile = program.poll() is None
+    other.run()
+
+    assert was_read_meanwhile
+    assert place.finish(program).returncode == 0
+    assert kinds(place) == [("rank.step", 1, 0), ("rollout", 400, 0)]
 
 
 @pytest.mark.parametrize("mode", ["thread", "off"])

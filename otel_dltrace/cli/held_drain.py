@@ -14,7 +14,7 @@ from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.record import guard
-from otel_dltrace.record.launch import NO_THREAD, DrainStarter
+from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.locks import lock_is_held
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring_file import make_ring_folder
@@ -54,7 +54,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
             config.rings,
             "auto",
             config.to_env(),
-            lambda _ring: NO_THREAD,
+            lambda _ring: None,
             prints=may_print(),
         )
     )

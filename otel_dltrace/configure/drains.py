@@ -59,10 +59,10 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     return Drain(serving, outlets_of(others, settings), metering)
 
 
-def drain_in_thread(config: Config) -> Callable[[RingWriter], DrainThread]:
+def drain_in_thread(config: Config) -> Callable[[RingWriter], DrainThread | None]:
     """Return what begins to drain a ring of our own in a thread, as *config* says."""
 
-    def begin(ring: RingWriter) -> DrainThread:
+    def begin(ring: RingWriter) -> DrainThread | None:
         from otel_dltrace.export.drain_thread import start_drain_thread
 
         if config.metrics:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.record.launch import NO_THREAD, DrainThread
+from otel_dltrace.record.launch import DrainThread
 from otel_dltrace.record.ring import RingWriter
 
 PAUSE_S = 0.1
@@ -15,15 +15,18 @@ AT_EXIT_S = 60.0
 """What the thread gets at the end of the interpreter, which aborts the process if it finds a thread within Arrow."""
 
 
-def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> DrainThread:
+def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> DrainThread | None:
     """Have the drain that *make* makes read *ring*, our own, in a daemon thread.
 
-    Where a drain process reads it already, that goes on, and none is made.
+    Where a drain process reads it, that goes on and none is made, until it is asked again.
     """
     if not ring.take_for_reading():
-        ring.end_reading()
-        return NO_THREAD
-    drain = make()
+        return None
+    try:
+        drain = make()
+    except Exception:
+        ring.leave_reading()  # to a drain process, which may have better settings
+        raise
     drain.rings.own = (ring.path, ring.buffer)
     stop = threading.Event()
     thread = threading.Thread(target=_run, args=(drain, stop), name="otel_dltrace drain", daemon=True)

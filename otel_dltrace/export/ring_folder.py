@@ -14,11 +14,11 @@ from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import ALL_RINGS
-from otel_dltrace.record.locks import is_ours_to_take, lock_is_held, take_lock
+from otel_dltrace.record.locks import TOO_MANY_FILES, is_ours_to_take, lock_is_held, take_lock
 from otel_dltrace.record.ring_file import take_for_reading, version_of, writer_is_alive
 
 UNBORN_S = 60.0
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_PASSING = (*TOO_MANY_FILES, errno.ENOMEM)
 """What is wrong with this process or its host for a while, and not with a ring."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.record import guard
-from otel_dltrace.record.locks import lock_is_held, ring_bell, take_lock
+from otel_dltrace.record.locks import TOO_MANY_FILES, lock_is_held, ring_bell, take_lock
 from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.record.ring_file import version_of
 
@@ -35,9 +35,6 @@ class DrainThread(NamedTuple):
     end: Callable[[float], None]
 
 
-NO_THREAD = DrainThread(lambda: None, lambda _timeout: None)
-
-
 class DrainStarter:
     """Starts the drain named *home*, or finds that it runs.
 
@@ -46,7 +43,7 @@ class DrainStarter:
         rings: The ring folder.
         mode: ``auto``, ``thread`` or ``off``.
         env: The variables that give it our configuration.
-        start_thread: Drains the ring it is given in a thread.
+        start_thread: Drains the ring it is given in a thread, unless another process reads it.
         prints: Whether the drain has exporters that may print: they get our standard output.
     """
 
@@ -56,7 +53,7 @@ class DrainStarter:
         rings: Path,
         mode: str,
         env: dict[str, str],
-        start_thread: Callable[[RingWriter], DrainThread],
+        start_thread: Callable[[RingWriter], DrainThread | None],
         prints: bool = False,
     ) -> None:
         self.home, self.rings, self.mode, self._env = home, rings, mode, env
@@ -76,6 +73,9 @@ class DrainStarter:
             try:
                 self.start_process()
             except OSError as error:
+                if error.errno in TOO_MANY_FILES:
+                    guard.say(f"no drain is looked for ({error.strerror}); that is tried again")
+                    return
                 guard.say(f"no drain process may be started ({error}); a thread drains instead")
                 self.mode = "thread"
         if self.mode == "thread" and ring is not None:
@@ -119,6 +119,13 @@ class DrainStarter:
             for kept in keep:
                 os.close(kept)
         return self._child
+
+    def _is_gone(self) -> bool:
+        """Return whether no drain runs; not, where nothing can be opened to see it."""
+        try:
+            return not lock_is_held(self.rings / f"{self.home}.lock")
+        except OSError:
+            return False
 
     def trouble(self, about: str = "") -> str:
         """Return the last line of what the drain complained about that has *about* in it, "" if it did not."""
@@ -165,7 +172,7 @@ class DrainStarter:
             if now >= deadline:
                 return False
             if now >= next_bell:
-                if not is_restarted and self.mode == "auto" and not lock_is_held(self.rings / f"{self.home}.lock"):
+                if not is_restarted and self.mode == "auto" and self._is_gone():
                     is_restarted = True  # it was killed, or ended just before our ring was there
                     guard.guarded(self.start_process)()
                 self.hurry()

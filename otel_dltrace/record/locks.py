@@ -1,12 +1,20 @@
 """The files by which a host's processes agree who drains: locks, each held by one, and bells, which wake a drain."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
 
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+"""What it is called that this process, or its host, has no descriptor left: it passes, and says nothing of a lock."""
+
 
 def take_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock *path*, None while another process holds it."""
+    """Return a descriptor that holds the lock *path*, None while another process holds it.
+
+    Raises:
+        OSError: It cannot be opened; `TOO_MANY_FILES` pass.
+    """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -31,6 +31,7 @@ from otel_dltrace.record.ring_file import (
     VERSION,
     close_if_still,
     file_of,
+    is_still,
     make_ring_folder,
     take_for_reading,
 )
@@ -57,7 +58,7 @@ class RingWriter:
         self.folder = folder
         self.path = folder / f"{self.nonce.hex()}.ring"
         self.unrecorded = 0
-        self._reading_fd = -1
+        self._reading_fd, self._is_read_here = -1, False
         self._lock = threading.RLock()  # a signal handler may interrupt a lease and lease
         self._leases = itertools.count(1)
         self._cursor = 0
@@ -133,13 +134,23 @@ class RingWriter:
         return iter(range(first, end, RECORD)), lease, index
 
     def take_for_reading(self) -> bool:
-        """Have this process read the ring, and no other; return whether none does already."""
-        # Not by the ring's own descriptor: the map has another of the same file, which forked children keep open.
-        self._reading_fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        return take_for_reading(self._reading_fd)
+        """Have this process read the ring, and no other; return whether none does already.
+
+        The descriptor stays also where another does: to close any of a file frees the writer's lock on it (POSIX).
+        """
+        # Not the ring's own descriptor: the map has another of the same file, which forked children keep open.
+        if not is_still(self._reading_fd, self._file):
+            self._reading_fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        self._is_read_here = take_for_reading(self._reading_fd)
+        return self._is_read_here
+
+    def leave_reading(self) -> None:
+        """Let another process read, while this one still writes."""
+        fcntl.flock(self._reading_fd, fcntl.LOCK_UN)
+        self._is_read_here = False
 
     def end_reading(self) -> None:
-        """Read no more, or leave that to the process that this one was forked from."""
+        """Read no more, once nothing is written, or leave that to the process that this one was forked from."""
         close_if_still(self._reading_fd, self._file)
         self._reading_fd = -1
 
@@ -151,6 +162,8 @@ class RingWriter:
         """Free the lock, which tells the readers that no more will come; the file stays for them."""
         if not close_if_still(self._fd, self._file):
             _kept.append(self.buffer)  # a map closes a descriptor of its own, which is another's by now, too
+        if not self._is_read_here:
+            self.end_reading()
 
 
 def _chunks_that_fit(folder: Path, size: int) -> int:

@@ -116,15 +116,20 @@ def file_of(fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def close_if_still(fd: int, file: tuple[int, int]) -> bool:
-    """Close *fd* if it still is *file*, and return whether it was.
+def is_still(fd: int, file: tuple[int, int]) -> bool:
+    """Return whether *fd* still is open on *file*.
 
     A program that becomes a daemon closes all descriptors and may use their numbers anew.
     """
     try:
-        if file_of(fd) != file:
-            return False
-        os.close(fd)
+        return file_of(fd) == file
     except OSError:
         return False
+
+
+def close_if_still(fd: int, file: tuple[int, int]) -> bool:
+    """Close *fd* if it still is *file*, and return whether it was."""
+    if not is_still(fd, file):
+        return False
+    os.close(fd)
     return True
