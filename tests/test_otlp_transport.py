@@ -10,7 +10,7 @@ import time
 import tracemalloc
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 
 import grpc
@@ -454,6 +454,23 @@ def test_headers_and_bytes_arrive_as_they_are():
     with grpc_server(grpc_told) as endpoint, connected(settings_for(endpoint, "grpc")) as way:
         way.send(body, 5.0)
     assert (http.bodies, grpc_told.bodies) == ([body], [body])
+
+
+def user_timeouts(port: str) -> list[int]:
+    """Return for how many ms the kernel lets this process's connections to *port* go unacknowledged; 0: for long."""
+    found = []
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  -- numbers, not paths
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.getpeername()[1:2] == (int(port),):
+                found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
+
+
+def test_a_host_that_is_gone_is_given_up_soon_over_grpc():
+    """It sends no end, and the kernel would go on for 15 min; pings that a collector takes amiss are not needed."""
+    with grpc_server(Told(response(0, ""))) as endpoint, connected(settings_for(endpoint, "grpc")) as way:
+        assert way.send(b"", 5.0) == ACCEPTED
+        assert user_timeouts(endpoint.rpartition(":")[2]) == [20_000]
 
 
 @contextmanager

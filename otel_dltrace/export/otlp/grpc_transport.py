@@ -12,6 +12,14 @@ from otel_dltrace.export.otlp.settings import OtlpSettings
 
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _RETRYABLE = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+_KEEPALIVE = (
+    # A host that is gone says nothing, and the kernel sends to it again for a quarter of an hour. With a keepalive gRPC
+    # tells it to give up (TCP_USER_TIMEOUT) once what was sent has not been acknowledged for so long.
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Pings, for what acknowledges and passes nothing on; more often than every 5 min they are an offence by default.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+)
 
 
 class GrpcTransport:
@@ -29,6 +37,7 @@ class GrpcTransport:
             ("grpc.initial_reconnect_backoff_ms", 250),
             ("grpc.max_reconnect_backoff_ms", 2000),
             ("grpc.use_local_subchannel_pool", 1),
+            *_KEEPALIVE,
         ]
         compression = grpc.Compression.Gzip if settings.gzip else grpc.Compression.NoCompression
         if settings.tls:
