@@ -1,8 +1,10 @@
 """The run directory: readable whatever state its writers left it in, each span once, within its quota."""
 
+import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +223,32 @@ def test_a_drain_killed_while_it_compacts_shows_nothing_twice(tmp_path, when):
     assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
     assert not list(writer.folder.glob("spans-*"))
     assert not list(writer.folder.glob(".steps-*"))
+
+
+@pytest.mark.parametrize("unsure", [stat.S_ISREG, stat.S_ISDIR], ids=["the file", "its name"])
+def test_segments_stay_until_no_crash_of_the_host_can_take_what_replaces_them(tmp_path, monkeypatch, unsure):
+    """Here the disk fails to say so; the next compaction does the work, and meanwhile each span is shown once."""
+    process, fsync = a_process(), os.fsync
+    writer = a_writer(tmp_path / "run", process)
+    rows = write_segments(writer, process, 2)
+
+    def fail(descriptor: int) -> None:
+        if unsure(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    with monkeypatch.context() as now:
+        now.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            compact(writer.folder, writer.number)
+    left = sorted(path.name for path in writer.folder.glob("spans-*"))
+    assert (left, read_back(tmp_path / "run")) == (
+        ["spans-00001.arrows", "spans-00002.arrows"],
+        comparable(rows, ERRORS),
+    )
+    compact(writer.folder, writer.number)
+    assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
+    assert not list(writer.folder.glob("spans-*"))
 
 
 @pytest.mark.parametrize("read", [read_batches, lambda run: (b for one in pieces_of([run], None) for b in one)])

@@ -1,5 +1,7 @@
 """Segments become Parquet by step range, which DuckDB, Spark and pandas read; a quota bounds the host's share."""
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pyarrow.parquet as pq
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_through
-from otel_dltrace.export.files import renamed
+from otel_dltrace.export.files import renamed, sync_folder
 from otel_dltrace.export.run_reader import read_descriptors, read_processes
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
 from otel_dltrace.model.arrays import Column, distinct
@@ -36,9 +38,7 @@ def compact(folder: Path, open_segment: int | None = None) -> int:
     """
     for path in folder.glob(f".{PARQUETS}.*"):
         path.unlink()  # half written by a drain that was killed
-    for path in folder.glob(PARQUETS):
-        for name in replaced_segments(path):
-            (folder / name).unlink(missing_ok=True)
+    _remove(folder, [folder / name for path in folder.glob(PARQUETS) for name in replaced_segments(path)])
     closed = [p for p in sorted(folder.glob(SEGMENTS)) if segment_number(p) != open_segment]
     paths = {path: batches for path in closed if (batches := _batches_in(path)) is not None}
     if any(paths.values()):
@@ -52,9 +52,17 @@ def compact(folder: Path, open_segment: int | None = None) -> int:
         }
         target = _free_name(folder, *_step_range(table))
         _write(readable.replace_schema_metadata(metadata), target)
-    for path in paths:
-        path.unlink()
+    _remove(folder, paths)
     return len(paths)
+
+
+def _remove(folder: Path, replaced: Iterable[Path]) -> None:
+    """Remove the segments that a Parquet in *folder* replaces, once no crash of the host can take that one away."""
+    there = [path for path in replaced if path.exists()]
+    if there:
+        sync_folder(folder)
+    for path in there:
+        path.unlink()
 
 
 def _batches_in(segment: Path) -> list[pa.RecordBatch] | None:
@@ -79,6 +87,8 @@ def _write(table: pa.Table, target: Path) -> None:
             use_dictionary=[name for name in names if name not in _EACH_ITS_OWN],
             column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in _GROWING},
         )
+        out.flush()
+        os.fsync(out.fileno())  # what it replaces is removed at once
 
 
 def _with_names(table: pa.Table, folder: Path) -> pa.Table:
