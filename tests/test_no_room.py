@@ -9,6 +9,7 @@ import pytest
 from otel_dltrace.export import rundir
 from otel_dltrace.export.compaction import compact
 from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_reader import read_descriptors, read_run
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.serving import Serving
@@ -66,6 +67,23 @@ def test_a_segment_that_finds_no_room_for_its_end_has_its_rows_once(tmp_path, mo
     writer.close()
 
     assert read_back(tmp_path / "run") == comparable(rows, ERRORS)
+
+
+def test_what_the_quota_took_is_counted_where_it_finds_no_room_for_more(tmp_path):
+    """The first file is written anew; the second one stays."""
+    process, folders = a_process(), RunFolders(0, lambda _: {})
+    writer = folders.open(tmp_path / "run", process.bind, process, {})
+    for steps in (range(10), range(10, 3010)):
+        writer.append(process.nonce, rows_of(process, steps), DESCRIPTORS, ERRORS)
+        writer.close_segment()
+        compact(writer.folder, writer.number)
+    with room_for(30_000):
+        folders.keep_quota([tmp_path / "run"])
+    writer.close()
+
+    (batch,) = read_run(tmp_path / "run")
+    assert len(batch) == 4 * 3010 - 20
+    assert folders.totals[tmp_path / "run"]["dropped_by_quota"] == 20
 
 
 TWICE_BOUND = """

@@ -11,6 +11,7 @@ import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from email.utils import formatdate
 
 import grpc
@@ -39,6 +40,7 @@ from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.otlp.waiting import NO_ROOM, SPILL_FULL
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.summary import REFUSED
+from tests.support import room_for
 from tests.told import Told, grpc_server, http_server, response
 
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -682,6 +684,39 @@ def test_memory_and_disk_are_bounded_and_the_oldest_go_first(spill):
     assert in_memory == {0, 1}
     assert delivery == Delivery(spilled=2, dropped={SPILL_FULL: 8}, trouble=delivery.trouble)
     assert len(list(spill.iterdir())) == 2
+
+
+def test_spans_that_made_room_for_one_that_found_none_are_counted(spill):
+    """The disk is full when the oldest are gone already."""
+    with black_hole() as endpoint:
+        sender = sender_to(endpoint, spill, memory_limit=0, spill_limit=100)
+        for number in range(2):
+            sender.submit(bytes([number]) * 40, 1, number)
+        with room_for(10):
+            sender.submit(b"x" * 40, 1, 2)
+        delivery = sender.close(0.0)
+    assert delivery == Delivery(spilled=1, dropped={SPILL_FULL: 1, NO_ROOM: 1}, trouble=delivery.trouble)
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_sent_later(spill):
+    """It is on disk, and not lost; what comes meanwhile does not wait for it."""
+    Spill(spill).put(body_of(1), 1)
+    (file,) = spill.iterdir()
+    told = Told((503, {"retry-after": "2"}, b""), (200, {}, b""))
+    with http_server(told) as endpoint:
+        sender = sender_to(endpoint, spill)
+        servers.wait_until(lambda: sender.delivery().trouble, what="the first attempt")
+        away = file.rename(spill.parent / "away")
+        file.mkdir()
+        sender.submit(body_of(2), 1, "new")
+        servers.wait_until(lambda: sender.delivery().accepted, what="the other one's arrival")
+        meanwhile = sender.delivery()
+        file.rmdir()
+        away.rename(file)
+        servers.wait_until(lambda: len(told.bodies) == 3, what="the file to be sent")
+        delivery = sender.close(5.0)
+    assert replace(meanwhile, trouble="") == Delivery(accepted=1, spilled=1)
+    assert replace(delivery, trouble="") == Delivery(accepted=2)
 
 
 def test_until_a_folder_is_known_requests_stay_in_memory(spill):

@@ -1,7 +1,7 @@
 """Segments become Parquet by step range, which DuckDB, Spark and pandas read; a quota bounds the host's share."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -156,20 +156,18 @@ def spans_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in span_files(folder))
 
 
-def keep_within(folder: Path, quota: int) -> int:
-    """Drop the oldest detail until *folder* is within *quota* bytes; return how many spans went.
+def keep_within(folder: Path, quota: int) -> Iterator[int]:
+    """Drop the oldest detail until *folder* is within *quota* bytes; yield how many spans went, as they go.
 
     Phases and partitions go first, oldest steps first, then operations; steps and stages stay.
     """
-    dropped = 0
     sizes = {path: path.stat().st_size for path in span_files(folder)}
     for level in (Level.PHASE, Level.COLLECTIVE):
         for path in sorted(path for path in sizes if path.suffix == ".parquet"):
             if sum(sizes.values()) <= quota:
-                return dropped
-            dropped += _drop_from(path, level)
+                return
+            yield _drop_from(path, level)
             sizes[path] = path.stat().st_size
-    return dropped
 
 
 def _drop_from(parquet: Path, level: int) -> int:

@@ -134,9 +134,9 @@ class RunFolders:
         if writer.is_gone or not writer.is_open:
             return
         compact(writer.folder, writer.number)
-        dropped = keep_within(writer.folder, self._quota - metrics_bytes(writer.folder))
-        if dropped:
-            self.add(writer.root, dropped_by_quota=dropped)
+        for dropped in keep_within(writer.folder, self._quota - metrics_bytes(writer.folder)):
+            if dropped:
+                self.add(writer.root, dropped_by_quota=dropped)
 
     # -- the end --------------------------------------------------------------------------------
 

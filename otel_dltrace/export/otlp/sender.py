@@ -112,6 +112,8 @@ class Sender:
                     self._changed.wait(min(due - now, self._deadline - now, _LONG_S))
                 elif (request := self._waiting.take()) is not None:
                     return request
+                else:  # none of those on disk can be read for now
+                    self._pause.lengthen(None)
             return None
 
     def _due(self) -> float:

@@ -25,6 +25,10 @@ class Spill:
 
     It has one owner at a time, but is not guarded against threads. A request that was taken stays
     on disk until it is removed, so that nothing is lost when the sending process dies.
+
+    Attributes:
+        dropped: How many spans found no room, or made it for others, oldest requests first.
+        lost: How many spans were in files that are gone.
     """
 
     def __init__(self, folder: Path, limit: int = 256 << 20) -> None:
@@ -33,9 +37,8 @@ class Spill:
         self._known: set[Path] = set()
         self._waiting: deque[Spilled] = deque()
         self._bytes = self._next = 0
+        self.dropped = self.lost = 0
         self.move_to(folder)
-        self.lost = 0
-        """How many spans were in files that could not be read again."""
 
     def move_to(self, folder: Path) -> None:
         """Put what comes from now on into *folder*; what an earlier process left there waits as well.
@@ -59,19 +62,19 @@ class Spill:
         """Return how many spans wait, those taken not counted: all, or those in a folder of *run*."""
         return sum(entry.spans for entry in self._waiting if is_in(run, entry.path))
 
-    def put(self, body: bytes, spans: int) -> int:
-        """Write one request; return how many spans were dropped to make room, oldest requests first.
+    def put(self, body: bytes, spans: int) -> None:
+        """Write one request; what it finds no room beside is `dropped`.
 
         Raises:
             OSError: The folder cannot be written.
         """
         if len(body) > self._limit:
-            return spans
-        dropped = 0
+            self.dropped += spans
+            return
         while self._waiting and self._bytes + len(body) > self._limit:
-            oldest = self._waiting[0]
-            dropped += oldest.spans
-            self.remove(self._waiting.popleft())
+            oldest = self._waiting.popleft()
+            self.dropped += oldest.spans
+            self.remove(oldest)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{self._next:08d}-{spans:04d}.otlp"
         partial = path.with_suffix(_UNFINISHED)
@@ -84,17 +87,19 @@ class Spill:
         self._waiting.append(Spilled(path, self._next, spans, len(body)))
         self._bytes += len(body)
         self._next += 1
-        return dropped
 
     def take(self) -> tuple[Spilled, bytes] | None:
-        """Return the oldest request, no longer counted as waiting; None where there is none."""
+        """Return the oldest request, no longer counted as waiting; None where there is none, or none can be read."""
         while self._waiting:
             entry = self._waiting.popleft()
             try:
                 return entry, entry.path.read_bytes()
-            except OSError:  # somebody tidied up, or the disk is bad
+            except FileNotFoundError:  # somebody tidied up
                 self._bytes -= entry.size
                 self.lost += entry.spans
+            except OSError:  # too many open files, or the disk is bad: the others come before it is tried again
+                self._waiting.append(entry)
+                return None
         return None
 
     def give_back(self, entry: Spilled) -> None:

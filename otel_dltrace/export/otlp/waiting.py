@@ -10,7 +10,7 @@ from otel_dltrace.record.guard import say
 
 SPILL_FULL = "spill folder full"
 NO_ROOM = "memory full and no spill folder that can be written"
-UNREADABLE = "spill file gone or unreadable"
+GONE = "spill file gone"
 TOO_LARGE = "request above 64 MiB"
 _LARGEST = 64 << 20
 """OTLP 1.11: a client must not send more in one request, before compression."""
@@ -63,8 +63,8 @@ class Waiting:
 
     def dropped(self) -> dict[str, int]:
         """Return how many spans were lost, by reason."""
-        lost = 0 if self._spill is None else self._spill.lost
-        return {**self._dropped, UNREADABLE: lost} if lost else dict(self._dropped)
+        of_spill = {} if self._spill is None else {SPILL_FULL: self._spill.dropped, GONE: self._spill.lost}
+        return {why: spans for why, spans in {**self._dropped, **of_spill}.items() if spans}
 
     def add(self, request: Request, in_memory: bool) -> bool:
         """Take over *request*; return whether it waits in memory, as it does if it may be *in_memory* and has room."""
@@ -145,11 +145,9 @@ class Waiting:
         if self._spill is None:
             return False
         try:
-            dropped = self._spill.put(request.body, request.spans)
-        except OSError as error:
-            say(f"the spill folder {self._spill.folder} cannot be written ({error}): spans wait in memory")
+            self._spill.put(request.body, request.spans)
+        except OSError as error:  # without the name of the file, which is another each time
+            say(f"the spill folder {self._spill.folder} cannot be written ({error.strerror}): spans wait in memory")
             return False
-        if dropped:
-            self._dropped[SPILL_FULL] += dropped
         self.settle(request)
         return True
