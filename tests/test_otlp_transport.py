@@ -777,6 +777,40 @@ def test_resend_gives_up_when_nothing_gets_through(spill):
     assert spilled_ids(spill) == [[1, 2]]
 
 
+class Slow(Told):
+    """Answers late."""
+
+    def next(self, body):
+        """Note the request, and return what to answer after a while."""
+        answer = super().next(body)
+        time.sleep(2.5)
+        return answer
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(Slow((200, {}, b"")), id="slow"),
+        pytest.param(Told((503, {"retry-after": "2"}, b""), (200, {}, b"")), id="busy"),
+    ],
+)
+def test_resend_goes_on_while_an_answer_is_on_its_way(spill, told):
+    """And until a busy collector wants to be asked again; who gave up would send the same once more the next time."""
+    Spill(spill).put(body_of(1, 2), 2)
+    with http_server(told) as endpoint:
+        delivery = resend(connect(settings_for(endpoint)), spill, patience_s=1.0)
+    assert replace(delivery, trouble="") == Delivery(accepted=2)
+    assert list(spill.iterdir()) == []
+
+
+def test_resend_does_not_wait_for_a_collector_that_wants_nothing_for_an_hour(spill):
+    """Nothing is under way meanwhile."""
+    Spill(spill).put(body_of(1, 2), 2)
+    with http_server(Told((503, {"retry-after": "3600"}, b""))) as endpoint:
+        delivery = resend(connect(settings_for(endpoint)), spill, patience_s=0.3)
+    assert replace(delivery, trouble="") == Delivery(spilled=2)
+
+
 @given(failures=st.integers(1, 10_000), wish=st.none() | st.floats(0, 3600), seed=st.integers())
 def test_pauses_stay_in_their_bounds(failures, wish, seed):
     """Without a wish 0.5 to 30 s, at most a second after the first failure; with one never less than asked."""

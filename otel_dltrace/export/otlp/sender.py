@@ -70,6 +70,11 @@ class Sender:
             waiting, spilled = self._waiting.spans(run)
             return replace(self._answered, waiting=waiting, spilled=spilled, dropped=self._waiting.dropped())
 
+    def waits_until(self) -> float:
+        """Return until when (s, monotonic) the collector wants no request; no end is known while one is under way."""
+        with self._changed:
+            return _NEVER if self._waiting.under_way is not None else self._pause.wish_ends
+
     def close(self, timeout_s: float) -> Delivery:
         """Deliver what *timeout_s* seconds allow, spill the rest, and return the figures."""
         with self._changed:
