@@ -3,11 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from otel_dltrace.cli.main import main
+from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.export.otlp.spill import Spill
 from otel_dltrace.model.summary import summary_line
 from tests import servers
+from tests.test_damage import nobody
+from tests.told import Told, http_server
 
 KILLED = """
     import os, signal
@@ -117,6 +123,28 @@ def test_what_was_sent_later_is_no_longer_said_to_wait(place, tmp_path):
     assert summary_line(json.loads(told.read_text())["summary"]) == "3 spans recorded, 6 sent, none waiting, none lost"
     assert place.command("open", str(run), "--step", "0").stderr == ""
     assert told.stat().st_mtime_ns == written
+
+
+def test_another_user_s_run_is_not_sent(capsys, monkeypatch):
+    """Its drain may be at work, and nothing that was sent could be removed: each time it would be sent again."""
+    told = Told((200, {}, b""))
+    with TemporaryDirectory() as folder, http_server(told) as endpoint:
+        Path(folder).chmod(0o755)
+        spill = Path(folder, "run", "hosts", "node-0", "spill")
+        Spill(spill).put(b"x", 1)
+        (spill.parent / ".lock").touch(mode=0o600)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        for variable, name in (("OTEL_DLTRACE_DIR", "mine"), ("OTEL_DLTRACE_RING_DIR", "rings")):
+            monkeypatch.setenv(variable, f"{folder}/{name}")
+            Path(folder, name).mkdir()
+            Path(folder, name).chmod(0o777)
+        main(["recover"])  # as nobody we may not read our own modules
+        capsys.readouterr()
+        with nobody():
+            code = main(["recover", f"{folder}/run"])
+
+    said = f"otel-dltrace: {short_path(spill)} cannot be written by you; who wrote the run can send what waits there\n"
+    assert (code, capsys.readouterr().err, told.bodies) == (2, said, [])
 
 
 def test_what_waits_of_a_run_that_goes_on_is_left_to_its_drain(place):

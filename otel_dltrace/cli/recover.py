@@ -22,6 +22,7 @@ from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.outlet import as_told
 from otel_dltrace.export.run_reader import host_folders
+from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.settings.config import Config
 
 
@@ -68,7 +69,7 @@ def _send_waiting(root: Path) -> None:
         if settings is None:
             print(f"requests wait in {short_path(folder)} and are not sent: {_why_not()}")
             continue
-        with _taken(folder.parent) as is_ours:
+        with _taken(folder) as is_ours:
             if is_ours:
                 _send(settings, folder)
             else:
@@ -85,13 +86,19 @@ def _send(settings: OtlpSettings, folder: Path) -> None:
 
 
 @contextmanager
-def _taken(folder: Path) -> Iterator[bool]:
-    """Have the *folder* of a host for ourselves within the block, unless a drain has it; yield whether it is ours."""
+def _taken(spill: Path) -> Iterator[bool]:
+    """Have what waits in *spill* for ourselves within the block, unless a drain has it; yield whether it is ours.
+
+    Raises:
+        DltraceError: It is another user's: the drain may be at work, and what we cannot remove is sent again each time.
+    """
     try:
-        lock = lock_folder(folder)
-    except OSError:  # it may be read, and not be written
-        yield True
-        return
+        may_remove = os.access(spill, os.W_OK | os.X_OK, effective_ids=True)
+        lock = lock_folder(spill.parent) if may_remove else None
+    except OSError:
+        may_remove = False
+    if not may_remove:
+        raise DltraceError(f"{short_path(spill)} cannot be written by you; who wrote the run can send what waits there")
     yield lock is not None
     if lock is not None:
         os.close(lock)
