@@ -30,6 +30,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
 from otel_dltrace.export.otlp.delivery import Delivery
+from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.pause import pause_s
 from otel_dltrace.export.otlp.resend import resend
@@ -382,6 +383,33 @@ def test_http_answers_mean_what_the_protocol_says(answer, outcome):
     """Only 429, 502, 503 and 504 are tried again, and partial success is never."""
     with http_server(Told(answer)) as endpoint, connected(settings_for(endpoint)) as way:
         assert way.send(b"x", 5.0) == outcome
+
+
+@pytest.mark.parametrize(
+    ("proxy", "said"),
+    [
+        pytest.param(
+            "http:///", "Please check proxy URL. It is malformed and could be missing the host.", id="no host"
+        ),
+        pytest.param("ftp://h", "Proxy URL had unsupported scheme ftp, should use http:// or https://", id="no proxy"),
+        pytest.param("socks5://h", "Missing dependencies for SOCKS support.", id="no PySocks"),
+    ],
+)
+def test_what_a_bad_proxy_keeps_from_the_collector_waits(proxy, said):
+    """No server has refused it; the sentence says what to mend."""
+    program = (
+        "import os, sys\n"
+        "sys.modules['socks'] = None\n"  # as where PySocks is not installed
+        "from otel_dltrace.export.otlp.settings import OtlpSettings\n"
+        "from otel_dltrace.export.otlp.transport import connect\n"
+        "outcome = connect(OtlpSettings.from_env(os.environ)).send(b'x', 5.0)\n"
+        "print(outcome.verdict.value, outcome.message)\n"
+    )
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.example:4318", "HTTP_PROXY": proxy}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+
+    assert done.stdout == f"retry {said}\n"
+    assert "correct HTTP_PROXY" in diagnose(settings_for("http://collector.example:4318"), said).cure
 
 
 def test_an_answer_of_any_length_takes_little_memory():

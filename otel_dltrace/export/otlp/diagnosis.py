@@ -36,9 +36,15 @@ class _Case(NamedTuple):
 
 _CASES = (
     _Case(  # before the others: what follows is said of the proxy
-        "Unable to connect to proxy|SOCKSConnection",
+        "Unable to connect to proxy|SOCKSConnection|proxy URL",
         _BY_PROXY,
         "correct HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, or name its host in NO_PROXY",
+        HTTP,
+    ),
+    _Case(
+        "SOCKS support",
+        "{where} is behind a SOCKS proxy, which Python needs PySocks for",
+        "pip install requests[socks], or correct HTTP_PROXY, HTTPS_PROXY or ALL_PROXY",
         HTTP,
     ),
     _Case(

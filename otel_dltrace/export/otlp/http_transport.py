@@ -61,9 +61,9 @@ class HttpTransport:
         try:
             with post(self._url, data=data, timeout=timeout, allow_redirects=False, stream=True) as response:
                 answer = _read(response)
-        except ValueError as error:  # requests' names for a URL or header that cannot be used
-            return Outcome(Verdict.REFUSED, message=brief(error))
-        except OSError as error:  # every other error of requests, and a certificate that vanished
+        # No server has answered: errors of requests are OSErrors, as is a certificate that vanished; some of urllib3's
+        # about a proxy are ValueErrors. What waits is sent by `recover` once that is mended.
+        except (OSError, ValueError) as error:
             return Outcome(Verdict.RETRY, message=brief(_cause(error)))
         return _outcome(response, answer)
 
@@ -78,7 +78,7 @@ class HttpTransport:
         return self._packed[1]
 
 
-def _cause(error: OSError) -> object:
+def _cause(error: Exception) -> object:
     """Return what urllib3 says went wrong, without the two wrappings that repeat the address."""
     return getattr(error.args[0], "reason", error) if error.args else error
 
