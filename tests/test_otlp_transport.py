@@ -231,6 +231,13 @@ def test_a_bad_value_is_named_with_its_cure(variable, value, sentence):
     assert "pw" not in str(raised.value)
 
 
+def test_a_header_that_grpc_does_not_know_is_a_bad_setting():
+    """HTTP does; gRPC would fail at each request."""
+    with pytest.raises(ConfigError, match="_HEADERS: gRPC takes no header 'x!y': write letters, digits") as raised:
+        settings_for("http://h:4317", "grpc", HEADERS="a=b,x!y=secret")
+    assert "secret" not in str(raised.value)
+
+
 def test_secrets_stay_out_of_the_repr():
     """A log line may show the settings, never a token or a password."""
     settings = settings_for("https://user:secret@h:1/x?key=secret", HEADERS="authorization=Bearer secret", TIMEOUT="2")

@@ -17,6 +17,8 @@ HTTP = "http/protobuf"
 _GRPC_RESOLVERS = {"dns", "ipv4", "ipv6", "unix", "unix-abstract"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
+"""What gRPC lets a header be called, of what HTTP does."""
 _BOOLEANS = {"true": True, "false": False}
 
 Value = TypeVar("Value")
@@ -74,7 +76,7 @@ class OtlpSettings:
         settings = cls(
             endpoint=target,
             protocol=protocol,
-            headers=variables.read("HEADERS", _headers, ()),
+            headers=variables.read("HEADERS", _metadata if protocol == GRPC else _headers, ()),
             timeout_s=variables.read("TIMEOUT", _seconds, 10.0),
             gzip=variables.read("COMPRESSION", _compression, False),
             tls=tls,
@@ -201,3 +203,11 @@ def _headers(name: str, value: str) -> tuple[tuple[str, str], ...]:
             raise ConfigError(f"{name}: the value of entry {place} ({key!r}) is not printable ASCII: encode it")
         headers[key] = text
     return tuple(headers.items())
+
+
+def _metadata(name: str, value: str) -> tuple[tuple[str, str], ...]:
+    headers = _headers(name, value)
+    for key, _ in headers:
+        if not _METADATA_NAME.fullmatch(key):
+            raise ConfigError(f"{name}: gRPC takes no header {key!r}: write letters, digits, '_', '-' and '.' alone")
+    return headers
