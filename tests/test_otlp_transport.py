@@ -41,6 +41,7 @@ from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.otlp.waiting import NO_ROOM, SPILL_FULL
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.summary import REFUSED
+from otel_dltrace.record import guard
 from tests.support import room_for
 from tests.told import Told, grpc_server, http_server, response
 
@@ -706,6 +707,21 @@ def test_what_is_refused_is_dropped_and_the_next_is_sent(spill):
         delivery = sender.close(5.0)
     assert delivery == Delivery(accepted=1, dropped={REFUSED: 5}, trouble="HTTP 400: broken")
     assert sender.pending() == frozenset()
+
+
+def test_refusals_in_other_words_each_time_are_told_once(spill, monkeypatch, capfd):
+    """The drain's log is in memory, and nobody cuts it."""
+    monkeypatch.setattr(guard, "_said", set())
+    told = Told(*((400, {}, f"request {number}".encode()) for number in range(3)), (403, {}, b"no"))
+    with http_server(told) as endpoint:
+        sender = sender_to(endpoint, spill)
+        for number in range(4):
+            sender.submit(b"bad", 1, number)
+        delivery = sender.close(5.0)
+    assert delivery == Delivery(dropped={REFUSED: 4}, trouble="HTTP 403: no")
+    assert capfd.readouterr().err.splitlines() == [
+        f"otel_dltrace: the collector refuses spans ({why})" for why in ("HTTP 400: request 0", "HTTP 403: no")
+    ]
 
 
 def test_memory_and_disk_are_bounded_and_the_oldest_go_first(spill):

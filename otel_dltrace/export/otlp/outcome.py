@@ -1,5 +1,6 @@
 """What came of one attempt to send a request, as a value."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -9,6 +10,7 @@ from otel_dltrace._version import __version__
 
 USER_AGENT = f"otel-dltrace/{__version__}"
 LONGEST_MESSAGE = 300
+_STATUS = re.compile(r"(HTTP \d{3}|[A-Z_]+)(?=: )")
 _LONGEST_WISH_S = 3600.0
 """A server's clock or configuration may be wrong, and must not silence a run for good."""
 
@@ -37,6 +39,12 @@ class Outcome:
     message: str = ""
     retry_after_s: float | None = None
     answered_in: str = ""
+
+    @property
+    def status(self) -> str:
+        """The status that *message* begins with, "" where none came: what follows may be another text each time."""
+        found = _STATUS.match(self.message)
+        return found[0] if found else ""
 
 
 def accepted(response: ExportTraceServiceResponse) -> Outcome:

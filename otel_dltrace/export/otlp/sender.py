@@ -132,13 +132,14 @@ class Sender:
             return
         self._pause.end()
         if outcome.verdict is Verdict.REFUSED:
-            say(f"the collector refuses spans ({outcome.message})")
+            say(f"the collector refuses spans ({outcome.message})", f"refused {outcome.status}")
             self._waiting.drop(request, REFUSED)
             return
         self._waiting.settle(request)
 
     def _away(self, outcome: Outcome) -> None:
         if not self._pause.failures:
-            say(f"the collector takes no spans for now ({outcome.message}); they wait and are sent when it does")
+            what = f"the collector takes no spans for now ({outcome.message}); they wait and are sent when it does"
+            say(what, f"away {outcome.status}")
         self._pause.lengthen(outcome.retry_after_s)
         self._waiting.recall()
