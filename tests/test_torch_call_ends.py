@@ -245,6 +245,29 @@ def test_where_done_means_enqueued_no_end_is_claimed(tmp_path: Path) -> None:
     ]
 
 
+CAPTURED = """
+import torch
+import torch.distributed as dist
+from otel_dltrace.instrument import _torch_comm, torch_distributed
+
+_torch_comm.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+asked = []
+torch_distributed._here().works._is_completed = asked.append
+dist.all_reduce(torch.ones(4), async_op=True).wait()
+say(asked=len(asked))
+dist.destroy_process_group()
+"""
+
+
+def test_a_wait_asks_no_work_whose_end_is_written(tmp_path: Path) -> None:
+    """The question breaks the graph that the program may be capturing."""
+    (recorded,) = run(tmp_path, CAPTURED)
+
+    assert [span.name for span in recorded.spans("phase")] == ["wait"]
+    assert recorded.said == [{"asked": 0}]
+
+
 ERRORS = """
 import functools
 import torch

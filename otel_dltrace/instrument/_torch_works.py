@@ -190,7 +190,8 @@ class Works:
         pending = self._pending.pop(work, None) if self._pending else None
         if pending is None or (pending.closed and pending.source == Source.HOST_DONE):
             return None
-        completed = bool(pending.done) or (pending.pollable and self._is_completed(work))
+        # Of a closed one nobody asks: the question alone would break a graph that the program captures.
+        completed = pending.closed or bool(pending.done) or (pending.pollable and self._is_completed(work))
         if not completed and (self.unwatched or self.finished):
             self._look()
         if pending.mark:
