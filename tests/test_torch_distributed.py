@@ -338,6 +338,36 @@ def test_buckets_of_one_recording_are_not_told_in_the_next(tmp_path: Path) -> No
     assert sorted(map(len, told)) == [1, 4]
 
 
+CHECKPOINTED = """
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+class Checkpointed(torch.nn.Sequential):
+    def forward(self, x):
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+layers = Checkpointed(*[torch.nn.Linear(48, 48) for _ in range(4)])
+model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.02)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(4, 48, requires_grad=True)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_buckets_of_a_model_with_reentrant_checkpoints_are_told_once(tmp_path: Path) -> None:
+    """Each layer's backward runs inside that of the loss, and ends before all gradients are ready."""
+    (recorded,) = run(tmp_path, CHECKPOINTED)
+    buckets = [(s.step, s.descriptor.tensor) for s in recorded.spans("collective") if s.descriptor.tensor]
+    assert len(buckets) > 4
+    assert len(set(buckets)) == len(buckets)
+
+
 def test_a_level_that_is_not_recorded_leaves_no_record(tmp_path: Path) -> None:
     """At level step there are steps and stages, and nothing else."""
     for recorded in run(tmp_path, SHORT, 2, 1):

@@ -27,7 +27,8 @@ def _is_grad_enabled() -> bool:
     return bool(sys.modules["torch"].is_grad_enabled())
 
 
-def _graph_task() -> int:
+def graph_task() -> int:
+    """Return the graph that the engine is running in this thread, -1 for none."""
     return int(sys.modules["torch"]._C._current_graph_task_id())
 
 
@@ -53,7 +54,7 @@ class Forward:
 
     def __init__(self) -> None:
         self.is_grad_enabled: Callable[[], bool] = _is_grad_enabled
-        self.graph_task: Callable[[], int] = _graph_task
+        self.graph_task: Callable[[], int] = graph_task
         self.forget()
 
     def forget(self) -> None:

@@ -20,6 +20,7 @@ from otel_dltrace.instrument._torch_backwards import Backward, Seen
 from otel_dltrace.instrument._torch_buckets import Layout, layout_of
 from otel_dltrace.instrument._torch_groups import sequence_number
 from otel_dltrace.instrument._torch_recorder import recorded_of
+from otel_dltrace.instrument._torch_root_hooks import graph_task
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.record.tracer import Tracer, live
 
@@ -59,7 +60,7 @@ def _post_forward_ended(model: Any, _output: object) -> None:
 
 
 def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[Backward] | None:
-    if not _seen.prepared:
+    if not _seen.prepared or graph_task() != -1:  # reentrant checkpointing runs one inside another
         return None
     backwards = []
     for backward in _seen.prepared:
