@@ -10,6 +10,8 @@ from otel_dltrace.instrument._torch_groups import c10d
 
 ANY = -1
 """The source of a receive that takes from any rank, until it is done."""
+MOST_NUMBERED = 1 << 17
+"""So many kinds of messages are counted: a program may number its messages by their tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,13 @@ class Messages:
         self._counts: Counter[Ends] = Counter()
 
     def number(self, ends: Ends) -> int:
-        """Return the number of the next message between *ends*."""
-        self._counts[ends] += 1
-        return self._counts[ends]
+        """Return the number of the next message between *ends*; 0, which is no number, where there are too many."""
+        counts = self._counts
+        number = counts[ends] + 1  # a counter has 0 for what it does not know
+        if number == 1 and len(counts) >= MOST_NUMBERED:
+            return 0
+        counts[ends] = number
+        return number
 
     def forget(self, group: str = "") -> None:
         """Count anew in *group* (by default in all): it is being destroyed, and its name may come again."""
