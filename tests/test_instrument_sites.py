@@ -7,7 +7,8 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -463,6 +464,7 @@ def test_a_program_does_under_tracing_what_it_did(name: str, tmp_path: Path) -> 
         pytest.param(types.SimpleNamespace(shape=(8, 3)), 8, id="tensor"),
         pytest.param([types.SimpleNamespace(shape=(4,)), 1], 4, id="pair"),
         pytest.param({"label": 3, "ids": types.SimpleNamespace(shape=(5, 1))}, 5, id="mapping"),
+        pytest.param(UserDict(ids=types.SimpleNamespace(shape=(7, 1))), 7, id="mapping of transformers"),
         pytest.param(["text", [types.SimpleNamespace(shape=()), types.SimpleNamespace(shape=(6,))]], 6, id="nested"),
         pytest.param("text", 0, id="no tensor"),
         pytest.param([], 0, id="empty"),
@@ -471,6 +473,28 @@ def test_a_program_does_under_tracing_what_it_did(name: str, tmp_path: Path) -> 
 def test_the_batch_size_is_the_first_dimension_of_the_first_tensor(batch: object, size: int) -> None:
     """Batches come in every shape; what has no tensor near its top has no size."""
     assert batch_size(batch) == size
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, Mapping])
+def test_what_a_batch_computes_when_it_is_asked_for_is_not_computed_for_its_size(kind: type) -> None:
+    """A lazy mapping, such as one that decodes images, computes what the program asks for, when it does."""
+    asked: list[object] = []
+
+    class Lazy(kind):  # type: ignore[misc]
+        def __getitem__(self, key: object) -> object:
+            asked.append(key)
+            return types.SimpleNamespace(shape=(5, 1))
+
+        def __iter__(self) -> Iterator[object]:
+            return iter(["image"])
+
+        def __len__(self) -> int:
+            return 1
+
+        def values(self) -> list[object]:
+            return [self[key] for key in self]
+
+    assert (batch_size(Lazy()), asked) == (0, [])
 
 
 def test_a_debug_line_names_the_row_that_is_missing(

@@ -1,8 +1,11 @@
 """How many samples a batch has, and which of the batches that wait a forward is given."""
 
-from collections import deque
-from collections.abc import Hashable, Mapping
+from collections import UserDict, deque
+from collections.abc import Hashable, Iterable
+from itertools import islice
 from typing import Any
+
+MOST_PARTS = 8
 
 
 def batch_size(batch: Any, depth: int = 3) -> int:
@@ -14,17 +17,19 @@ def batch_size(batch: Any, depth: int = 3) -> int:
         return rows if isinstance(rows, int) else 0
     if not depth:
         return 0
-    if isinstance(batch, (list, tuple)):
-        parts = batch[:8]
-    elif isinstance(batch, Mapping):
-        parts = list(batch.values())[:8]
-    else:
-        return 0
-    for part in parts:
+    for part in _parts(batch):
         size = batch_size(part, depth - 1)
         if size:
             return size
     return 0
+
+
+def _parts(batch: Any) -> Iterable[Any]:
+    """Return the first parts of *batch*; of a mapping what it holds, since one may compute what it is asked for."""
+    if isinstance(batch, (list, tuple)):
+        return batch[:MOST_PARTS]
+    held = vars(batch).get("data") if isinstance(batch, UserDict) else batch  # as the batches of transformers do
+    return islice(dict.values(held), MOST_PARTS) if isinstance(held, dict) else ()
 
 
 def take(waiting: deque[tuple[Hashable, int]], given: object) -> int:
