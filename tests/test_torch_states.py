@@ -58,6 +58,20 @@ assert shallow._forward_pre_hooks is model._forward_pre_hooks
 model.handle.remove()
 assert hooks(model) == hooks(shallow) == own
 
+# A model from a file has hooks under numbers of the process that saved it.
+loaded = Sequential(Linear(8, 1))
+first = torch.utils.hooks.RemovableHandle.next_id
+loaded._forward_pre_hooks.update(dict.fromkeys(range(first, first + 4), theirs))
+train(loaded)
+assert hooks(loaded) == [5, 1, 1], hooks(loaded)
+number = next(iter(model._forward_hooks))
+loaded = Linear(8, 1)
+for table, value in ((loaded._forward_hooks, theirs), (loaded._forward_hooks_always_called, True)):
+    table[number] = value
+copied = copy.deepcopy(loaded)
+assert (dict(copied._forward_hooks), dict(copied._forward_hooks_always_called)) == (dict([(number, theirs)]),
+    dict([(number, True)]))
+
 class Unmade(torch.nn.Module):
     def __init__(self):
         pass

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import chain
 from time import monotonic_ns
 from typing import Any
 
@@ -76,13 +77,19 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
-numbers: set[int] = set()
-"""Of the hooks that are ours, which no other will have."""
-
-
 def is_hook(hook: Any) -> bool:
     """Return whether *hook*, of some module, is ours or what a copy of the module has in its place."""
     return isinstance(hook, _Hook) or isinstance(getattr(hook, "__self__", None), nullcontext)
+
+
+def number_behind(module: Any) -> None:
+    """Have torch give our next hooks numbers behind those of *module*, which one from a file has of another process.
+
+    A hook of the same number would take the place of the program's.
+    """
+    handles = sys.modules["torch"].utils.hooks.RemovableHandle
+    last = max(chain(module._forward_pre_hooks, module._forward_hooks), default=-1)
+    handles.next_id = max(handles.next_id, last + 1)
 
 
 class Search(_Hook):

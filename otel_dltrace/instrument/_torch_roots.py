@@ -8,7 +8,7 @@ from typing import Any
 
 from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._sites import Undo
-from otel_dltrace.instrument._torch_root_hooks import After, Before, Forward, Search, compiling, none_yet, numbers
+from otel_dltrace.instrument._torch_root_hooks import After, Before, Forward, Search, compiling, none_yet, number_behind
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import live
 
@@ -214,9 +214,9 @@ class Roots:
 
     def _time(self, module: Any) -> None:
         if not isinstance(module, sys.modules["torch"].jit.ScriptModule):  # that takes none
+            number_behind(module)
             before = module.register_forward_pre_hook(Before(self.forward))
             after = module.register_forward_hook(After(self.forward), always_call=True)
-            numbers.update((before.id, after.id))
             self._restores.setdefault(module, []).extend((before.remove, after.remove))
 
     def _detach(self) -> None:

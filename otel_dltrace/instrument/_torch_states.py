@@ -9,19 +9,25 @@ from typing import Any
 
 from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._sites import Attachment, Row, Undo, replace, resolve
-from otel_dltrace.instrument._torch_root_hooks import is_hook, numbers
+from otel_dltrace.instrument._torch_root_hooks import is_hook
 from otel_dltrace.record.guard import guarded
 
-_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
-"""The last one says by the same numbers which hooks are called also where the forward raised."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_ALWAYS = "_forward_hooks_always_called"
+"""Says by their numbers which hooks are called also where the forward raised."""
 _SHALLOW = getattr(copy.copy, "__code__", None)
 _twins: ByIdentity[Any] = ByIdentity()
 """For a table with hooks of ours the one that is saved: the same for the module and for a handle of it."""
 
 
-def _theirs(table: Any) -> Any:
-    """Return *table*, which a module goes on with, or what is in its place without our hooks."""
-    kept = [(number, hook) for number, hook in table.items() if number not in numbers and not is_hook(hook)]
+def _ours(hooks: Any) -> set[int]:
+    """Return the numbers of our hooks among the *hooks* of a module; another one may have hooks of the same numbers."""
+    return {number for number, hook in hooks.items() if is_hook(hook)}
+
+
+def _theirs(table: Any, ours: set[int]) -> Any:
+    """Return *table*, which a module goes on with, or what is in its place without what is *ours*."""
+    kept = [(number, hook) for number, hook in table.items() if number not in ours]
     if len(kept) == len(table):
         return table
     twin = _twins.get(table, None)
@@ -36,7 +42,10 @@ def _theirs(table: Any) -> Any:
 @guarded
 def _module_state(state: Any) -> None:
     if isinstance(state, dict):
-        state.update({name: _theirs(state[name]) for name in _TABLES if state.get(name)})
+        ours = {name: _ours(state[name]) for name in _HOOKS if state.get(name)}
+        if state.get(_ALWAYS):
+            ours[_ALWAYS] = ours.get("_forward_hooks", set())
+        state.update({name: _theirs(state[name], numbers) for name, numbers in ours.items()})
 
 
 @guarded
@@ -44,7 +53,8 @@ def _handle_state(state: Any) -> Any:
     table, number, *further = state
     if table is None:
         return None
-    return _theirs(table), number, *(tuple(one and _theirs(one) for one in tables) for tables in further)
+    ours = _ours(table)
+    return _theirs(table, ours), number, *(tuple(one and _theirs(one, ours) for one in tables) for tables in further)
 
 
 def _attach_to(name: str, change: Callable[[Any], Any]) -> Callable[[ModuleType], Undo]:
