@@ -417,6 +417,12 @@ model = Model()
 model.compile(fullgraph=True, backend="aot_eager")
 train(model)
 torch.save(model, io.BytesIO())
+import gc, weakref
+gone = weakref.ref(model)
+del model
+torch._dynamo.reset()
+gc.collect()
+assert gone() is None
 """,
     "a compiled function": """
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())

@@ -3,6 +3,7 @@
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -106,15 +107,9 @@ class Roots:
                 after(module)
                 self.compiled_called()
 
-        weak = weakref.ref(module)
-
-        def restore() -> None:
-            there = weak()
-            if there is not None and there._compiled_call_impl is call:
-                there._compiled_call_impl = compiled
-
+        call.__wrapped__ = compiled  # type: ignore[attr-defined]
         module._compiled_call_impl = call
-        self._restores.setdefault(module, []).append(restore)
+        self._restores.setdefault(module, []).append(partial(_restore, weakref.ref(module), weakref.ref(call)))
 
     @guarded
     def _enter_compiled(self, module: Any, args: Any) -> None:
@@ -227,3 +222,10 @@ class Roots:
         self._restores.clear()
         self._module = None
         self._forget()
+
+
+def _restore(module: Callable[[], Any], call: Callable[[], Any]) -> None:
+    """Give a compiled module its own call back; neither of the two is kept alive for that."""
+    there, ours = module(), call()
+    if there is not None and there._compiled_call_impl is ours:
+        there._compiled_call_impl = ours.__wrapped__
