@@ -442,6 +442,30 @@ again = torch.load(file, weights_only=False)
 assert again(torch.ones(1, 4)).shape == copy.deepcopy(model)(torch.ones(1, 4)).shape
 train(model, 1)
 """,
+    "a model of which CUDA graphs are made": """
+made = []
+
+def make(callables, sample_args):  # as torch does, which needs a device for more
+    made.extend(callables)
+    for module in callables:
+        assert not module._forward_hooks and not module._forward_pre_hooks
+        module(*sample_args)
+    return callables
+
+import torch.cuda.graphs
+from otel_dltrace.instrument._sites import wrap
+from otel_dltrace.instrument.torch_training import ROWS
+(site,) = [row for row in ROWS if getattr(row, "name", "") == "make_graphed_callables"]
+model = nn.Linear(4, 4)
+wrap(site, make)((model,), (torch.ones(2, 4),))
+train(model)
+wrap(site, make)((model,), (torch.ones(2, 4),))
+assert len(model._forward_hooks) == len(model._forward_pre_hooks) == 1
+try:
+    torch.cuda.make_graphed_callables(model, (torch.ones(2, 4),))
+except Exception as error:  # here is no device, or no graph of a tensor on the host
+    assert "hooks" not in str(error), error
+""",
     "a forward that raises": """
 model = nn.Linear(4, 4)
 train(model, 2)

@@ -1,13 +1,14 @@
-"""Leaves `torch.jit.script` as it is: hooks of ours are no part of a model that is scripted."""
+"""Leaves `torch.jit.script` and CUDA graphs as they are: hooks of ours are no part of a model that is made one."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._sites import Attachment, Row, Undo, replace
-from otel_dltrace.instrument._torch_root_hooks import is_hook
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace
+from otel_dltrace.instrument._torch_root_hooks import Forward, is_hook
 
 
 def _attach(module: ModuleType) -> Undo:
@@ -26,7 +27,7 @@ def _traced(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @contextmanager
 def _without_hooks(module: Any) -> Iterator[None]:
-    """Take our hooks from *module* while it is looked at: each would be compiled, and has no source for that."""
+    """Take our hooks from *module* while it is looked at: each would be compiled, or the module refused for it."""
     tables = [(table, list(table.items())) for table in (module._forward_hooks, module._forward_pre_hooks)]
     for table, hooks in tables:
         for number, hook in hooks:
@@ -38,6 +39,25 @@ def _without_hooks(module: Any) -> Iterator[None]:
         for table, hooks in tables:  # the same tables in the same order: handles remove by them
             table.clear()
             table.update(hooks)
+
+
+def graphs(forward: Forward) -> Site:
+    """Return the row for what makes CUDA graphs of modules: it refuses hooks, and runs them in no step's *forward*."""
+
+    def begin(args: Args, kwargs: Kwargs) -> ExitStack:
+        made = args[0] if args else kwargs["callables"]
+        stack = ExitStack()
+        for one in made if isinstance(made, tuple) else (made,):
+            if isinstance(one, sys.modules["torch"].nn.Module):
+                stack.enter_context(_without_hooks(one))
+        forward.here.running = stack
+        return stack
+
+    def over(stack: ExitStack, _result: object) -> None:
+        forward.here.running = None
+        stack.close()
+
+    return Site("torch.cuda.graphs", "make_graphed_callables", begin, over, over)
 
 
 SCRIPT: tuple[Row, ...] = (Attachment("torch.jit._recursive", _attach),)

@@ -15,7 +15,7 @@ from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, 
 from otel_dltrace.instrument._stage_calls import stage_site
 from otel_dltrace.instrument._torch_roots import Roots
 from otel_dltrace.instrument._torch_schedulers import ROWS as SCHEDULERS
-from otel_dltrace.instrument._torch_script import SCRIPT
+from otel_dltrace.instrument._torch_script import SCRIPT, graphs
 from otel_dltrace.instrument._torch_states import STATES
 from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
 from otel_dltrace.record.guard import failed
@@ -251,5 +251,6 @@ ROWS: tuple[Row, ...] = (
     stage_site("torch.serialization", "save", CHECKPOINT, is_one=_is_of_program),
     *(stage_site("torch.distributed.checkpoint.state_dict_saver", name, CHECKPOINT) for name in DCP_SAVES),
     *SCRIPT,
+    graphs(forward),
     *STATES,
 )
