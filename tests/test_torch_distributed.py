@@ -338,6 +338,22 @@ def test_buckets_of_one_recording_are_not_told_in_the_next(tmp_path: Path) -> No
     assert sorted(map(len, told)) == [1, 4]
 
 
+SPARSE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.sparse_coo_tensor([[1, 4]], torch.ones(2), (9,)))
+dist.destroy_process_group()
+"""
+
+
+def test_a_sparse_tensor_has_the_bytes_of_its_indices_and_values(tmp_path: Path) -> None:
+    """Two indices of 8 bytes, two values of 4."""
+    (recorded,) = run(tmp_path, SPARSE)
+    assert [(span.name, span.size) for span in recorded.spans("collective")] == [("all_reduce", 24)]
+
+
 CHECKPOINTED = """
 import torch
 import torch.distributed as dist

@@ -77,18 +77,30 @@ class Call:
         """Return the bytes that the call moves in a group of *ranks*; *value* is its argument for *tensors*."""
         try:
             size: int = value.nbytes
-        except AttributeError:
-            size = sum(tensor.nbytes for tensor in tensors_in(value))
+        except (AttributeError, RuntimeError):  # a list, or a sparse one
+            size = sum(map(bytes_of, tensors_in(value)))
         return size * ranks if self.each else size
+
+
+def bytes_of(tensor: Any) -> int:
+    """Return the bytes of *tensor*; of a sparse one those of its indices and values."""
+    if getattr(tensor, "is_sparse", False):
+        return int(tensor._indices().nbytes + tensor._values().nbytes)
+    return int(tensor.nbytes)
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
     """Yield the tensors in *value*: a tensor, or lists of them; what is neither is for the call to refuse."""
-    if hasattr(value, "nbytes"):
+    if is_tensor(value):
         yield value
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors_in(part)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether *value* is a tensor; a sparse one refuses to say its bytes, so its class is asked."""
+    return hasattr(type(value), "nbytes")
 
 
 _SRC, _DST = ("src", "group_src"), ("dst", "group_dst")

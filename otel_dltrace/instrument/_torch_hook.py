@@ -12,6 +12,7 @@ from typing import Any
 
 from otel_dltrace.instrument._torch_buckets import describe
 from otel_dltrace.instrument._torch_callbacks import called, outstanding, writers
+from otel_dltrace.instrument._torch_calls import bytes_of
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, sequence_number
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record.guard import guarded
@@ -109,8 +110,7 @@ class BucketHook:
             number = describe(self._recorder, group, self._backend, key[0], buffer.dtype, plain)
             self._descriptors[key] = number
         self.launched += 1
-        size = 0 if buffer.is_sparse else buffer.nbytes
-        return _Launched(Operation(self._recorder, number, size, flags=Flag.ASYNC))
+        return _Launched(Operation(self._recorder, number, bytes_of(buffer), flags=Flag.ASYNC))
 
     def _average(self, bucket: Any, span: _Launched | None) -> Any:
         """Do as DDP does without a hook; the future must resolve to an object of Python."""

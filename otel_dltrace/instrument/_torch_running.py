@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from otel_dltrace.instrument._sites import Args, Kwargs
-from otel_dltrace.instrument._torch_calls import OPERATORS, Call, tensors_in
+from otel_dltrace.instrument._torch_calls import OPERATORS, Call, is_tensor, tensors_in
 from otel_dltrace.instrument._torch_comm import Comm
 from otel_dltrace.instrument._torch_groups import c10d, has_rank_0, is_outside, sequence_number
 from otel_dltrace.instrument._torch_p2p import ANY, Ends, ends_of, rank_in_world
@@ -35,7 +35,7 @@ class Running:
         ranks = 1 if group is None else group.size()
         value = call.argument(call.tensors, args, kwargs) if call.tensors else None
         size = call.size(value, ranks) if call.tensors else 0
-        tensor = value if hasattr(value, "nbytes") else next(tensors_in(value), None)
+        tensor = value if is_tensor(value) else next(tensors_in(value), None)
         descriptor, self.source = comm.describe(call, group, tensor)
         self.waits = _is_asynchronous(call, args, kwargs)
         self.ends: Ends | None = None
