@@ -244,6 +244,21 @@ def test_who_patched_after_us_keeps_their_patch(library: Path, tracer: Tracer) -
     assert core.double(1) == 3
 
 
+def test_what_a_program_imported_by_name_traces_while_its_site_is_there(library: Path, tracer: Tracer) -> None:
+    """A module outside of the framework keeps our wrapper, which passes calls through until we are back."""
+    core = importlib.import_module("sitelib.core")
+    seen = Seen()
+    registry = Registry({"library": [seen.site("double")]})
+    registry.watch()
+    kept, counts = core.double, []
+    for change in (registry.unwatch, registry.watch, registry.unwatch):
+        change()
+        assert kept(1) == 2
+        counts.append(len(seen))
+
+    assert counts == [0, 2, 2]
+
+
 def test_what_was_attached_is_detached_last_one_first(library: Path) -> None:
     """Undoing goes the way back."""
     done: list[str] = []

@@ -4,8 +4,8 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import dataclass, field
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -20,10 +20,21 @@ Kwargs = dict[str, Any]
 Undo = Callable[[], None]
 began: dict[str, int] = {}
 """When the import of a watched module began (monotonic ns): some do their work in it."""
+_NEVER = 1 << 30
+"""Above every level."""
 
 
 def _leave(_span: Any, _result: Any) -> None:
     """Do nothing with a result, or with an error."""
+
+
+class Gate:
+    """From which level on a site is traced: its wrappers ask, since a program keeps those that it imported by name."""
+
+    __slots__ = ("level",)
+
+    def __init__(self, level: int) -> None:
+        self.level = level
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class Site:
         since: The framework's first version that has it, such as ``2.8``; "" for all that are supported.
         until: The first version that has it no more; "" if there is none yet.
         around: Makes, of the traced function and the bare one, what is put in place, where that is not the traced one.
+        gate: Lets its wrappers trace, while it is in place.
     """
 
     module: str
@@ -51,6 +63,11 @@ class Site:
     since: str = ""
     until: str = ""
     around: Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]] | None = None
+    gate: Gate = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Let its wrappers trace from its level on."""
+        object.__setattr__(self, "gate", Gate(int(self.level)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,7 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
         holder, name, original = found
         wrapper = wrap(row, original)
         undos.append(replace(holder, name, original, wrapper))
+        undos.append(_open(row))
         if holder is module:
             wrappers[id(original)] = (original, wrapper)
     package = module.__name__.partition(".")[0]
@@ -101,6 +119,12 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
         traced = {id(wrapper): (wrapper, original) for original, wrapper in wrappers.values()}
         undos.append(lambda: _put_back_aliases(package, traced))
     return undos
+
+
+def _open(site: Site) -> Undo:
+    """Have the wrappers of *site* trace, also those that a program has kept; return what ends that."""
+    site.gate.level = int(site.level)
+    return partial(setattr, site.gate, "level", _NEVER)
 
 
 def applies(site: Site) -> bool:
@@ -170,14 +194,14 @@ def _end_failed(name: str, broken: Exception) -> None:
 
 
 def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *original* with the site around it; with tracing off it is passed through."""
-    begin, finish, fail, level, name = site.begin, site.finish, site.fail, int(site.level), site.name
+    """Return *original* with the site around it; with tracing off, or the site away, calls are passed through."""
+    begin, finish, fail, gate, name = site.begin, site.finish, site.fail, site.gate, site.name
 
     # Inlines what `guarded` does: between two kernels Python's code is cold, and every frame costs microseconds.
     @wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         tracer = live.tracer
-        if tracer is None or tracer.recorder.level < level:
+        if tracer is None or tracer.recorder.level < gate.level:
             return original(*args, **kwargs)
         try:
             span = begin(args, kwargs)
