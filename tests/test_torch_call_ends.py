@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch_harness import ROOT, Recorded, Span, run
+from torch_harness import ROOT, Recorded, Span, counts, run
 
 pytest.importorskip("torch")
 
@@ -266,6 +266,57 @@ def test_a_wait_asks_no_work_whose_end_is_written(tmp_path: Path) -> None:
 
     assert [span.name for span in recorded.spans("phase")] == ["wait"]
     assert recorded.said == [{"asked": 0}]
+
+
+OWN_CLASSES = """
+import torch
+import torch.distributed as dist
+
+called = []
+
+class Group(dist.ProcessGroup):
+    def allreduce(self, tensors, opts):
+        called.append("allreduce")
+        return super().allreduce(tensors, opts)
+
+    def alltoall_base(self, *args):  # the old name of a function that C++ asks for by both
+        called.append("alltoall_base")
+        return super().alltoall_base(*args)
+
+class Work(dist.Work):
+    pass
+
+def create(store, rank, size, timeout):
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group = Group(rank, size)
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, size, timeout))
+    return group
+
+dist.Backend.register_backend("own", create, devices=["cpu"])
+dist.init_process_group("own", store=dist.HashStore(), rank=0, world_size=1)
+group, tensor = dist.group.WORLD, torch.ones(4)
+assert type(group) is Group
+for _ in range(2):
+    dist.all_reduce(tensor)
+    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    dist.broadcast(tensor, 0)
+    dist.all_to_all_single(torch.empty(4), tensor)
+    group.alltoall_base(torch.empty(4), tensor, [], [], dist.AllToAllOptions()).wait()
+try:
+    Work().get_future()
+except RuntimeError as error:
+    called.append(str(error))
+say(called=called)
+"""
+
+
+def test_a_class_that_a_program_derives_from_a_group_calls_what_it_called(tmp_path: Path) -> None:
+    """C++ asks its objects for their methods, and would take ours for theirs; the functions around them are traced."""
+    (plain,), (traced,) = run(tmp_path / "off", OWN_CLASSES, level=0), run(tmp_path / "on", OWN_CLASSES)
+
+    assert traced.said == plain.said
+    assert counts(traced.spans("collective")) == {"all_reduce": 2, "broadcast": 2, "all_to_all_single": 2}
 
 
 ERRORS = """

@@ -62,7 +62,7 @@ class Site:
     level: int = Level.STEP
     since: str = ""
     until: str = ""
-    around: Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]] | None = None
+    around: Callable[[Callable[..., Any], Callable[..., Any]], Any] | None = None
     gate: Gate = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -195,23 +195,24 @@ def _end_failed(name: str, broken: Exception) -> None:
 
 def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return *original* with the site around it; with tracing off, or the site away, calls are passed through."""
+    call = getattr(original, "traced", original)  # a `_torch_methods.Method` is what a class has, and not called
     begin, finish, fail, gate, name = site.begin, site.finish, site.fail, site.gate, site.name
 
     # Inlines what `guarded` does: between two kernels Python's code is cold, and every frame costs microseconds.
-    @wraps(original)
+    @wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         tracer = live.tracer
         if tracer is None or tracer.recorder.level < gate.level:
-            return original(*args, **kwargs)
+            return call(*args, **kwargs)
         try:
             span = begin(args, kwargs)
         except Exception as broken:  # noqa: BLE001  -- see above
             failed(name, broken)
             span = None
         if span is None:
-            return original(*args, **kwargs)
+            return call(*args, **kwargs)
         try:
-            result = original(*args, **kwargs)
+            result = call(*args, **kwargs)
         except BaseException as error:
             try:
                 fail(span, error)

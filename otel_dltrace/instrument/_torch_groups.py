@@ -5,6 +5,7 @@ from threading import RLock
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
+from otel_dltrace.instrument._torch_methods import OF_GROUPS
 
 C10D = "torch.distributed.distributed_c10d"
 HOST_BACKENDS = ("gloo", "mpi")
@@ -145,9 +146,9 @@ COUNT_NAMED = Site("", "point to point", begin=_named_message_begins, finish=_ov
 """The same for an operator, whose last argument is the group's name."""
 COUNTS: tuple[Row, ...] = (
     *(
-        Site(C10D, f"ProcessGroup.{name}", begin=_message_begins, finish=_over, fail=_over)
+        Site(C10D, f"ProcessGroup.{name}", _message_begins, _over, _over, around=OF_GROUPS)
         for name in ("send", "recv", "recv_anysource")
     ),
-    Site(C10D, "ProcessGroup.monitored_barrier", begin=_barrier_begins, finish=_monitored),
+    Site(C10D, "ProcessGroup.monitored_barrier", _barrier_begins, _monitored, around=OF_GROUPS),
 )
 """What has to be seen at every level, so that all ranks agree on the number of a collective."""

@@ -12,6 +12,7 @@ from otel_dltrace.instrument._torch_calls import FUNCTIONS, METHODS, OPERATORS, 
 from otel_dltrace.instrument._torch_comm import Comm
 from otel_dltrace.instrument._torch_dynamo import DYNAMO
 from otel_dltrace.instrument._torch_groups import C10D, COUNTS, c10d, forget, sequence_number
+from otel_dltrace.instrument._torch_methods import OF_GROUPS, OF_WORKS
 from otel_dltrace.instrument._torch_operators import operators
 from otel_dltrace.instrument._torch_pending import Pending
 from otel_dltrace.instrument._torch_running import Span, begin_batch, begin_call
@@ -156,12 +157,13 @@ writers.append(_write_done)
 
 def _site(call: Call) -> Site:
     begin = partial(_begin, call)
-    return Site(call.module, call.name, begin, _finish, _fail, Level.COLLECTIVE, call.since, call.until)
+    around = OF_GROUPS if call.is_method else None
+    return Site(call.module, call.name, begin, _finish, _fail, Level.COLLECTIVE, call.since, call.until, around)
 
 
 def _work(name: str, begin: Callable[[Args, Kwargs], Any], finish: Callable[[Any, Any], None]) -> Site:
     fail = _wait_failed if finish is _waited else lambda _span, _error: None
-    return Site(C10D, f"Work.{name}", begin, finish, fail, Level.COLLECTIVE)
+    return Site(C10D, f"Work.{name}", begin, finish, fail, Level.COLLECTIVE, around=OF_WORKS)
 
 
 ROWS: tuple[Row, ...] = (
