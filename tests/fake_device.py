@@ -32,7 +32,7 @@ class FakeDevice:
     drift: float = 0.0
     now: int = 10**12
     busy_until: int = 0
-    current: int = 0
+    current: int | None = 0
     is_used: bool = True
     is_capturing: bool = False
     breaks: bool = False
@@ -56,7 +56,10 @@ class FakeDevice:
         """Return whether events may be used."""
         return self.is_used and not self.is_capturing
 
-    def index(self) -> int:
+    def meet(self, model: set[int]) -> None:
+        """Know that a *model* is on these devices."""
+
+    def index(self) -> int | None:
         """Return which device is current."""
         return self.current
 

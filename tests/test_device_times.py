@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, get_ident
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -298,6 +298,36 @@ def test_each_device_has_events_of_its_own(traced: Traced) -> None:
         traced.idle(100)
 
     assert {row["source"] for row in traced.read() if row["name"] == "forward"} == {Source.DEVICE}
+
+
+def test_a_device_that_is_not_the_program_s_is_not_asked(traced: Traced) -> None:
+    """The current one need not be the one that works: there is not one event."""
+    traced.device.current = None
+    traced.tracer.steps.begin()
+    traced.stage("forward", 1, 10)
+
+    assert {row["source"] for row in traced.read()} == {Source.HOST_DONE}
+    assert traced.device.events == []
+
+
+@pytest.mark.parametrize(
+    ("current", "contexts", "models", "index"),
+    [
+        pytest.param(0, {0}, set(), 0, id="in use"),
+        pytest.param(0, {1}, set(), None, id="without a context"),
+        pytest.param(0, {0, 1}, {1}, None, id="beside the model"),
+        pytest.param(1, {1}, {1}, 1, id="the model's"),
+        pytest.param(1, {0, 1}, {0, 1}, 1, id="one of the model's"),
+    ],
+)
+def test_a_device_is_asked_where_the_program_works(
+    current: int, contexts: set[int], models: set[int], index: int | None
+) -> None:
+    """Programs that name the device of each tensor leave the first one current: asked, it would open a context."""
+    cuda = torch_device.Cuda(SimpleNamespace(current_device=lambda: current), contexts.__contains__)
+    assert cuda.index() == (current if current in contexts else None)
+    cuda.meet(models)
+    assert [cuda.index(), cuda.index()] == [index, index]
 
 
 def in_another_thread(work: Callable[[], object]) -> None:

@@ -40,8 +40,11 @@ class Device(Protocol):
     def is_open(self) -> bool:
         """Return whether events may be used now: the program uses a device, and captures no graph."""
 
-    def index(self) -> int:
-        """Return which device is the current one."""
+    def meet(self, model: set[int]) -> None:
+        """Know that a *model* is on these devices."""
+
+    def index(self) -> int | None:
+        """Return which device is the current one; None where its times would not be those of the program's work."""
 
     def event(self) -> Event:
         """Return a new event."""

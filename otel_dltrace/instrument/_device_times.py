@@ -102,6 +102,10 @@ class DeviceMarks:
         self._pending: deque[_Span] = deque(maxlen=MAX_PENDING)
         self._has_failed = False
 
+    def meet(self, model: set[int]) -> None:
+        """Know that a *model* is on these devices."""
+        self._device.meet(model)
+
     def mark(self, elsewhere: bool = False) -> Mark | None:
         """Return a mark before what is asked of the device next; None where there can be none now."""
         mark: Mark | None = self._tried(self._mark, elsewhere)
@@ -177,6 +181,8 @@ class DeviceMarks:
         if not self._device.is_open():
             return None
         index = self._device.index()
+        if index is None:
+            return None
         used = self._used.get(index)
         if used is None:
             if elsewhere:

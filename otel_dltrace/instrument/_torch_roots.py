@@ -197,6 +197,9 @@ class Roots:
         self._missing.difference_update(map(id, parameters))
         if not self._missing:
             self.stop_looking()
+        tracer = live.tracer
+        if tracer is not None and tracer.steps.device is not None:
+            tracer.steps.device.meet({parameter.device.index for parameter in parameters if parameter.is_cuda})
         torch = sys.modules["torch"]
         self.forward.is_grad_enabled, self.forward.graph_task = torch.is_grad_enabled, torch._C._current_graph_task_id
         if hooks:

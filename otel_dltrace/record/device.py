@@ -12,6 +12,9 @@ class DeviceTimes(Protocol):
     What returns whether it is followed means: the span says so by ``Flag.DEVICE``, and an AMEND will come.
     """
 
+    def meet(self, model: set[int]) -> None:
+        """Know that a *model* is on these devices: its stages have no times of others."""
+
     def mark(self, elsewhere: bool = False) -> Mark | None:
         """Return a mark before what is asked of the device next; None where there can be none now.
 
