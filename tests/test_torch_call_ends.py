@@ -268,6 +268,44 @@ def test_a_wait_asks_no_work_whose_end_is_written(tmp_path: Path) -> None:
     assert recorded.said == [{"asked": 0}]
 
 
+COALESCED = """
+import torch
+import torch.distributed as dist
+from otel_dltrace.instrument import _torch_comm
+
+registry.uninstrument()
+group, barrier, asked = dist.ProcessGroup, dist.ProcessGroup.barrier, []
+group.send = group._start_coalescing = lambda self, *args: None  # as NCCL's, which send when the block ends
+group._end_coalescing = lambda self, device: barrier(self)
+registry.instrument()
+_torch_comm.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
+
+class Device:
+    mark = lambda self, elsewhere=False: object()
+    operation = lambda self, *args: asked.append("operation") or True
+    waited = lambda self, *args: asked.append("waited") or True
+    is_open = step_ends = lambda self: False
+
+tracer.steps.device = Device()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as block:
+    for _ in range(2):
+        dist.isend(torch.ones(4), group_dst=0)
+block.wait()
+say(asked=asked)
+dist.destroy_process_group()
+"""
+
+
+def test_a_block_that_is_launched_at_once_is_waited_for(tmp_path: Path) -> None:
+    """Calls in it return nothing and have launched nothing: the wait for its work belongs to the last of them."""
+    (recorded,) = run(tmp_path, COALESCED)
+    sends, (wait,) = recorded.spans("p2p"), recorded.spans("phase", "wait")
+
+    assert [(span.name, span.source) for span in sends] == [("isend", HOST_ISSUE)] * 2
+    assert (wait.parent, recorded.said) == (sends[1].number, [{"asked": ["waited"]}])
+
+
 OWN_CLASSES = """
 import torch
 import torch.distributed as dist

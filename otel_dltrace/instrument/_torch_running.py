@@ -99,6 +99,10 @@ class Running:
             works.launched_tensor(tensors, Pending(self.operation, self.seq, self.source, pollable=False))
         elif self.waits and result is not None:
             works.launched_future(result, Pending(self.operation, self.seq, self.source), self.group)
+        elif self.source == Source.HOST_ISSUE and self.group in module._world.pg_coalesce_state:
+            pending = Pending(self.operation, self.seq, self.source, pollable=False)
+            pending.mark = self.mark
+            works.launched_in_block(pending, self.group)
         else:
             device, operation = self._comm.tracer.steps.device, self.operation
             if device and self.mark and device.operation(operation.number, operation.step, self.mark):

@@ -40,6 +40,7 @@ class Works:
         self._recorded = recorded_of(tracer)
         self._pending: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
         self._by_storage: dict[int, Pending] = {}
+        self._in_block: dict[str, Pending] = {}
         self.finished: deque[Pending] = deque()
         self.unwatched: deque[tuple[Any, Pending]] = deque()
         self._kinds = Kinds()
@@ -85,6 +86,19 @@ class Works:
             del self._by_storage[next(iter(self._by_storage))]  # nobody waits for it: it ends as issued
         for tensor in tensors:
             self._by_storage[tensor.untyped_storage()._cdata] = pending
+
+    def launched_in_block(self, pending: Pending, group: Any) -> None:
+        """Know that *pending* is in a block of *group*, which launches all at once: its work is that of the last one.
+
+        The one before it ends here, as issued.
+        """
+        self._in_block[group.group_name] = pending
+
+    def block_ended(self, group: Any, work: Any) -> None:
+        """Know that a block of *group* has launched what is in it; *work* is None where that was nothing."""
+        pending = self._in_block.pop(group.group_name, None)
+        if pending is not None and work is not None:
+            self.launched(work, pending, group)
 
     def _watch(self, future: Callable[[], Any], pending: Pending) -> None:
         try:
@@ -151,6 +165,7 @@ class Works:
         """Write what is done, and what is not known to be: nobody will wait for it any more."""
         self.flush()
         self._by_storage.clear()
+        self._in_block.clear()
         for pending in list(self._pending.values()):
             if not pending.pollable:
                 pending.give_up()

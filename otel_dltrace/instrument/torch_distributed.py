@@ -96,6 +96,18 @@ def _tensor_wait_begins(args: Args, kwargs: Kwargs) -> Wait | None:
     return None if _in_graph() else _here().works.tensor_wait_begins(args[0] if args else kwargs["tensor"])
 
 
+def _block_ends(args: Args, _kwargs: Kwargs) -> Any:
+    return None if _in_graph() else args[0]
+
+
+def _block_ended(group: Any, work: Any) -> None:
+    _here().works.block_ended(group, work)
+
+
+def _block_failed(group: Any, _error: BaseException) -> None:
+    _here().works.block_ended(group, None)
+
+
 # -- process groups ---------------------------------------------------------------------------------
 
 
@@ -169,6 +181,15 @@ def _work(name: str, begin: Callable[[Args, Kwargs], Any], finish: Callable[[Any
 ROWS: tuple[Row, ...] = (
     *(_site(call) for call in METHODS),
     *(_site(call) for call in FUNCTIONS),
+    Site(
+        C10D,
+        "ProcessGroup._end_coalescing",
+        _block_ends,
+        _block_ended,
+        _block_failed,
+        Level.COLLECTIVE,
+        around=OF_GROUPS,
+    ),
     _work("wait", _wait_begins, _waited),
     _work("is_completed", _asked, _answered),
     _work("get_future", _asked, _given_future),
