@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from torch_harness import read_ring, run_each
-from torch_loops import NO_LOADER, PLAIN, SETUP, Loops, Ran, check
+from torch_loops import NO_LOADER, PLAIN, SETUP, Loops, Ran, check, times
 
 from otel_dltrace.instrument._loop import Loop
 from otel_dltrace.record.steps import Steps
@@ -138,6 +138,40 @@ LOOPS: Loops = {
             learn(x, y)
         """,
         [PLAIN, NO_LOADER, NO_LOADER],
+    ),
+    "one optimizer, each batch again and again": (
+        """
+        del second
+        for x, y in held_out:
+            for _ in range(3):
+                learn(x, y)
+        """,
+        # What the first further forward is for shows at its backward.
+        [
+            PLAIN | {"forward": 2},
+            {"backward": 1, "optimizer": 1},
+            NO_LOADER,
+            *[PLAIN, NO_LOADER, NO_LOADER] * 2,
+        ],
+    ),
+    "one optimizer, and a look at what was learned": (
+        """
+        del second
+        for x, y in loader:
+            learn(x, y)
+            loss_of(x, y)
+        """,
+        [PLAIN | {"forward": 2}] * 6,
+    ),
+    "two optimizers, one of which steps several times": (
+        """
+        for x, y in held_out:
+            for _ in range(2):
+                other(x).mean().backward()
+                second.step()
+            learn(x, y)
+        """,
+        [PLAIN | times(3, NO_LOADER)] * 3,
     ),
     "closure": (
         """

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from threading import get_ident, main_thread
 
+from otel_dltrace.instrument import _optimizers
 from otel_dltrace.instrument._batch_sizes import take
 from otel_dltrace.model.semconv import (
     BACKWARD,
@@ -35,9 +36,11 @@ class Loop:
 
     A step lasts one optimizer cycle. After an optimizer has stepped, the next batch begins a step;
     where no batches are fetched, the next forward of a root module does, and where no forward is
-    seen either, the next backward. Two optimizers in turn on one batch are one step. An evaluation
-    between two steps is the beginning of the second, and one after the last step adds none. Where
-    the program marks its steps, nothing here begins one. All times are monotonic ns.
+    seen either, the next backward. Two optimizers in turn on one batch are one step; where there is
+    one alone, a further cycle on the same batch is a step of its own. That is known at its backward,
+    for a forward may be just to see what was learned; once it was seen, the forward begins the step.
+    An evaluation between two steps is the beginning of the second, and one after the last step adds
+    none. Where the program marks its steps, nothing here begins one. All times are monotonic ns.
 
     An epoch is a pass over the data: it is over when the iterator whose batches begin steps has no
     more. A loop that leaves it before tells its epochs itself, with ``set_epoch`` or ``step(epoch=)``,
@@ -56,13 +59,14 @@ class Loop:
         """The thread that trains, and whether it was seen to: what others do is beside the stages of a step."""
         self.fetching = False
         """Whether a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
-        self._cycle_done = True
-        self._cycle_end = 0
+        self._cycle_done, self._cycle_end = True, 0
         self._forward_seen = False
         self.stepped: set[int] = set()
         """The optimizers that have stepped since the last forward that was seen."""
         self._batches: Callable[[], object] = _nobody
         """The iterator that gave the last batch to train on, while it lives and has more."""
+        self._is_used_again = False
+        """Whether a batch was trained on in several cycles of the program's one optimizer."""
         self._leading: Callable[[], object] = _nobody
         """The iterator that gave the batch with which the last step began; when it has no more, an epoch is over."""
         self._is_passed = False
@@ -232,7 +236,7 @@ class Loop:
             steps.stage(PREPARE_BATCH, since, until, between)
             self._fetched = 0
         if training:
-            if self._cycle_done and self._batches() is None:
+            if self._cycle_done and (self._batches() is None or (self._is_used_again and _optimizers.is_one())):
                 self._begin(self._optimizing or start)
             self._evaluating = 0  # it was an evaluation in the middle of a step
             if self._optimizer:
@@ -274,9 +278,17 @@ class Loop:
         self._fetched, steps.is_fresh = 0, False
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
+        elif self._cycle_done and not (self.stepped or steps.marked) and self._batches() is not None:
+            self._cycle_again(start)
         if not self._forward_seen and self._sizes:
             steps.trained_on(self._sizes.popleft()[1])
         self._mark = None if steps.device is None else steps.mark()
+
+    def _cycle_again(self, start: int) -> None:
+        """Know that a backward begins after one more forward on a batch with which an optimizer has stepped."""
+        if _optimizers.is_one():
+            self._begin(start)
+            self._is_used_again = True
 
     def backward_ended(self, start: int, end: int) -> None:
         """Know that a backward, begun at *start*, is over."""

@@ -7,6 +7,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from otel_dltrace.instrument import _optimizers
 from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._sites import Undo
 from otel_dltrace.instrument._torch_root_hooks import After, Before, Forward, Search, compiling, none_yet, number_behind
@@ -121,6 +122,7 @@ class Roots:
 
     def made(self, optimizer: Any) -> None:
         """Look for who holds the parameters of a new *optimizer*: by its first step a forward would have gone by."""
+        _optimizers.made(optimizer)
         missing = self._unheld(optimizer)
         if missing:
             if self._search is None:
@@ -136,6 +138,7 @@ class Roots:
         count = len(groups[0]["params"]) if len(groups) == 1 else sum(len(group["params"]) for group in groups)
         if self._settled[1] == count and self._settled[0]() is optimizer:
             return  # the usual case, without a weak dictionary
+        _optimizers.stepped(optimizer)
         known_count, tries = self._checked.get(optimizer, (0, 0))
         if known_count != count:
             tries = 0
