@@ -151,6 +151,24 @@ print(signal.sigwait([signal.SIGTERM]).name, flush=True)
     assert (launcher.returncode, said) == (128 + signal.SIGTERM, "SIGTERM\n")
 
 
+def test_a_signal_that_is_to_be_ignored_ends_nothing(tmp_path):
+    """As under `nohup`, when the terminal is closed: its SIGHUP is ignored by the program as well."""
+    program = f"""
+import pathlib, signal, time
+print("ready", flush=True)
+while not pathlib.Path({str(tmp_path / "hung up")!r}).exists():
+    time.sleep(0.01)
+print(signal.getsignal(signal.SIGHUP).name, flush=True)
+"""
+    command = ["nohup", *LAUNCH, "--servers", "0", "--", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "ready\n"
+        launcher.send_signal(signal.SIGHUP)
+        (tmp_path / "hung up").touch()
+        said, _ = launcher.communicate(timeout=240)
+    assert (launcher.returncode, said) == (0, "SIG_IGN\n")
+
+
 @pytest.mark.parametrize(
     ("does", "code"),
     [

@@ -231,12 +231,13 @@ def _root(plan: Plan) -> Iterator[str]:
 
 @contextmanager
 def _forwarding(job: _Job) -> Iterator[None]:
-    """Have the signals that end us end the job."""
+    """Have the signals that end us end the job; one that we were started to ignore, as by `nohup`, is no reason to."""
 
     def received(number: int, _frame: object) -> None:
         job.received = number
 
-    before = {number: signal.signal(number, received) for number in FORWARDED}
+    heard = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, received) for number in heard}
     try:
         yield
     finally:
