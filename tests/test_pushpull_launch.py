@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -191,6 +192,17 @@ engine.start()
 os.write(1, (os.environ["PUSHPULL_DIR"] + os.linesep).encode())
 time.sleep(600)
 """
+
+
+@pytest.mark.parametrize(
+    "env", [pytest.param({}, id="asked by none"), pytest.param({"BYTEPS_FORCE_DISTRIBUTED": "1"}, id="waited for")]
+)
+def test_servers_that_nobody_asks_end_with_the_worker(env):
+    """One worker alone talks to none; where it is to, they wait for it as long as they may."""
+    grace_s = 1.0 if env else 100.0
+    begin = time.monotonic()
+    assert launch(Plan(("true",), servers=2, grace_s=grace_s), os.environ | env) == 0
+    assert (time.monotonic() - begin > grace_s) is bool(env)
 
 
 def is_over(process: psutil.Process) -> bool:

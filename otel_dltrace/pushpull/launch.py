@@ -15,11 +15,14 @@ from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.folder import job_folder, remove_orphans
-from otel_dltrace.pushpull.options import BEREFT
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.options import BEREFT, is_forced
 
 SERVE = (sys.executable, "-m", "otel_dltrace", "pushpull", "serve")
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.02
+_UP_S = 2.0
+"""How long a server that nobody asks has to come up: from then on whoever traces the job knows of it."""
 _PR_SET_PDEATHSIG = 1
 """Linux's prctl.h: the signal that a process gets when the thread that started it ends."""
 
@@ -58,8 +61,10 @@ class _Child:
 class _Job:
     """The processes, and the signal that was sent to us to end them."""
 
+    asks_servers: bool
     children: list[_Child] = field(default_factory=list)
     received: int = 0
+    begun: float = field(default_factory=time.monotonic)
 
     def running(self, servers: bool) -> list[_Child]:
         return [child for child in self.children if child.server <= servers and child.process.poll() is None]
@@ -92,7 +97,7 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     Raises:
         ConfigError: The program cannot be started.
     """
-    job = _Job()
+    job = _Job(Layout(num_workers=plan.workers, force_distributed=is_forced(env)).distributed)
     remove_orphans()
     with job_folder() as folder, _root(plan) as root, _forwarding(job):
         try:
@@ -110,7 +115,7 @@ def _watch(job: _Job, grace_s: float) -> int:
     end = time.monotonic() + grace_s
     first = _first_of(job, end)
     if first is None and not job.received:
-        job.wait(grace_s, servers=True)
+        job.wait(grace_s if job.asks_servers else job.begun + _UP_S - time.monotonic(), servers=True)
         job.send(signal.SIGTERM)  # a server whose workers never came does not know that they are gone
         job.wait(grace_s, servers=True)
         return 0

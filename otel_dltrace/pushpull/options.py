@@ -71,7 +71,7 @@ def read_env(env: Env) -> tuple[Layout, Options]:
         local_size=_number(env, "BYTEPS_LOCAL_SIZE", 1, least=1),
         num_servers=_number(env, "DMLC_NUM_SERVER", 0),
         pcie_switch_size=_number(env, "BYTEPS_PCIE_SWITCH_SIZE", Layout().pcie_switch_size, least=1),
-        force_distributed=_number(env, "BYTEPS_FORCE_DISTRIBUTED", 0) == 1,
+        force_distributed=is_forced(env),
     )
     _check(layout, env)
     options = Options(
@@ -91,6 +91,15 @@ def read_env(env: Env) -> tuple[Layout, Options]:
         bereft=Path(env[BEREFT]) if env.get(BEREFT) else None,
     )
     return layout, options
+
+
+def is_forced(env: Env) -> bool:
+    """Return whether servers take part with one worker, too.
+
+    Raises:
+        ConfigError: What *env* says of it is no number.
+    """
+    return _number(env, "BYTEPS_FORCE_DISTRIBUTED", 0) == 1
 
 
 def _check(layout: Layout, env: Env) -> None:
