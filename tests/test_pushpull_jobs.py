@@ -522,6 +522,26 @@ def test_who_does_not_come_is_named_after_the_timeout(counts, says, tmp_path):
     assert done.each("message") == {"worker0": says}
 
 
+STANDS_STILL = """
+import dataclasses
+push_pull("met", np.ones(1, np.float32))
+engine.options = dataclasses.replace(options, timeout_s=1)
+if layout.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+signal.alarm(60)
+push_pull("w", np.ones(1 << 21, np.float32))
+"""
+
+
+def test_who_reads_nothing_keeps_nobody(tmp_path):
+    """A local rank that stands still, and has more unread than its socket holds, does not get the goodbye either."""
+    done = run_job(tmp_path, STANDS_STILL, (1, 2, 0), SMALL, grace_s=0.2)
+    assert done.code == 3
+    message = done.each("message")["worker0"]
+    assert message.startswith("'w' is not done after 1 s: partition ")
+    assert message.endswith(" is at COORDINATE_REDUCE")
+
+
 @pytest.mark.parametrize(
     ("counts", "says"),
     [

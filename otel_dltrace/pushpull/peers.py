@@ -22,6 +22,8 @@ _HELLO = struct.Struct("<I")
 _FAILED, _BYE = 254, 255
 _LONGEST = 4096
 _RETRY_S = 0.02
+_GOODBYE_S = 1.0
+"""How long the other local ranks have to make room for the last word, all together: one of them may stand still."""
 
 
 class Listener(Protocol):
@@ -72,22 +74,22 @@ class Peers:
 
     def send(self, signal: Signal, key: int, mark: int, receivers: frozenset[int]) -> None:
         """Send *signal* to *receivers*."""
-        self._send(_MESSAGE.pack(signal, mark, key), receivers)
-
-    def close(self, reason: str = "") -> None:
-        """Say goodbye, or with a *reason* that the job cannot go on."""
-        self._closing.set()
-        text = reason.encode()[: _LONGEST - 1]
-        self._send(bytes([_FAILED if reason else _BYE]) + text, frozenset(self._sockets))
-        for sock in self._sockets.values():
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def _send(self, message: bytes, receivers: frozenset[int]) -> None:
         for rank in receivers:
             # Whoever reads the socket finds out that it is broken, and says so.
             with suppress(OSError):
-                self._sockets[rank].send(message)
+                self._sockets[rank].send(_MESSAGE.pack(signal, mark, key))
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye, or with a *reason* that the job cannot go on; who reads nothing is not told."""
+        self._closing.set()
+        message = bytes([_FAILED if reason else _BYE]) + reason.encode()[: _LONGEST - 1]
+        end = time.monotonic() + _GOODBYE_S
+        for sock in self._sockets.values():
+            with suppress(OSError):
+                sock.settimeout(max(0.0, end - time.monotonic()))
+                sock.send(message)
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _call(self, rank: int, end: float) -> socket.socket:
         path = self.options.folder / f"{rank}.sock"
