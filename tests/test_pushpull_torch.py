@@ -134,6 +134,28 @@ def test_a_root_that_is_not_there_is_refused(tmp_path):
     assert list(done.each("said").values()) == [[[said, True] for said in sentences for _ in range(2)]] * 2
 
 
+FORGETFUL = """
+import atexit, threading
+bps.push_pull(torch.ones(2), name="w")
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 does it
+if layout.rank == 0:
+    atexit.register(setattr, threading.Thread, "start", refuse)
+    sys.exit()
+try:
+    bps.push_pull(torch.ones(2), name="w")
+except bps.PushPullError as error:
+    say(message=str(error))
+"""
+
+
+def test_a_program_may_end_without_a_goodbye(tmp_path):
+    """It is said as the program ends, when no thread can be started any more: the others know that it has left."""
+    done = run_job(tmp_path, START + FORGETFUL, (2, 1, 1), SMALL, torch=True)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.each("message") == {"worker1": "worker 0 has left and never pushed round 1 of 'byteps.w'"}
+
+
 UNNAMED = """
 handles, seen = {}, []
 class Observer:

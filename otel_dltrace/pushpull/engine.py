@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 
@@ -280,12 +279,11 @@ class Engine:
             queue.close()
         # First tell the others: whoever waits here may end the process as soon as it learns of the error.
         self._peers.close(reason)
-        if self._servers is not None:
+        if self._servers is not None and reason:
             # On a thread of its own: we may be on one of gRPC's, which has to go on for the goodbye to get through.
-            leaving = threading.Thread(target=partial(self._servers.close, reason), name="pushpull-goodbye")
-            leaving.start()
-            if not reason:
-                leaving.join()
+            threading.Thread(target=self._servers.close, args=(reason,), name="pushpull-goodbye").start()
+        elif self._servers is not None:
+            self._servers.close()  # here: Python 3.12 starts no thread once the program has ended
         for operation in open_ones:
             self._complete(operation, error)
 
