@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.compression import Fp16, TopK, pack_sum, unpack
 from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
-from otel_dltrace.pushpull.keys import HASHES, key_of, partition_bound, partitions, server_of
+from otel_dltrace.pushpull.keys import HASHES, KeyHash, key_of, partition_bound, partitions, server_of
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options, Tls, read_env
 from otel_dltrace.pushpull.queues import StageQueue
@@ -128,7 +128,7 @@ def test_the_hashes_are_those_of_byteps():
         13942122827148869616,
         9272190511951556031,
     ]
-    assert [server_of(key_of(tensor, 0), 3, "djb2") for tensor in range(8)] == [
+    assert [server_of(key_of(tensor, 0), 3, KeyHash("djb2")) for tensor in range(8)] == [
         HASHES["djb2"](tensor << 16) % 3 for tensor in range(8)
     ]
 
@@ -143,7 +143,7 @@ def test_the_hashes_are_those_of_byteps():
 )
 def test_mixed_gives_more_to_servers_on_their_own(servers, workers, kept):
     """As BytePS's function, compiled, has it for the first twelve tensors."""
-    assert [server_of(tensor << 16, servers, "mixed", workers) for tensor in range(12)] == kept
+    assert [server_of(tensor << 16, servers, KeyHash("mixed"), workers) for tensor in range(12)] == kept
 
 
 ENV = {
@@ -166,6 +166,33 @@ def test_layout_and_options_come_from_the_environment():
     assert layout == Layout(1, 2, 2, 4, 3)
     assert (layout.rank, layout.size, layout.root, layout.signal_root) == (6, 8, 3, 3)
     assert options == Options(credit=4, root="10.0.0.1:1234", token="secret", folder=options.folder)
+
+
+@pytest.mark.parametrize(
+    ("env", "key_hash"),
+    [
+        pytest.param({"BYTEPS_ENABLE_MIXED_MODE": "1"}, KeyHash("mixed"), id="mixed mode"),
+        pytest.param(
+            {"BYTEPS_KEY_HASH_FN": "mixed", "BYTEPS_MIXED_MODE_BOUND": "7", "BYTEPS_BUILT_IN_HASH_COEF": "3"},
+            KeyHash("mixed", bound=7),
+            id="bound",
+        ),
+        pytest.param(
+            {"BYTEPS_KEY_HASH_FN": "built_in", "BYTEPS_BUILT_IN_HASH_COEF": "3", "BYTEPS_MIXED_MODE_BOUND": "x"},
+            KeyHash("built_in", coefficient=3),
+            id="coefficient",
+        ),
+    ],
+)
+def test_a_hash_is_told_what_it_is_told_in_byteps(env, key_hash):
+    """Mixed mode is stronger than the name of another function; what another function is told is not read."""
+    assert read_env({**ENV, **env})[1].key_hash == key_hash
+
+
+def test_coefficient_and_bound_are_those_of_byteps():
+    """As BytePS's functions, compiled, have it: the product is of 64 bits; a smaller bound gives other servers."""
+    mixed = [server_of(tensor << 16, 3, KeyHash("mixed", bound=7), 2) for tensor in range(9)]
+    assert (mixed, server_of(65536, 7, KeyHash("built_in", coefficient=1_000_003))) == ([0, 0, 0, 0, 0, 1, 2, 2, 2], 6)
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "No such file or directory"), (b"\n", "is empty")])
@@ -206,6 +233,11 @@ def test_an_address_of_ipv6_is_told_from_its_port(host):
             {"BYTEPS_KEY_HASH_FN": "mixed", "DMLC_NUM_SERVER": "5"},
             "DMLC_NUM_SERVER=5 and DMLC_NUM_WORKER=2",
             id="mixed",
+        ),
+        pytest.param(
+            {"BYTEPS_ENABLE_MIXED_MODE": "1", "BYTEPS_MIXED_MODE_BOUND": "2"},
+            "BYTEPS_MIXED_MODE_BOUND=2 is less than DMLC_NUM_SERVER=3",
+            id="bound",
         ),
         pytest.param({"PUSHPULL_TIMEOUT": "-1"}, "PUSHPULL_TIMEOUT='-1' is not a number of seconds", id="timeout"),
         pytest.param({"PUSHPULL_TLS_CERT": "c"}, "PUSHPULL_TLS_CERT and PUSHPULL_TLS_KEY go together", id="tls"),

@@ -21,7 +21,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, trace_id
 from otel_dltrace.model.server_keys import first_key
 from otel_dltrace.model.topology import World
-from otel_dltrace.pushpull.keys import server_of
+from otel_dltrace.pushpull.keys import KeyHash, server_of
 from otel_dltrace.report.words import ms
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.process import environment_bind, job_name_of
@@ -359,7 +359,7 @@ def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
 def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path, as_in_profile):
     """The timeline holds the second and third time of each tensor, whatever goes out, the profile one key."""
     key = 1 << 16 | 1  # of server 1
-    pid = key + first_key(server_of(key, SERVERS, "djb2", WORKERS), SERVERS)
+    pid = key + first_key(server_of(key, SERVERS, KeyHash(), WORKERS), SERVERS)
     env = {
         "OTEL_DLTRACE_LEVEL": "phase",
         "OTEL_DLTRACE_STEPS": "all",

@@ -41,10 +41,10 @@ class Cutter:
     def cut(self, operation: Operation) -> list[Task]:
         """Return the partitions of *operation*, each with its key and, if we talk to servers, its server."""
         tasks = []
-        hash_name, workers = self.options.key_hash, self.layout.num_workers
+        key_hash, workers = self.options.key_hash, self.layout.num_workers
         for index, (offset, size) in enumerate(partitions(operation.values.nbytes, self.bound)):
             key = key_of(operation.tensor.declared_key, index)
-            server = server_of(key, self._servers, hash_name, workers) if self._servers else None
+            server = server_of(key, self._servers, key_hash, workers) if self._servers else None
             tasks.append(Task(operation, index, key, offset, size, server))
         return tasks
 

@@ -1,6 +1,7 @@
 """How a tensor is cut into partitions, how these are numbered, and which server keeps which: as BytePS does it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 PAGE: Final = 4096
@@ -56,24 +57,38 @@ def _built_in(key: int) -> int:
     return value ^ value >> 47
 
 
+BUILT_IN: Final = "built_in"
+MIXED: Final = "mixed"
 HASHES: Final[dict[str, Callable[[int], int]]] = {
     "djb2": _djb2,
     "sdbm": _sdbm,
     "naive": _naive,
-    "built_in": _built_in,
+    BUILT_IN: _built_in,
 }
-MIXED: Final = "mixed"
 HASH_NAMES: Final = (*HASHES, MIXED)
 """The values of BYTEPS_KEY_HASH_FN."""
-_MIXED_BOUND: Final = 101
-"""BYTEPS_MIXED_MODE_BOUND unless set."""
 
 
-def server_of(key: int, num_servers: int, hash_name: str, num_workers: int = 1) -> int:
-    """Return which of *num_servers* keeps *key*; *hash_name* is one of `HASH_NAMES`."""
-    if hash_name == MIXED:
-        return _mixed(key, num_servers, num_workers)
-    return HASHES[hash_name](key) % num_servers
+@dataclass(frozen=True, slots=True)
+class KeyHash:
+    """How keys are given to servers.
+
+    Attributes:
+        name: One of `HASH_NAMES`.
+        coefficient: By what `BUILT_IN` is multiplied, BYTEPS_BUILT_IN_HASH_COEF; 1 with the others.
+        bound: How many values `MIXED` tells apart, BYTEPS_MIXED_MODE_BOUND; at least one for each server.
+    """
+
+    name: str = "djb2"
+    coefficient: int = 1
+    bound: int = 101
+
+
+def server_of(key: int, num_servers: int, key_hash: KeyHash, num_workers: int = 1) -> int:
+    """Return which of *num_servers* keeps *key*."""
+    if key_hash.name == MIXED:
+        return _mixed(key, num_servers, num_workers, key_hash.bound)
+    return (HASHES[key_hash.name](key) * key_hash.coefficient & _WORD) % num_servers
 
 
 def mixed_share(num_servers: int, num_workers: int) -> float | None:
@@ -83,16 +98,16 @@ def mixed_share(num_servers: int, num_workers: int) -> float | None:
     """
     alone = num_servers - num_workers
     rest = num_workers * num_servers - 2 * alone
-    if alone < 0 or rest <= 0 or num_servers > _MIXED_BOUND:
+    if alone < 0 or rest <= 0:
         return None
     share = 2.0 * alone * (num_workers - 1) / rest
     return share if share <= 1 else None
 
 
-def _mixed(key: int, num_servers: int, num_workers: int) -> int:
+def _mixed(key: int, num_servers: int, num_workers: int, bound: int) -> int:
     share, alone = mixed_share(num_servers, num_workers), num_servers - num_workers
     assert share is not None
-    place = _djb2(key) % _MIXED_BOUND
-    if place < share * _MIXED_BOUND:
+    place = _djb2(key) % bound
+    if place < share * bound:
         return _djb2(place) % alone
     return alone + _djb2(place) % num_workers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.pushpull.keys import HASH_NAMES, MIXED, mixed_share
+from otel_dltrace.pushpull.keys import BUILT_IN, HASH_NAMES, MIXED, KeyHash, mixed_share
 from otel_dltrace.pushpull.layout import Layout
 
 Env = Mapping[str, str]
@@ -34,7 +34,7 @@ class Options:
     partition_bytes: int = 4_096_000
     credit: int = 0
     """Partitions in flight; 0 is no limit, and first come, first served."""
-    key_hash: str = "djb2"
+    key_hash: KeyHash = KeyHash()  # noqa: RUF009 - frozen
     min_compress_bytes: int = 65_536
     compress_threads: int = 1
     asynchronous: bool = False
@@ -148,17 +148,28 @@ def _host(env: Env, name: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _hash(env: Env, layout: Layout) -> str:
-    name = env.get("BYTEPS_KEY_HASH_FN") or _DEFAULT.key_hash
+def _hash(env: Env, layout: Layout) -> KeyHash:
+    name = env.get("BYTEPS_KEY_HASH_FN") or KeyHash().name
+    if _number(env, "BYTEPS_ENABLE_MIXED_MODE", 0):
+        name = MIXED
     if name not in HASH_NAMES:
         raise ConfigError(f"BYTEPS_KEY_HASH_FN={name!r} is none of {', '.join(HASH_NAMES)}")
+    if name == BUILT_IN:
+        return KeyHash(name, coefficient=_number(env, "BYTEPS_BUILT_IN_HASH_COEF", KeyHash().coefficient))
+    return _mixed_hash(env, layout) if name == MIXED else KeyHash(name)
+
+
+def _mixed_hash(env: Env, layout: Layout) -> KeyHash:
     servers, workers = layout.num_servers, layout.num_workers
-    if name == MIXED and servers and mixed_share(servers, workers) is None:
+    if servers and mixed_share(servers, workers) is None:
         raise ConfigError(
             f"BYTEPS_KEY_HASH_FN='mixed' is for one server beside each worker and at most as many on their own; "
             f"DMLC_NUM_SERVER={servers} and DMLC_NUM_WORKER={workers} are not that"
         )
-    return name
+    bound = _number(env, "BYTEPS_MIXED_MODE_BOUND", KeyHash().bound, least=1)
+    if bound < servers:
+        raise ConfigError(f"BYTEPS_MIXED_MODE_BOUND={bound} is less than DMLC_NUM_SERVER={servers}")
+    return KeyHash(MIXED, bound=bound)
 
 
 def _tls(env: Env) -> Tls | None:
