@@ -570,6 +570,46 @@ def test_processes_that_disagree_about_a_key_are_told_so(counts, where, tmp_path
     assert any(where in message for message in done.each("message").values())
 
 
+COMING = """
+from otel_dltrace.pushpull.store import Store
+join = Store.join
+def joins(*fields):
+    join(*fields)
+    open(os.path.join(OUT, "came"), "w").close()
+Store.join = joins
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        pytest.param("BYTEPS_LOCAL_SIZE", "1", "2", id="local ranks"),
+        pytest.param("BYTEPS_KEY_HASH_FN", "djb2", "naive", id="hash"),
+        pytest.param("BYTEPS_ENABLE_ASYNC", "0", "1", id="asynchronous"),
+        pytest.param("DMLC_NUM_SERVER", "1", "2", id="servers"),
+    ],
+)
+def test_workers_that_disagree_about_the_job_are_refused(name, first, second, tmp_path):
+    """They would push and pull what is no mean, or wait for each other; who comes first is told, too."""
+    program = f"""
+    import time
+    from otel_dltrace.pushpull.client import Servers
+    while layout.worker and not os.path.exists(os.path.join(OUT, "came")):
+        time.sleep(0.01)
+    own = {{ {name!r}: {second!r} }} if layout.worker else {{}}
+    told = []
+    servers = Servers(*read_env(os.environ | own), told.append)
+    servers.open()
+    servers.close(str(told[0]))
+    say(kind=type(told[0]).__name__, message=str(told[0]).partition("refuses us: ")[2])
+    """
+    done = run_job(tmp_path, program, (2, 1, 1), server=COMING, torch=True, grace_s=0.2)
+    who = "the server" if name == "DMLC_NUM_SERVER" else "worker 0"
+    says = f"worker 1 has {name}={second}, and {who} {name}={first}; set it alike everywhere"
+    assert done.each("kind") == {"worker0": "PeerLostError", "worker1": "MismatchError"}
+    assert done.each("message") == {"worker0": says, "worker1": says}
+
+
 SERVE = [sys.executable, "-m", "otel_dltrace", "pushpull", "serve"]
 STRANGER = """
 import os
@@ -625,10 +665,10 @@ def test_a_stranger_is_refused():
         pytest.param("Session", b"{", "INVALID_ARGUMENT", "b'{' is no JSON object with worker (int), ", id="no json"),
         pytest.param("Session", b"\xff", "INVALID_ARGUMENT", "b'\\xff' is no JSON object", id="no text"),
         pytest.param("Session", b"[" * 9999, "INVALID_ARGUMENT", "[[[' is no JSON object with", id="deep"),
-        pytest.param("Session", b'{"worker": 0}', "INVALID_ARGUMENT", "session (str), num_workers (int);", id="fields"),
+        pytest.param("Session", b'{"worker": 0}', "INVALID_ARGUMENT", "num_workers (int), agreed (dict);", id="fields"),
         pytest.param(
             "Session",
-            b'{"worker": -1, "session": "", "num_workers": 1}',
+            b'{"worker": -1, "session": "", "num_workers": 1, "agreed": {}}',
             "FAILED_PRECONDITION",
             "worker -1 of 1 came, the server's job has 1",
             id="rank below 0",

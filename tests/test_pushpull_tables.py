@@ -329,7 +329,7 @@ def joined(num_workers: int = 2) -> Store:
     """Return a store whose workers are all there."""
     store = Store(num_workers)
     for worker in range(num_workers):
-        store.join(worker, num_workers)
+        store.join(worker, num_workers, {})
     return store
 
 
@@ -408,7 +408,7 @@ def test_a_server_stays_until_all_have_come_and_left():
     """Also when one died before another came: that one is to be told."""
     store = Store(2)
     seen = [store.deserted]
-    for step in (lambda: store.join(0, 2), lambda: store.leave(0, "it died"), lambda: store.join(1, 2)):
+    for step in (lambda: store.join(0, 2, {}), lambda: store.leave(0, "it died"), lambda: store.join(1, 2, {})):
         step()
         seen.append(store.deserted)
     store.leave(1)
@@ -425,7 +425,7 @@ def test_a_stranger_worker_is_refused():
         (-1, 2, "worker -1 of 2"),
     ):
         with pytest.raises(MismatchError, match=says):
-            store.join(worker, num_workers)
+            store.join(worker, num_workers, {})
     with pytest.raises(MismatchError, match=r"bytes of float32\) is of worker 2; there are 2"):
         store.push(request(2), filled(1))
 

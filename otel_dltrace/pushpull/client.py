@@ -9,7 +9,7 @@ import grpc
 from otel_dltrace.pushpull.contact import error_of, greet
 from otel_dltrace.pushpull.errors import PeerLostError, PushPullError
 from otel_dltrace.pushpull.layout import Layout
-from otel_dltrace.pushpull.options import Options
+from otel_dltrace.pushpull.options import Options, agreed
 from otel_dltrace.pushpull.transport import WELCOME, credential, method, open_channel, pack_json, unpack_json
 from otel_dltrace.pushpull.wire import Request, encode
 
@@ -127,7 +127,12 @@ class Servers:
 
     def _open_session(self, number: int, channel: grpc.Channel) -> threading.Event:
         welcome = threading.Event()
-        body = pack_json(worker=self.layout.worker, session=self._session, num_workers=self.layout.num_workers)
+        body = pack_json(
+            worker=self.layout.worker,
+            session=self._session,
+            num_workers=self.layout.num_workers,
+            agreed=agreed(self.layout, self.options),
+        )
         metadata = (credential(self.options),)
         session = channel.unary_stream(method("Session"))(body, metadata=metadata, wait_for_ready=True)
         threading.Thread(
@@ -137,17 +142,17 @@ class Servers:
 
     def _listen(self, number: int, session: grpc.Call, welcome: threading.Event) -> None:
         """Wait for what the server has to say: all are there; the job cannot go on; or nothing more at all."""
-        said = f"{self._where(number)} closed the session"
+        said: PushPullError = PeerLostError(f"{self._where(number)} closed the session")
         try:
             for message in session:
                 if message == WELCOME:
                     welcome.set()
                 else:
-                    said = bytes(message).decode(errors="replace")
+                    said = PeerLostError(bytes(message).decode(errors="replace"))
         except grpc.RpcError as error:
-            said = str(error_of(error, self._where(number)))
+            said = error_of(error, self._where(number))
         if not self._closing:
-            self._failed(PeerLostError(said))
+            self._failed(said)
         welcome.set()
 
     def _where(self, number: int) -> str:

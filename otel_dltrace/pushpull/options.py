@@ -93,6 +93,21 @@ def read_env(env: Env) -> tuple[Layout, Options]:
     return layout, options
 
 
+def agreed(layout: Layout, options: Options) -> dict[str, str]:
+    """Return what all workers of a job have to have alike, by variable: else their sums would be wrong, or none.
+
+    What follows from a tensor, its size and partitions, is compared when it is pushed.
+    """
+    return {
+        "BYTEPS_LOCAL_SIZE": str(layout.local_size),
+        "DMLC_NUM_SERVER": str(layout.num_servers),
+        "BYTEPS_KEY_HASH_FN": options.key_hash.name,
+        "BYTEPS_BUILT_IN_HASH_COEF": str(options.key_hash.coefficient),
+        "BYTEPS_MIXED_MODE_BOUND": str(options.key_hash.bound),
+        "BYTEPS_ENABLE_ASYNC": str(int(options.asynchronous)),
+    }
+
+
 def is_forced(env: Env) -> bool:
     """Return whether servers take part with one worker, too.
 

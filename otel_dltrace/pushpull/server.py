@@ -48,8 +48,8 @@ class Server:
         if not options.token:
             raise ConfigError("PUSHPULL_TOKEN is not set: a server has to know its job's secret")
         self.options = options
-        self.store = Store(layout.num_workers)
         self.num_servers = max(1, layout.num_servers)
+        self.store = Store(layout.num_workers, self.num_servers)
         self.addresses: dict[int, str] = {}
         self.changed = asyncio.Condition()
         self._sessions: dict[int, str] = {}
@@ -126,12 +126,12 @@ class Server:
         """Last as long as the worker does; its end without a word from the worker is the worker's death."""
         await self._check_caller(context)
         try:
-            fields = unpack_json(body, worker=int, session=str, num_workers=int)
+            fields = unpack_json(body, worker=int, session=str, num_workers=int, agreed=dict)
         except MismatchError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         worker = fields["worker"]
         try:
-            self.store.join(worker, fields["num_workers"])
+            self.store.join(worker, fields["num_workers"], fields["agreed"])
         except MismatchError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self._sessions[worker] = fields["session"]

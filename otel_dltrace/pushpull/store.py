@@ -5,6 +5,7 @@ pushed. A worker starts the next round when it has pulled this one, so at most t
 asynchronous key is one value that pushes add to; it is pulled at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,10 +35,11 @@ class _Entry:
 
 
 class Store:
-    """The state of one server of a job with *num_workers* workers."""
+    """The state of one server, of *num_servers*, of a job with *num_workers* workers."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, num_servers: int = 1) -> None:
         self.num_workers = num_workers
+        self._agreed = {"DMLC_NUM_SERVER": ("the server", str(num_servers))}
         self.failure = ""
         self.joined: set[int] = set()
         self.left: set[int] = set()
@@ -54,13 +56,25 @@ class Store:
         """Whether all workers have come and left; one that comes after a failure is still to be told of it."""
         return self.complete and self.joined == self.left
 
-    def join(self, worker: int, num_workers: int) -> None:
-        """Let *worker* in, which believes the job to have *num_workers* workers."""
+    def join(self, worker: int, num_workers: int, agreed: Mapping[str, str]) -> None:
+        """Let *worker* in, which believes the job to have *num_workers* workers that all say *agreed* of it.
+
+        Raises:
+            MismatchError: It is wrong, or is here already.
+        """
         if num_workers != self.num_workers or not self.knows(worker):
             raise MismatchError(f"worker {worker} of {num_workers} came, the server's job has {self.num_workers}")
         if worker in self.joined:
             raise MismatchError(f"worker {worker} is here already; does each have its own DMLC_WORKER_ID?")
+        for name, value in agreed.items():
+            self._check_agreed(f"worker {worker}", name, value)
+        self._agreed = {name: (f"worker {worker}", value) for name, value in agreed.items()} | self._agreed
         self.joined.add(worker)
+
+    def _check_agreed(self, worker: str, name: str, value: str) -> None:
+        who, known = self._agreed.get(name, (worker, value))
+        if known != value:
+            raise MismatchError(f"{worker} has {name}={value}, and {who} {name}={known}; set it alike everywhere")
 
     def knows(self, worker: int) -> bool:
         """Return whether the job has such a worker."""
