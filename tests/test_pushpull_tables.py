@@ -15,7 +15,7 @@ from otel_dltrace.pushpull.keys import HASHES, KeyHash, key_of, partition_bound,
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options, Tls, read_env
 from otel_dltrace.pushpull.queues import StageQueue
-from otel_dltrace.pushpull.stages import Q, stage_list, waits
+from otel_dltrace.pushpull.stages import Q, Signal, Wait, stage_list, waits
 from otel_dltrace.pushpull.store import Store
 from otel_dltrace.pushpull.tasks import Operation, Task, Tensor
 from otel_dltrace.pushpull.transport import client_credentials
@@ -445,3 +445,43 @@ def test_with_credit_the_highest_priority_goes_first_within_the_credit():
     assert queue.credit == 0
     queue.finished(out[0])
     assert queue.take().key == 3
+
+
+class Counted:
+    """A partition that counts how often its key is read."""
+
+    name, mark, priority, nbytes, reads = "t", 7, 0, 1, 0
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+
+    @property
+    def key(self) -> int:
+        """The partition's key."""
+        Counted.reads += 1
+        return self._key
+
+
+def test_first_come_is_first_served_among_those_that_are_ready():
+    """However the signals come: before the partitions, behind them, in another order."""
+    queue = StageQueue(Q.REDUCE, Wait(Signal.REDUCE_READY, frozenset({1, 2})))
+    for source, key in ((1, 5), (2, 5), (1, 3), (1, 4), (2, 4)):
+        queue.signalled(source, key, 7)
+    for key in (3, 4, 5, 6):
+        queue.put(Counted(key))
+    out = [queue.take()._key, queue.take()._key]
+    queue.signalled(2, 3, 7)
+    assert (out, queue.take()._key, queue.waiting_for(6)) == ([4, 5], 3, [1, 2])
+
+
+@pytest.mark.parametrize("credit", [None, 1])
+def test_a_signal_is_looked_at_once_however_many_wait(credit):
+    """A tensor may have thousands of partitions, all of which wait for another rank."""
+    queue = StageQueue(Q.REDUCE, Wait(Signal.REDUCE_READY, frozenset({1})), credit)
+    Counted.reads, number = 0, 300
+    for key in range(number):
+        queue.put(Counted(key))
+    for key in reversed(range(number)):
+        queue.signalled(1, key, 7)
+        queue.finished(queue.take())
+    assert Counted.reads <= 10 * number

@@ -2,11 +2,16 @@
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from operator import itemgetter
 from typing import Any, Protocol
 
 from otel_dltrace.model.queue_types import QueueType
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
 from otel_dltrace.pushpull.stages import Wait
 
 
@@ -29,6 +34,10 @@ class Queued(Protocol):
         """Higher goes first, where the queue is scheduled."""
 
 
+_Entry = tuple[int, int, int, Any]
+"""A partition behind what orders it: its priority and key where the queue is scheduled, and when it came."""
+
+
 @dataclass(slots=True)
 class StageQueue:
     """First come, first served among the partitions that are ready.
@@ -40,19 +49,22 @@ class StageQueue:
     queue: QueueType
     wait: Wait | None = None
     credit: int | None = None
-    _tasks: list[Any] = field(default_factory=list)
+    _waiting: dict[int, _Entry] = field(default_factory=dict)
+    _ready: dict[int, list[_Entry]] = field(default_factory=dict)
+    """Heaps of those for which all is signalled: one for each size where there is a credit, else one."""
     _signals: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     _left: set[int] = field(default_factory=set)
+    _error: PushPullError | None = None
     _closed: bool = False
+    _numbers: Iterator[int] = field(default_factory=count)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, task: Queued) -> None:
         """Add a partition."""
         with self._changed:
-            self._tasks.append(task)
-            if self.credit is not None:
-                self._tasks.sort(key=lambda one: (-one.priority, one.key))
-            self._changed.notify()
+            order = (0, 0) if self.credit is None else (-task.priority, task.key)
+            self._waiting[task.key] = (*order, next(self._numbers), task)
+            self._look_at(task.key)
 
     def take(self) -> Any:
         """Return the next partition that is ready, None when the queue was closed.
@@ -63,13 +75,11 @@ class StageQueue:
         """
         with self._changed:
             while not self._closed:
-                for position, task in enumerate(self._tasks):
-                    if self._affordable(task) and self._ready(task):
-                        del self._tasks[position]
-                        self._signals.pop(task.key, None)
-                        if self.credit is not None:
-                            self.credit -= task.nbytes
-                        return task
+                affordable = [heap for size, heap in self._ready.items() if heap and self._affordable(size)]
+                if affordable:
+                    return self._taken(heappop(min(affordable, key=itemgetter(0)))[-1])
+                if self._error is not None:
+                    raise self._error
                 self._changed.wait()
         return None
 
@@ -84,13 +94,14 @@ class StageQueue:
         """Note that local rank *source* is ready for *key*."""
         with self._changed:
             self._signals[key][source] = mark
-            self._changed.notify()
+            self._look_at(key)
 
     def left(self, source: int) -> None:
         """Note that local rank *source* sends no more."""
         with self._changed:
             self._left.add(source)
-            self._changed.notify_all()
+            for key in [*self._waiting]:
+                self._look_at(key)
 
     def close(self) -> None:
         """Let whoever takes go home."""
@@ -100,22 +111,40 @@ class StageQueue:
 
     def waiting_for(self, key: int) -> list[int]:
         """Return the local ranks that have not signalled *key*."""
-        return sorted(self.wait.sources - self._signals.get(key, {}).keys()) if self.wait else []
+        return sorted(self._missing(key))
 
-    def _affordable(self, task: Queued) -> bool:
-        return self.credit is None or task.nbytes <= self.credit
+    def _missing(self, key: int) -> AbstractSet[int]:
+        return self.wait.sources - self._signals.get(key, {}).keys() if self.wait else frozenset()
 
-    def _ready(self, task: Queued) -> bool:
-        if self.wait is None:
-            return True
-        signals = self._signals.get(task.key, {})
-        for source, mark in signals.items():
+    def _look_at(self, key: int) -> None:
+        """See whether a partition that waits has become ready, or never will."""
+        if key not in self._waiting:
+            return
+        task, missing = self._waiting[key][-1], self._missing(key)
+        self._error = self._error or self._trouble(task, missing)
+        if not missing and self._error is None:
+            size = 0 if self.credit is None else task.nbytes
+            heappush(self._ready.setdefault(size, []), self._waiting.pop(key))
+        if not missing or self._error is not None:
+            self._changed.notify()
+
+    def _affordable(self, size: int) -> bool:
+        return self.credit is None or size <= self.credit
+
+    def _taken(self, task: Queued) -> Queued:
+        self._signals.pop(task.key, None)
+        if self.credit is not None:
+            self.credit -= task.nbytes
+        return task
+
+    def _trouble(self, task: Queued, missing: AbstractSet[int]) -> PushPullError | None:
+        """Return why *task*, for which *missing* are to signal, cannot be done."""
+        for source, mark in self._signals.get(task.key, {}).items():
             if mark != task.mark:
-                raise MismatchError(
+                return MismatchError(
                     f"key {task.key} is {task.name!r} here and another tensor on local rank {source}: declare the "
                     "same tensors with the same sizes in the same order everywhere"
                 )
-        missing = self.wait.sources - signals.keys()
         if gone := missing & self._left:
-            raise PeerLostError(f"local rank {min(gone)} has shut down and never got to {task.name!r}")
-        return not missing
+            return PeerLostError(f"local rank {min(gone)} has shut down and never got to {task.name!r}")
+        return None
