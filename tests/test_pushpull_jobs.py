@@ -493,6 +493,9 @@ def test_a_killed_server_is_named_by_the_workers(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "asks", [pytest.param("", id="waits"), pytest.param("while not engine.poll(late): pass", id="polls")]
+)
+@pytest.mark.parametrize(
     ("counts", "says"),
     [
         pytest.param((2, 1, 1), "no push of 'late' (key 0, round 0) from worker 1 within 1 s", id="worker"),
@@ -503,19 +506,22 @@ def test_a_killed_server_is_named_by_the_workers(tmp_path):
         ),
     ],
 )
-def test_who_does_not_come_is_named_after_the_timeout(counts, says, tmp_path):
+def test_who_does_not_come_is_named_after_the_timeout(counts, says, asks, tmp_path):
     """A process that lives but does not push makes no hang."""
     server = """
     global options
     import dataclasses
     options = dataclasses.replace(options, timeout_s=1)
     """
-    program = """
+    program = f"""
     import dataclasses
     engine.options = dataclasses.replace(options, timeout_s=1)  # now that all have come
     if layout.rank == 1:
         signal.pause()
-    push_pull("late", np.ones(10, np.float32))
+    signal.alarm(60)
+    late = engine.push_pull(engine.declare("late"), np.ones(10, np.float32), average=False)
+    {asks}
+    engine.wait(late)
     """
     done = run_job(tmp_path, program, counts, server=server, grace_s=0.2)
     assert done.code == 3

@@ -25,7 +25,6 @@ from otel_dltrace.pushpull.work import Work
 
 _PACKING = (Q.COMPRESS, Q.DECOMPRESS)
 _PUSH, _PULL = Q.PUSH, Q.PULL  # to read a member of an enum is a tenth of what telling of a stage costs
-_SERVER_S = 5.0
 
 
 class Engine:
@@ -130,15 +129,24 @@ class Engine:
         finally:
             followed.waited(start, time.monotonic_ns())
 
+    def poll(self, operation: Operation) -> bool:
+        """Return whether *operation* is done or has failed: it does once it was asked for as long as `wait` waits."""
+        if not operation.done.is_set() and lateness.is_late(operation, self.layout, self.options.timeout_s):
+            self._give_up(operation)
+        return operation.done.is_set()
+
     def _wait(self, operation: Operation) -> None:
         limit = self.options.timeout_s
         if not operation.done.wait(limit) and not (
-            lateness.is_served(operation, self.layout) and operation.done.wait(limit + _SERVER_S)
+            lateness.is_served(operation, self.layout) and operation.done.wait(limit + lateness.SERVER_S)
         ):
-            late = f"{operation.tensor.name!r} is not done after {limit:g} s: {lateness.where(operation, self._queues)}"
-            self.fail(PeerLostError(late))
+            self._give_up(operation)
         if operation.error is not None:
             raise operation.error
+
+    def _give_up(self, operation: Operation) -> None:
+        after, where = f"{self.options.timeout_s:g} s", lateness.where(operation, self._queues)
+        self.fail(PeerLostError(f"{operation.tensor.name!r} is not done after {after}: {where}"))
 
     def fail(self, error: PushPullError) -> None:
         """Give up, with all that is under way, and tell the others why."""

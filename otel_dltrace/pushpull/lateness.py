@@ -1,5 +1,6 @@
 """Who is late: what keeps an operation that is not done in time."""
 
+import time
 from collections.abc import Mapping
 
 from otel_dltrace.model.queue_types import QueueType
@@ -7,6 +8,8 @@ from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.queues import StageQueue
 from otel_dltrace.pushpull.tasks import Operation, Task
 
+SERVER_S = 5.0
+"""How much longer than a server's own patience its answer may take."""
 _SERVED = (QueueType.PUSH, QueueType.PULL, QueueType.COPYH2D)
 
 
@@ -14,6 +17,13 @@ def is_served(operation: Operation, layout: Layout) -> bool:
     """Return whether *operation* waits for a server, which has the same timeout and knows who is late."""
     task = _slowest(operation)
     return layout.distributed and task is not None and task.queue in _SERVED
+
+
+def is_late(operation: Operation, layout: Layout, limit: float) -> bool:
+    """Return whether *operation* was asked for, from the first time on, as long as anybody waits: *limit* seconds."""
+    operation.asked = operation.asked or time.monotonic()
+    over = time.monotonic() - operation.asked - limit
+    return over > 0 and not (over < limit + SERVER_S and is_served(operation, layout))
 
 
 def where(operation: Operation, queues: Mapping[QueueType, StageQueue]) -> str:

@@ -42,6 +42,8 @@ class Operation:
     remaining: int = 0
     error: PushPullError | None = None
     done: threading.Event = field(default_factory=threading.Event)
+    asked: float = 0.0
+    """When somebody first asked in vain whether it is done, as `time.monotonic` counts."""
     followed: PushPull | None = None
     """By whom it is observed."""
     stages_followed: dict[int, PushPull] = field(default_factory=dict)

@@ -152,8 +152,8 @@ def push_pull(tensor: Tensor, average: bool = True, name: str | None = None, pri
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize` would return at once."""
-    return _pending(handle).operation.done.is_set()
+    """Return whether `synchronize` would return or raise at once; asked for as long as that waits, it would."""
+    return engine().poll(_pending(handle).operation)
 
 
 def synchronize(handle: int) -> Tensor:
