@@ -415,6 +415,55 @@ def test_a_call_may_say_another_priority_than_the_declaration(tmp_path):
     assert done.each("found") == {"worker0": [1, 5, 5, 0]}
 
 
+DIFFERENTIATED = """
+own = torch.tensor([1.0, 2.0], requires_grad=True)
+scale = layout.rank + 1.0
+found = []
+for average, name in ((True, "mean"), (False, "sum"), (True, None)):
+    result = bps.push_pull(own * scale, average, name)
+    (result * torch.tensor([3.0, 5.0]) * scale).sum().backward()
+    found.append([result.tolist(), own.grad.tolist()])
+    own.grad = None
+say(found=found)
+"""
+
+
+def test_gradients_go_through_a_push_pull(tmp_path):
+    """That of a mean is the mean of all ranks' gradients, that of a sum their sum, as in BytePS."""
+    done = run_job(tmp_path, START + DIFFERENTIATED, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    for worker, scale in (("worker0", 1.0), ("worker1", 2.0)):
+        mean = [[1.5, 3.0], [4.5 * scale, 7.5 * scale]]
+        total = [[3.0, 6.0], [9.0 * scale, 15.0 * scale]]
+        assert done.each("found")[worker] == [mean, total, mean]
+
+
+IN_ORDER = """
+from otel_dltrace.pushpull.torch_ops import engine
+half, ones = bps.Compression.fp16, torch.full((3,), 1.0)
+results = [bps.push_pull(ones, False, "w", 3, 7, half), bps.push_pull_inplace(ones.clone(), False, "in place", 3, 7)]
+begin = (bps.push_pull_async, bps.push_pull_async_inplace)
+results += [bps.synchronize(one(ones.clone(), False, f"async {at}", 3, 7)) for at, one in enumerate(begin)]
+declared = [engine().declare(f"byteps.{name}") for name in ("w", "in place", "async 0", "async 1")]
+say(sums=[one.tolist() for one in results], priorities=[one.priority for one in declared])
+say(compressed=[one.compressor is not None for one in declared])
+try:
+    bps.push_pull(ones, name="w", version=1, compression=bps.Compression.topk(0.5))
+except bps.MismatchError as error:
+    say(error=str(error))
+"""
+
+
+def test_arguments_come_in_the_order_of_byteps(tmp_path):
+    """Tensor, average, name, version, priority, and for `push_pull` compression, which stays what it was."""
+    done = run_job(tmp_path, START + IN_ORDER, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    assert done.each("sums")["worker1"] == [[2.0] * 3] * 4
+    assert done.each("priorities")["worker0"] == [7] * 4
+    assert done.each("compressed")["worker0"] == [True, False, False, False]
+    assert done.each("error")["worker0"] == "'byteps.w' was pushed with another compression; use another name"
+
+
 NUMBERED = """
 from otel_dltrace.pushpull.torch_ops import engine
 model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("2", "10", "a")})

@@ -34,7 +34,7 @@ class Options:
     partition_bytes: int = 4_096_000
     credit: int = 0
     """Partitions in flight; 0 is no limit, and first come, first served."""
-    key_hash: KeyHash = KeyHash()  # noqa: RUF009 - frozen
+    key_hash: KeyHash = KeyHash()
     min_compress_bytes: int = 65_536
     compress_threads: int = 1
     asynchronous: bool = False

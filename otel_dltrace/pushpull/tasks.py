@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.pushpull.buffers import Buffers
 from otel_dltrace.pushpull.compression import Compressor, Packer
-from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.errors import MismatchError, PushPullError
 from otel_dltrace.pushpull.trace import PushPull
 from otel_dltrace.pushpull.wire import Request, Values
 
@@ -27,6 +27,16 @@ class Tensor:
     packers: list[Packer] = field(default_factory=list)
     rounds: int = 0
     busy: bool = False
+
+    def compress(self, compressor: Compressor) -> None:
+        """Have it compressed by *compressor* from its first push_pull on.
+
+        Raises:
+            MismatchError: It was pushed otherwise: what that left out, and the others' packing, cannot be changed.
+        """
+        if self.buffers is not None and self.compressor != compressor:
+            raise MismatchError(f"{self.name!r} was pushed with another compression; use another name")
+        self.compressor = compressor
 
 
 @dataclass(slots=True, eq=False)

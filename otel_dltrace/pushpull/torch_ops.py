@@ -115,40 +115,33 @@ def declare(name: str, priority: int = 0, compression: Compressor | None = None)
 
 
 def push_pull_async_inplace(
-    tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None
+    tensor: Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,  # noqa: ARG001 - BytePS's; its sums do not depend on it either
+    priority: int | None = None,
 ) -> int:
     """Begin to replace *tensor* by its mean or sum over all processes; return a handle for `synchronize`."""
     return start(tensor, tensor, average, name, priority)
 
 
-def push_pull_async(tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None) -> int:
+def push_pull_async(
+    tensor: Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,  # noqa: ARG001 - as above
+    priority: int | None = None,
+) -> int:
     """Begin to compute the mean or sum of *tensor* over all processes; return a handle for `synchronize`."""
     output = tensor.detach().clone()
     return start(output, output, average, name, priority)
 
 
 def push_pull_inplace(
-    tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None
+    tensor: Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int | None = None
 ) -> Tensor:
     """Replace *tensor* by its mean or sum over all processes."""
-    return synchronize(push_pull_async_inplace(tensor, average, name, priority))
-
-
-def push_pull(tensor: Tensor, average: bool = True, name: str | None = None, priority: int | None = None) -> Tensor:
-    """Return the mean or sum of *tensor* over all processes.
-
-    Args:
-        tensor: Has the same shape and type everywhere.
-        average: Whether it is the mean.
-        name: The same everywhere; two tensors under way at a time have two names. Without one it is named by its
-            type and size, and by a number where others of that name are not synchronized yet: all processes begin
-            and synchronize those in the same order.
-        priority: Higher goes first, where BYTEPS_SCHEDULING_CREDIT is set; unless given, as before: see `declare`.
-
-    Raises:
-        PushPullError: Another process died or left, or means something else by this name.
-    """
-    return synchronize(push_pull_async(tensor, average, name, priority))
+    return synchronize(push_pull_async_inplace(tensor, average, name, version, priority))
 
 
 def poll(handle: int) -> bool:
@@ -197,6 +190,7 @@ def start(
     name: str | None,
     priority: int | None = None,
     initial: Tensor | None = None,
+    compression: Compressor | None = None,
 ) -> int:
     """Begin a push_pull of *tensor* whose result is *output*; with *initial* an asynchronous one."""
     carrier = _carrier(tensor)
@@ -204,6 +198,8 @@ def start(
     declared = engine().declare(_PREFIX + name)
     if priority is not None:
         declared.priority = priority
+    if compression is not None:
+        declared.compress(compression)
     first = None if initial is None else _flat(_carrier(initial))
     operation = engine().push_pull(declared, _flat(carrier), average=average, initial=first)
     handle = next(_live.handles)
