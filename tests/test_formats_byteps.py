@@ -17,6 +17,7 @@ from otel_dltrace.formats.comm_json import Comm, Series, read_comm, write_comm
 from otel_dltrace.formats.json_events import EMPTY
 from otel_dltrace.formats.server_profile import Profile, Request, read_profile, write_profile
 from otel_dltrace.formats.van_profile import Message, VanProfile, read_van, van_lines
+from otel_dltrace.formats.van_spans import van_rows_of
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import Process, SpanBatch
@@ -506,6 +507,14 @@ def test_a_van_profile_of_another_system_is_read():
             [Message(65535, "worker", "pull", 7), Message(0, "server", "push", 9)],
             ("1 lines are none of a van profile and were left out",),
         )
+
+
+@pytest.mark.parametrize(("at", "told"), [(9_000_000_000_000_000, 0), (9_223_372_036_854_776, 1), (10**16 - 1, 1)])
+def test_a_van_profile_has_no_time_that_nanoseconds_cannot_hold(at, told):
+    """The message would be in another century; the line is left out, and told."""
+    van = read_van(f"0\tserver_van_recv_push\t{at}\n".encode())
+    assert len(van.notes) == told
+    assert van_rows_of(van).rows["start"].tolist() == [at * 1000] * (1 - told)
 
 
 def test_a_van_profile_cut_at_any_byte_keeps_its_whole_lines():

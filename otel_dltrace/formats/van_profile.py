@@ -7,6 +7,8 @@ from typing import NamedTuple
 from otel_dltrace.formats.json_events import EMPTY
 
 _LINE = re.compile(r"([0-9]{1,5})\t(worker|server)_van_recv_(push|pull)\t([0-9]{1,16})")
+_LATEST = 9_000_000_000_000_000
+"""Later times are none: in ns they do not fit into 64 bits."""
 
 
 class Message(NamedTuple):
@@ -40,7 +42,7 @@ def read_van(data: bytes) -> VanProfile:
 def _message(line: str) -> Message | None:
     """Return what *line* says, whichever system has ended it; None for what no node writes, a key over 16 bits too."""
     found = _LINE.fullmatch(line.removesuffix("\r"))
-    if found is None or int(found[1]) >= 1 << 16:
+    if found is None or int(found[1]) >= 1 << 16 or int(found[4]) > _LATEST:
         return None
     return Message(int(found[1]), found[2], found[3], int(found[4]))
 
