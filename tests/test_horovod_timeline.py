@@ -159,6 +159,32 @@ def test_what_is_begun_again_before_it_was_read_is_told(is_read: bool, tmp_path:
     assert job.told.notes == [told] * (not is_read)
 
 
+@pytest.mark.parametrize(
+    "ends", [pytest.param("", id="within"), pytest.param('{"ph": "E", "ts"', id="at its end, too")]
+)
+def test_records_that_cannot_be_read_are_told(ends: str, tmp_path: Path) -> None:
+    """As of a file that is read at once; the others are there, also those of the file that follows in its place."""
+    job = Job(tmp_path)
+    job.know("w", 90, 210, 3, 7, 1)
+    job.allreduce("w", 100)
+    whole = '{"ph": "B", "name": "ALLREDUCE"'
+    job.path.write_text(job.text.replace(whole, "{" + whole, 1) + ends)
+    rows = started(job.rows(final=True))
+    offline = Reader(job.path.read_bytes())
+
+    assert [event.name for event in offline if event.phase == "B"] == [
+        "NEGOTIATE_ALLREDUCE",
+        "ALLREDUCE",
+        "MPI_ALLREDUCE",
+    ]
+    assert rows == phases(100, 3, 7)
+    at = job.text.index(whole)
+    assert job.told.notes == [
+        f"{job.path}: {1 + bool(ends)} events could not be read and are missing, the first at byte {at}"
+    ]
+    assert ends or job.told.notes[0].endswith(offline.notes[0])
+
+
 def test_phases_wait_for_their_operation(tmp_path: Path) -> None:
     """Each is below the operation of its tensor in which it ended, whichever comes first, the file or the ring."""
     job = Job(tmp_path)

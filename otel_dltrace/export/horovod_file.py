@@ -34,9 +34,16 @@ class Timeline:
 
     def __init__(self, followed: Followed, draw: Iterator[int]) -> None:
         self.followed, self._draw = followed, draw
-        self.is_behind = self.is_over = self._was_read = False
-        self.builder = TailBuilder(draw)
+        self.is_behind = self.is_over = self._was_read = self._is_foreign = False
+        self.reader, self.builder = TailReader(), TailBuilder(draw)
+        self._notes: list[str] = []
         self._begin_anew()
+
+    @property
+    def notes(self) -> list[str]:
+        """What of it could not be read so far, a sentence each; what a later run has written is no part of it."""
+        damage = [] if self._is_foreign else self.reader.damage()
+        return self._notes + [f"{self.followed.path}: {note}" for note in damage]
 
     def named_again(self, followed: Followed) -> bool:
         """Know that the process named the same file again, as Horovod began anew; return whether it was read before."""
@@ -46,6 +53,7 @@ class Timeline:
         return was_read
 
     def _begin_anew(self) -> None:
+        self._notes = self.notes
         self.reader, self.builder = TailReader(), TailBuilder(self._draw, self.builder)
         self.groups: dict[tuple[str, int], Group] = {}
         self._position, self._head, self._is_foreign = 0, b"", False

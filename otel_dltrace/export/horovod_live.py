@@ -54,9 +54,6 @@ class _Known:
 class Told:
     """What timelines tell of one process.
 
-    Attributes:
-        notes: What of them is missing, a sentence each.
-
     Args:
         timelines: Those that it named so far; the list grows.
         written: Its descriptors as far as they are in the run directory.
@@ -69,7 +66,7 @@ class Told:
     ) -> None:
         self._timelines, self._offset = timelines, offset
         self.names = JointNames(written)
-        self.notes: list[str] = []
+        self._notes: list[str] = []
         self._draw = count(FIRST_NUMBER)
         self._tails: dict[str, Timeline] = {}
         self._opened, self._taken_over = 0, len(timelines) if len(before) else 0
@@ -83,6 +80,11 @@ class Told:
         self._written = set(before["span_no"][is_told].tolist())
         mine = before.compress(~is_told)
         self.know(mine.take(np.argsort(mine["start"], kind="stable")))
+
+    @property
+    def notes(self) -> list[str]:
+        """What of them is missing so far, a sentence each."""
+        return self._notes + [note for tail in self._tails.values() for note in tail.notes]
 
     def know(self, rows: Column) -> None:
         """Learn of the ring's operations and steps in *rows*, whose descriptors are those of `names`."""
@@ -122,7 +124,9 @@ class Told:
             if followed.path in self._tails:
                 was_read = self._tails[followed.path].named_again(followed) or self._opened <= self._taken_over
                 if not was_read:
-                    self.notes.append(f"{followed.path} was begun again before it was read: what it held is in no span")
+                    self._notes.append(
+                        f"{followed.path} was begun again before it was read: what it held is in no span"
+                    )
             else:
                 self._tails[followed.path] = Timeline(followed, self._draw)
         out = [self._kept]

@@ -188,13 +188,7 @@ class Reader:
 
     def _tell(self, is_array: bool, is_inside: bool, is_closed: bool) -> None:
         """Say what is missing."""
-        if self._damaged:
-            self.notes.append(
-                f"{len(self._damaged):,} events could not be read and are missing, "
-                f"the first at byte {self._damaged[0]:,}"
-            )
-        if self._strange:
-            self.notes.append(f"{self._strange:,} records are none of Horovod and were left out")
+        self.notes += self.damage()
         if self._nameless:
             self.notes.append(f"{len(self._nameless):,} tensors have no name in the file; they go by their number")
         if self._is_raw:
@@ -204,6 +198,16 @@ class Reader:
             self.notes.append(end)
         if self._count and not self._has_origin:
             self.notes.append(_NO_ORIGIN)
+
+    def damage(self) -> list[str]:
+        """Return what of that which was read so far could not be taken in, a sentence each."""
+        told = []
+        if self._damaged:
+            count, first = len(self._damaged), self._damaged[0]
+            told.append(f"{count:,} events could not be read and are missing, the first at byte {first:,}")
+        if self._strange:
+            told.append(f"{self._strange:,} records are none of Horovod and were left out")
+        return told
 
     def _ending(self, is_array: bool, is_inside: bool, is_closed: bool) -> str:
         behind = f"behind event {self._count:,}"

@@ -18,7 +18,7 @@ class TailReader(Reader):
 
     def __init__(self) -> None:
         super().__init__(b"")
-        self._rest = b""
+        self._rest, self._passed = b"", 0
         self._unnamed: deque[Any] = deque()
 
     def feed(self, data: bytes, *, final: bool = False) -> Iterator[Event]:
@@ -40,10 +40,14 @@ class TailReader(Reader):
                     yield event
                 continue
             following = NEXT.search(data, at + 1)
-            if following is None or not (final or len(data) - at > MOST_WAITING):
+            is_lost = at < len(data) and (final or len(data) - at > MOST_WAITING)
+            if is_lost:
+                self._damaged.append(self._passed + at)
+            if following is None or not is_lost:
                 break
             at = following.start()
         self._rest = data[at:] if len(data) - at <= MOST_WAITING else b""
+        self._passed += len(data) - len(self._rest)
 
     def _name(self, pid: Any, name: str) -> None:
         super()._name(pid, name)
