@@ -14,6 +14,7 @@ from otel_dltrace.cli.main import main
 from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
+from otel_dltrace.model.server_keys import first_key
 from tests.byteps_files import FILES, REAL, SMALL, real, unpack
 from tests.support import attributes_of
 
@@ -152,13 +153,13 @@ def test_servers_join_the_workers(tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_several_servers_are_written_apart(tmp_path):
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_several_servers_are_written_apart(order, tmp_path):
     """They overwrote each other's file in BytePS; each is told from the others by its share of the keys."""
     folder = tmp_path / "files"
     folder.mkdir()
-    for number, name in enumerate(
-        ("bps_hand_server_profile_unclosed.json", "bps_hand_server1of2_profile_unclosed.json")
-    ):
+    names = ("bps_hand_server_profile_unclosed.json", "bps_hand_server1of2_profile_unclosed.json")
+    for number, name in zip(order, names, strict=True):
         shutil.copy(FILES / name, folder / f"server_profile_{number}.json")
     run = imported(tmp_path, folder)
     out = tmp_path / "out" / "server_profile.json"
@@ -170,6 +171,23 @@ def test_several_servers_are_written_apart(tmp_path):
         for path in out.parent.glob("*/server_profile.json")
     }
     assert keys == {"0": {27000832}, "1": {9223372036855234562}}
+
+
+def test_one_of_several_servers_keeps_its_keys(tmp_path, capsys):
+    """Its number, and how many there were, are in its keys; what is of another's number is told."""
+    text = (FILES / "bps_hand_server_profile_unclosed.json").read_text()
+    text = text.replace("27000832", str(first_key(1, 4) + 27000832)).rstrip() + "\n\t]\n}\n"
+    (folder := tmp_path / "files").mkdir()
+    for name in ("server_profile.json", "server_profile_copy.json"):
+        (folder / name).write_text(text)
+    run = imported(tmp_path, folder / "server_profile.json")
+    assert main(["export", str(run), "--to", "byteps-server", "-o", str(tmp_path / "out" / "it.json")]) == 0
+    (tmp_path / "both").mkdir()
+    imported(tmp_path / "both", folder)
+
+    assert [(path.parent.name, path.read_text()) for path in (tmp_path / "out").rglob("it.json")] == [("1", text)]
+    doubled = f"{folder}/server_profile_copy.json: {folder}/server_profile.json is of server 1, too; it was taken for 0"
+    assert doubled in capsys.readouterr().out
 
 
 def test_van_profiles_come_back_as_they_were(tmp_path, capsys):
@@ -333,6 +351,25 @@ def test_what_the_files_do_not_say_is_told(tmp_path, capsys):
     assert "its folder is not named after a local rank; it was taken for 0" in said
     assert "b9 is node 0, b10 is node 1" in said
     assert "give --start-step" in said
+
+
+def test_who_is_named_after_a_local_rank_has_it(tmp_path, capsys):
+    """Whatever comes before it; what another file is, too, is told."""
+    data = (FILES / "bps_hand_comm_root.json").read_text()
+    folders = {"0": "0", "00": "2", "1": "1", ".": "3"}
+    contents = {}
+    for number, (name, local) in enumerate(folders.items()):
+        (tmp_path / "w" / name).mkdir(parents=True, exist_ok=True)
+        contents[local] = data.replace('"dur": 24026', f'"dur": {number}')
+        (tmp_path / "w" / name / "comm.json").write_text(contents[local])
+    paths = [tmp_path / "w" / name / "comm.json" for name in folders]
+    run = imported(tmp_path, *paths)
+    assert main(["export", str(run), "--to", "byteps", "-o", str(tmp_path / "out")]) == 0
+
+    said = capsys.readouterr().out
+    assert {path.parent.name: path.read_text() for path in (tmp_path / "out").rglob("comm.json")} == contents
+    assert f"{paths[1]}: {paths[0]} is of local rank 0, too; it was taken for 2" in said
+    assert f"{paths[3]}: its folder is not named after a local rank; it was taken for 3" in said
 
 
 @pytest.mark.parametrize(

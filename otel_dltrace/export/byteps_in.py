@@ -1,14 +1,15 @@
-"""BytePS's files into a run directory: who wrote which, as far as folders and names say it."""
+"""BytePS's files into a run directory."""
 
 import hashlib
 import io
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from otel_dltrace.export.byteps_find import find, natural
+from otel_dltrace.export.byteps_places import Told, server_places, told_by, worker_places
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats import comm_spans, server_spans, van_spans
 from otel_dltrace.formats.byteps_kind import Kind, kind_of
@@ -18,9 +19,6 @@ from otel_dltrace.formats.server_profile import read_profile
 from otel_dltrace.formats.van_profile import read_van
 from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import Bind
-
-_LOCAL_RANK = re.compile(r"[0-9]{1,3}")
-"""A number with more digits is a date, or a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +55,25 @@ def import_byteps(
         OSError: A file cannot be read, or the directory not be written.
     """
     files = [_look(path) for path in find(paths)]
-    workers, notes = _worker_places([file.path for file in files if file.kind is Kind.COMM])
+    workers, notes = worker_places([file.path for file in files if file.kind is Kind.COMM])
+    profiles = {file.path: _told(file, options) for file in files if file.kind is Kind.SERVER}
+    servers, doubts = server_places(profiles)
     local_size = 1 + max((place.local_rank for place in workers.values()), default=0)
     nodes = len({place.node_rank for place in workers.values()})
     job = hashlib.sha256("".join(sorted(file.digest for file in files)).encode()).hexdigest()
-    count = max(options.servers, sum(file.kind is Kind.SERVER for file in files))
     bind = Bind(
         f"byteps-{job[:16]}",
         f"1.{job[16:32]}",
         options.name,
         world_size=max(nodes * local_size, 1),
         local_world_size=local_size,
-        servers=count,
+        servers=max((told.servers for told in profiles.values()), default=0) or max(options.servers, len(profiles)),
     )
     with ImportedRun(run, bind) as imported:
-        imported.notes += notes
+        imported.notes += [*notes, *doubts]
         reading = _Reading(imported, options, local_size, progress or _ignore)
         for file in sorted(files, key=lambda file: (file.kind is not Kind.COMM, natural(file.path))):
-            reading.read(file, workers.get(file.path))
+            reading.read(file, workers.get(file.path) or servers.get(file.path))
         if not imported.spans:
             raise TraceFormatError("; ".join([*imported.notes, "there is nothing to import"]))
         if options.first is None and workers:
@@ -110,39 +109,13 @@ def _look(path: Path) -> _File:
     return _File(path, kind, digest.hexdigest(), piped)
 
 
-def _worker_places(paths: Sequence[Path]) -> tuple[dict[Path, Place], list[str]]:
-    """Return whose each ``comm.json`` is. The folder is the local rank; the folder around it stands for a machine."""
-    nodes: dict[Path, dict[int, Path]] = {}
-    notes = []
-    for path in paths:
-        told = _LOCAL_RANK.fullmatch(path.parent.name) is not None
-        ranks = nodes.setdefault(path.parent.parent if told else path.parent, {})
-        local = int(path.parent.name) if told and int(path.parent.name) not in ranks else _free(ranks)
-        ranks[local] = path
-        if not told:
-            notes.append(f"{path}: its folder is not named after a local rank; it was taken for {local}")
-    if len(nodes) > 1:
-        notes.append(
-            "no file says its machine, so each folder is one: "
-            + ", ".join(f"{name} is node {number}" for number, name in enumerate(_names(list(nodes))))
-        )
-    size = 1 + max((local for ranks in nodes.values() for local in ranks), default=0)
-    places = {
-        path: Place("worker", number * size + local, f"node-{number}", local, number, "comm")
-        for number, ranks in enumerate(nodes.values())
-        for local, path in ranks.items()
-    }
-    return places, notes
+def _told(file: _File, options: Options) -> Told:
+    """Return which server wrote *file*: all have to be known before any is written."""
+    return told_by(read_profile(_content(file), options.servers))
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the names of *folders*, or where those do not tell them apart, their paths."""
-    names = [folder.name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
-
-
-def _free(ranks: dict[int, Path]) -> int:
-    return next(local for local in range(len(ranks) + 1) if local not in ranks)
+def _content(file: _File) -> bytes:
+    return file.path.read_bytes() if file.piped is None else file.piped
 
 
 # -- reading ------------------------------------------------------------------------------------
@@ -156,18 +129,18 @@ class _Reading:
     ) -> None:
         self.imported, self.options, self.local_size, self.progress = imported, options, local_size, progress
         self._tensors: dict[int, str] = {}
-        self._next: dict[str, int] = {}
+        self._vans: dict[str, Iterator[int]] = {}
 
     def read(self, file: _File, place: Place | None) -> None:
         """Write what *file* holds, and remember what it does not."""
-        data = file.path.read_bytes() if file.piped is None else file.piped
+        data = _content(file)
         if file.kind is Kind.COMM:
-            assert place is not None
             rows, notes = self._worker(data)
         elif file.kind is Kind.SERVER:
-            place, rows, notes = self._server(data)
+            rows, notes = self._server(data)
         else:
             place, rows, notes = self._van(data)
+        assert place is not None
         if not len(rows.rows) and not notes:
             notes = ("no event is in it",)
         self.imported.notes += [f"{file.path}: {note}" for note in notes]
@@ -180,20 +153,12 @@ class _Reading:
         self._tensors.update((series.key >> 16, series.tensor) for series in comm.series if series.stage)
         return rows, (*comm.notes, *rows.notes)
 
-    def _server(self, data: bytes) -> tuple[Place, comm_spans.Rows, tuple[str, ...]]:
+    def _server(self, data: bytes) -> tuple[comm_spans.Rows, tuple[str, ...]]:
         profile = read_profile(data, self.options.servers)
-        rank = self._taken("server", profile.server)
-        rows = server_spans.rows_of(profile, self._tensors, self.local_size)
-        return Place("server", rank, f"server-{rank}", part="server"), rows, profile.notes
+        return server_spans.rows_of(profile, self._tensors, self.local_size), profile.notes
 
     def _van(self, data: bytes) -> tuple[Place, comm_spans.Rows, tuple[str, ...]]:
         profile = read_van(data)
         role = profile.messages[0].role if profile.messages else "server"
-        rank = self._taken(f"{role} van", 0)
+        rank = next(self._vans.setdefault(role, count()))
         return Place(role, rank, f"{role}-{rank}", part="van"), van_spans.van_rows_of(profile), profile.notes
-
-    def _taken(self, role: str, rank: int) -> int:
-        """Return *rank*, or the next that no other file of *role* has."""
-        rank = max(rank, self._next.get(role, 0))
-        self._next[role] = rank + 1
-        return rank
