@@ -313,6 +313,17 @@ def byteps_writes(traces: Path, begins: list[float]) -> Path:
     return path
 
 
+@pytest.mark.timeout(60)
+def test_a_long_timeline_is_taken_in(tmp_path):
+    """What its totals belong to is looked up in what is sorted once; to go through it for each took minutes."""
+    writer = a_traced_worker(tmp_path / "RUN", steps=60_000)
+    byteps_writes(tmp_path / "traces", [step * PERIOD + 0.2 for step in range(9, 60_000)])
+    notes = ingest(writer, tmp_path / "traces")
+    writer.close()
+    taken = sum(int(batch.is_kind(s.PHASE).sum()) for batch in read_run(tmp_path / "RUN"))
+    assert (taken, notes) == (60_000 - 9, [])
+
+
 @pytest.mark.parametrize(
     ("begins", "taken", "off"),
     [

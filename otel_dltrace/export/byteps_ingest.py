@@ -1,5 +1,6 @@
 """What BytePS itself wrote of a traced worker: at the run's end its stages come below the operations that we saw."""
 
+from bisect import bisect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -137,13 +138,21 @@ def _first(rows: Column, tensors: Column, operations: Column, of: Column) -> int
     The file does not say: so each total is the operation of its tensor that began nearest to it, and the median of
     what follows from these holds for all.
     """
-    ahead = []
-    for row in np.flatnonzero(rows["level"] == Level.COLLECTIVE).tolist():
-        same = operations.compress(of == tensors[row])
-        if len(same):
-            nearest = same[np.argmin(np.abs(same["start"] - rows["start"][row]))]
-            ahead.append(int(nearest["seq"]) - int(rows["seq"][row]))
-    return max(0, int(np.median(ahead))) if ahead else 0
+    is_total = rows["level"] == Level.COLLECTIVE
+    totals, tensors, order = rows[is_total], tensors[is_total], np.lexsort((operations["start"], of))
+    of, starts = of[order], operations["start"][order].tolist()
+    first, behind = np.searchsorted(of, tensors), np.searchsorted(of, tensors, "right")
+    begins = zip(totals["start"].tolist(), first.tolist(), behind.tolist(), strict=True)
+    nearest = np.array([_nearest(starts, *one) for one in begins], np.int64)
+    is_known = nearest >= 0
+    ahead = operations["seq"][order][nearest[is_known]].astype(np.int64) - totals["seq"][is_known]
+    return max(0, int(np.median(ahead))) if len(ahead) else 0
+
+
+def _nearest(starts: Sequence[int], start: int, first: int, behind: int) -> int:
+    """Return where from *first* on, and before *behind*, the sorted *starts* are nearest to *start*; -1 for nowhere."""
+    place = bisect(starts, start, first, behind)
+    return min(range(max(place - 1, first), min(place + 1, behind)), key=lambda at: abs(starts[at] - start), default=-1)
 
 
 def _keys(tensors: Column, occurrences: Column) -> Column:
