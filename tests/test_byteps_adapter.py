@@ -241,8 +241,7 @@ WITH_FILE = """
                 event(tensor, "", 0, begun, 2 * half)
                 event(tensor, "PULL", declared << 16, begun + half, half)
                 event(tensor, "PUSH", declared << 16, begun, half)
-    path = Path("traces/0/comm.json")
-    path.parent.mkdir(parents=True)
+    path = Path("traces/0/comm.json")  # BytePS makes no folder
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 """
 
@@ -277,6 +276,21 @@ def test_what_byteps_wrote_is_taken_in_at_the_end(place, tmp_path):
     again = read_comm((place.folder / "again" / "0" / "comm.json").read_bytes())
     asked = {(one.tensor, one.stage): 2 for one in again.series}
     assert Counter((one.tensor, one.stage) for one, _, _ in again.events()) == asked
+
+
+def test_a_timeline_without_a_folder_is_told(tmp_path):
+    """It was removed, or could not be made: then BytePS has lost what it had to write."""
+    writer = a_traced_worker(tmp_path / "RUN", steps=2)
+    notes = ingest(writer, tmp_path / "traces")
+    (tmp_path / "traces" / "0").mkdir(parents=True)
+    notes += ingest(writer, tmp_path / "traces")
+    writer.close()
+    path = tmp_path / "traces" / "0" / "comm.json"
+    reasons = (
+        "the folder is missing, and BytePS makes none",
+        "it does when every tensor has reached BYTEPS_TRACE_END_STEP",
+    )
+    assert notes == [f"BytePS has not written {path}: {reason}" for reason in reasons]
 
 
 NOON = 1_700_000_000_000_000_000

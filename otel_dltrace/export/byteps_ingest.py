@@ -65,6 +65,8 @@ def _add(writer: RunWriter, operations: SpanBatch, author: Process, traces: Path
     assert author.bind is not None
     path = traces / str(author.bind.local_rank) / FILE
     begun = int(operations["start"].min()) + operations.wall
+    if not path.parent.is_dir():
+        return [f"BytePS has not written {path}: the folder is missing, and BytePS makes none"]
     if not path.exists() or path.stat().st_mtime_ns < begun:
         return [f"BytePS has not written {path}: it does when every tensor has reached BYTEPS_TRACE_END_STEP"]
     try:

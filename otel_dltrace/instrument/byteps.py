@@ -8,7 +8,9 @@ asked for it. What happens to its partitions is known to BytePS's C++ alone, whi
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from otel_dltrace.instrument._handle_sites import LEVEL, Calls, Plugin
@@ -127,12 +129,26 @@ def _yes(_args: Args, _kwargs: Kwargs) -> bool:
 
 
 def _initialised(_span: object, _result: object) -> None:
-    """Bind by the launcher's variables, where they name this run: BytePS has no store to agree through."""
+    """Bind by the launcher's variables, where they name this run: BytePS has no store to agree through.
+
+    Where its timeline is asked for, see to it that it can be written.
+    """
     tracer = live.tracer
     assert tracer is not None
     bind = launcher_bind(tracer)
     if bind is not None:
         tracer.recorder.bind(bind)
+    _make_folder((tracer.recorder.home.get("at_end") or {}).get("worker", ""))
+
+
+def _make_folder(traces: str) -> None:
+    """Make the folder below *traces* that BytePS writes its timeline to: it makes none, and loses what it cannot write.
+
+    Its launcher makes one, but elsewhere unless BYTEPS_TRACE_DIR is set.
+    """
+    if traces:
+        with suppress(OSError):  # at the end it is said that there is none
+            Path(traces, str(sys.modules[OPS].local_rank())).mkdir(parents=True, exist_ok=True)
 
 
 ROWS: tuple[Row, ...] = (
