@@ -310,6 +310,27 @@ def test_a_collector_that_restarts_gets_what_it_missed(place, tmp_path):
         check_arrived(place, collector, 200)
 
 
+def test_a_damaged_certificate_costs_no_span(place, tmp_path, certificates):
+    """The drain goes on as if the collector were away, says so once, and sends what waits when the file is whole."""
+    authority = tmp_path / "authority.pem"
+    authority.write_bytes(b"")
+    tls = {"cert_file": certificates.server, "key_file": certificates.server_key}
+    with servers.collector(tmp_path, tls) as collector:
+        where = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, "OTEL_EXPORTER_OTLP_CERTIFICATE": str(authority)}
+        process = place.start(STEPS, "200", "0.02", **where, **EVERYTHING)
+        servers.wait_until(lambda: list(place.folder.glob("dltrace-*/hosts/*/spill/*.otlp")), what="requests on disk")
+        (log,) = place.rings.glob("*.log")
+        said = log.read_text()
+        authority.write_bytes(Path(certificates.authority).read_bytes())
+        seconds_after(process)
+        place.wait_for_rings()
+        place.wait_for_drains()
+        place.deliver(**where)
+        check_arrived(place, collector, 200)
+
+    assert said.count("\n") == said.count("_CLIENT_KEY cannot be used") == 1, said
+
+
 UNEVEN = """
     import importlib, os, sys, time
     import otel_dltrace

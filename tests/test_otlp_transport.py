@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
+from shutil import copy
 
 import grpc
 import pytest
@@ -33,6 +35,7 @@ from otel_dltrace.export.otlp.delivery import Delivery
 from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.pause import pause_s
+from otel_dltrace.export.otlp.renewed import Renewed
 from otel_dltrace.export.otlp.resend import resend
 from otel_dltrace.export.otlp.sender import Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
@@ -46,6 +49,7 @@ from tests.support import room_for
 from tests.told import Told, grpc_server, http_server, response
 
 PROTOCOLS = ("grpc", "http/protobuf")
+SERVER_FILES = {"cert_file": "server", "key_file": "server_key", "client_ca_file": "authority"}
 ACCEPTED = Outcome(Verdict.ACCEPTED)
 
 
@@ -296,6 +300,31 @@ def test_a_server_that_cannot_prove_itself_gets_nothing(tmp_path, certificates, 
         with connected(settings_for(endpoint_of(collector, protocol), protocol, **stranger)) as way:
             assert way.send(body_of(1), 2.0).verdict is Verdict.RETRY
         assert collector.spans() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_certificates_that_are_renewed_are_read_again(tmp_path, certificates, protocol):
+    """Half written at first, then of an authority that the collector does not know, at last the right ones."""
+    for name in ("other", "mine"):
+        (tmp_path / name).mkdir()
+    mine, other = tmp_path / "mine", make_certificates(tmp_path / "other")
+    files = {"CLIENT_CERTIFICATE": mine / "client.pem", "CLIENT_KEY": mine / "client_key.pem"}
+    for path in files.values():
+        path.write_bytes(b"")
+    tls = {name: getattr(certificates, of) for name, of in SERVER_FILES.items()}
+    with servers.collector(tmp_path, tls) as collector:
+        own = {"CERTIFICATE": certificates.authority, **{name: str(path) for name, path in files.items()}}
+        settings = settings_for(endpoint_of(collector, protocol), protocol, **own)
+        way = Renewed(partial(connect, settings), settings.has_files)
+        outcomes = [way.send(body_of(1), 10.0)]
+        for signed in (other, certificates):
+            for path in files.values():
+                copy(signed.folder / path.name, path)
+            outcomes.append(way.send(body_of(1), 10.0))
+        way.close()
+
+    assert [outcome.verdict.value for outcome in outcomes] == ["retry", "retry", "accepted"]
+    assert "cannot be used" in outcomes[0].message
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -13,6 +13,8 @@ from rich.console import Console
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.otlp.transport import check_certificates
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.locks import lock_is_held
@@ -47,6 +49,8 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
         RingError: The folder for rings cannot be.
     """
     drain_for(config, config.home)  # says at once what is wrong with an OTLP variable
+    if settings := OtlpSettings.from_env(os.environ):
+        check_certificates(settings)  # a drain would go on without a collector; who asked for us can mend it
     make_ring_folder(config.rings)
     held = HeldDrain(
         DrainStarter(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.delivery import Delivery
 from otel_dltrace.export.otlp.diagnosis import diagnose, doubt
 from otel_dltrace.export.otlp.merge import Merger
+from otel_dltrace.export.otlp.renewed import Renewed
 from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.otlp.sender import Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
@@ -47,7 +49,8 @@ class Outlet:
     def __init__(self, settings: OtlpSettings) -> None:
         self._folder: Path | None = None
         self._settings = settings
-        self._sender = Sender(connect(settings), lambda: self._folder)
+        way = Renewed(partial(connect, settings), settings.has_files)
+        self._sender = Sender(way, lambda: self._folder)
         self._merger = Merger()
         self._waiting: dict[Path | None, list[_Waiting]] = {}
         self._count = self._dropped = 0

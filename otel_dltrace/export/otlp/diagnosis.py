@@ -35,6 +35,11 @@ class _Case(NamedTuple):
 
 
 _CASES = (
+    _Case(  # said by ourselves, with the words of OpenSSL
+        "^OTEL_EXPORTER_OTLP_CERTIFICATE, .* cannot be used",
+        "{where} is not asked, for a certificate or key cannot be used",
+        f"name PEM files that belong together in {CERTIFICATE} and {_CLIENT}, the key without a password",
+    ),
     _Case(  # before the others: what follows is said of the proxy
         "Unable to connect to proxy|SOCKSConnection|proxy URL",
         _BY_PROXY,

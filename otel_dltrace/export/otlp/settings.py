@@ -56,6 +56,11 @@ class OtlpSettings:
         """The endpoint without user name, password and query, fit for messages."""
         return public(self.endpoint)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether certificates are read from files, which may be renewed while a program runs."""
+        return bool(self.certificate or self.client_certificate)
+
     @classmethod
     def from_env(cls, env: Mapping[str, str], signal: str = TRACES) -> "OtlpSettings | None":
         """Return what *env* asks for, or None where it names no endpoint: nothing is sent then.

@@ -26,12 +26,16 @@ def connect(settings: OtlpSettings) -> Transport:
     Raises:
         ConfigError: A certificate or key cannot be used.
     """
-    _check_certificates(settings)
+    check_certificates(settings)
     return GrpcTransport(settings) if settings.protocol == GRPC else HttpTransport(settings)
 
 
-def _check_certificates(settings: OtlpSettings) -> None:
-    """Find a damaged certificate now, since grpcio would call it an unavailable server for ever."""
+def check_certificates(settings: OtlpSettings) -> None:
+    """Find a damaged certificate now, since grpcio would call it an unavailable server for ever.
+
+    Raises:
+        ConfigError: A certificate or key cannot be used.
+    """
     try:
         context = ssl.create_default_context(cafile=settings.certificate)
         if settings.client_certificate:
