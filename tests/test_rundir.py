@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from otel_dltrace.export import columns, follower, run_reader
+from otel_dltrace.export import columns, follower, run_reader, rundir
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_folders import RunFolders
@@ -29,7 +29,7 @@ from otel_dltrace.model.semconv import COLLECTIVE, PHASE, Level
 from otel_dltrace.model.spans import Process, empty_rows, fill_ids
 from otel_dltrace.model.time import Anchor
 from tests import servers
-from tests.support import abandon
+from tests.support import Place, abandon
 
 DESCRIPTORS = [
     OTHER,
@@ -543,6 +543,74 @@ def test_unbound_rows_wait_in_a_partial_directory_and_come_back_once(place, monk
         assert len(np.unique(batch["span_id"])) == len(batch)
     assert list(place.rings.glob("*.ring")) == []
     assert sum(summary["summary"]["spans"] for run in place.runs() for summary in read_summaries(run)) == 60
+
+
+NAMELESS = """
+    import sys
+    import otel_dltrace as d
+    d.start()
+    for turn, _ in enumerate(sys.stdin):
+        for i in range(2000):
+            with d.phase("work", size=2000 * turn + i):
+                pass
+        print("written", flush=True)
+"""
+
+
+def nameless(place: Place, drain: Drain, turns: int) -> Path:
+    """Have a process write 2,000 spans before each of *turns* of *drain*, and end; return where they wait."""
+    pipe, env = subprocess.PIPE, place.env(**LATE_ENV)
+    command = [sys.executable, str(place.write(NAMELESS))]
+    process = subprocess.Popen(command, cwd=place.folder, env=env, stdin=pipe, stdout=pipe, text=True)
+    place.children.append(process)
+    for _ in range(turns):
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "written\n"
+        ticks(drain, 1)
+    process.communicate(timeout=240)
+    (partial,) = place.folder.glob(".dltrace-*.partial")
+    return partial
+
+
+def test_what_waits_for_a_name_is_within_the_quota(place, monkeypatch):
+    """The oldest went, and are counted: a process may have its name at its end alone, after days."""
+    monkeypatch.setattr(rundir, "SEGMENT_BYTES", 1)  # one for each turn
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0, quota=200_000))
+    partial = nameless(place, drain, 20)
+    size = sum(path.stat().st_size for path in partial.glob("hosts/*/s*"))
+    drain.run()
+
+    (run,) = place.runs()
+    (told,) = read_summaries(run)
+    kept = sizes(run)
+    assert size <= 200_000  # of four million
+    assert (len(kept) + told["summary"]["dropped_by_quota"], kept[-1]) == (40_000, 39_999)
+    assert kept == list(range(kept[0], 40_000))
+
+
+@pytest.mark.parametrize("killed", ["", "behind the cursor", "before the cursor"])
+def test_what_waited_for_a_name_comes_back_file_by_file(place, monkeypatch, killed):
+    """All of it may be more than there is memory; a drain that is killed meanwhile doubles and loses nothing."""
+    monkeypatch.setattr(rundir, "SEGMENT_BYTES", 1)
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0))
+    partial = nameless(place, drain, 8)
+    left = []
+    for _ in range(2):
+        before = {path: path.read_bytes() for path in place.rings.glob("*.cursor")}
+        drain.tick()
+        left.append(len(span_files(next(partial.glob("hosts/*")))))
+        if killed:
+            abandon(drain)
+            for path, cursor in before.items() if killed == "before the cursor" else ():
+                path.write_bytes(cursor)
+            drain = Drain(drain.serving)
+    drain.run()
+
+    (run,) = place.runs()
+    assert left == [3, 2]
+    assert sizes(run) == list(range(16_000))
+    assert [summary["summary"]["spans"] for summary in read_summaries(run)] == [16_000]
+    assert list(place.folder.glob(".dltrace-*")) + list(place.rings.glob("*.ring")) == []
 
 
 OUTSIDE = """

@@ -13,13 +13,22 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_through
 from otel_dltrace.export.files import renamed, sync_folder
 from otel_dltrace.export.run_reader import read_descriptors, read_processes
-from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, replaced_segments, segment_number, span_files
+from otel_dltrace.export.span_files import (
+    PARQUETS,
+    SEGMENTS,
+    newest_segment,
+    replaced_segments,
+    segment_number,
+    span_files,
+)
 from otel_dltrace.model.arrays import Column, distinct
 from otel_dltrace.model.arrays import compact as compact_codes
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.semconv import Level
 
+COMPACT_SEGMENTS = 2
+"""Few, since rings are not read while segments become Parquet: about a second for each."""
 _READABLE = ("name", "kind", "group", "backend", "tensor", "queue_type", "activity", "dtype")
 _NUMBERS = ("group_size", "key")
 _EACH_ITS_OWN = ("span_no", "start", "end", "start_unix_ns", "span_id")
@@ -159,11 +168,11 @@ def spans_bytes(folder: Path) -> int:
 def keep_within(folder: Path, quota: int) -> Iterator[int]:
     """Drop the oldest detail until *folder* is within *quota* bytes; yield how many spans went, as they go.
 
-    Phases and partitions go first, oldest steps first, then operations; steps and stages stay.
+    Phases and partitions go first, those first that were written first, then operations; steps and stages stay.
     """
     sizes = {path: path.stat().st_size for path in span_files(folder)}
     for level in (Level.PHASE, Level.COLLECTIVE):
-        for path in sorted(path for path in sizes if path.suffix == ".parquet"):
+        for path in sorted((path for path in sizes if path.suffix == ".parquet"), key=newest_segment):
             if sum(sizes.values()) <= quota:
                 return
             yield _drop_from(path, level)

@@ -13,6 +13,8 @@ from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.spans import SPAN_DTYPE, empty_rows
 from otel_dltrace.record.ring_file import LEVELS
 
+DOUBT_S = 60.0
+"""How long after a drain took over, a span that it reads may be one that its predecessor wrote."""
 _HEAD = struct.Struct("<8sIII")
 """Magic, and the lengths in bytes of what follows: plain values as JSON, `taken`, `unfinished`."""
 _MAGIC = b"DLTCURS1"

@@ -105,6 +105,8 @@ class Drain:
 
     def _pause(self) -> float:
         """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last scan tells."""
+        if any(follower.comes_back for follower in self.followers.values()):
+            return SHORTEST_PAUSE_S
         sixteenths = 16 * max((follower.filled for follower in self.followers.values()), default=0.0)
         return max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S / max(1.0, sixteenths))
 
@@ -188,7 +190,7 @@ class Drain:
     def _adopt(self, source: RingSource, cursor: Cursor) -> None:
         if cursor.folder and not any(follower.members for follower in self.followers.values()):
             self._go_on(read_named(Path(cursor.folder)).get(source.nonce))
-        unbound = Unbound(self.serving.parent(source.names.home), source)
+        unbound = Unbound(self.serving.parent(source.names.home), source, self.serving.quota)
         self.followers[source.path] = Follower(source, cursor, unbound, self._make_member)
 
     def _go_on(self, known: Process | None) -> None:

@@ -34,6 +34,7 @@ class Follower:
     Attributes:
         filled: How much of its ring the writer fills in a second, as far as the last scan tells.
         is_dirty: Whether the cursor lags behind what was passed on.
+        comes_back: Whether spans that waited for a name are still to be passed on.
 
     Args:
         source: The ring's reader.
@@ -49,6 +50,8 @@ class Follower:
         self._cursor, self._unbound, self._make_member = cursor, unbound, make_member
         self._waiting: list[Column] = []
         self._count = 0
+        self.comes_back = False
+        self._coming: Iterator[Column] | None = None
         self._since = 0.0
         self._scanned_at = -LEAST_S
         self.is_dirty = False
@@ -61,6 +64,8 @@ class Follower:
         There is if it *is_due*, if it has become much, or if the writer is gone. *alive* tells whether the writer is,
         where the caller knows better than the ring's lock.
         """
+        if self.comes_back:
+            return True  # what is new stays in the ring, behind what is older
         source = self.source
         alive = writer_is_alive(source.fd) if alive is None else alive
         much = min(MOST_AT_ONCE, source.reader.records // 4)
@@ -75,7 +80,7 @@ class Follower:
 
     def take(self, now: float, asked: bool = False) -> None:
         """Pass on what was scanned; who has *asked* waits until all is on disk, also of a writer without a name."""
-        rows = self.source.take(now)
+        rows = self._unbound.without_written(self.source.take(now), now)
         if len(rows):
             self._wait(rows, now)
         self._bind(now)
@@ -85,7 +90,10 @@ class Follower:
                 self._share_counters(counters)
             if self._count:
                 self._pass_on(now)
-            self._tell(now)
+            if self.comes_back:
+                self._take_back(now)
+            else:
+                self._tell(now)  # what a timeline tells belongs to what is known by then
             self._show_open(now)
         elif self._count >= KEEP_ROWS or (self._count and (asked or now - self._since >= KEEP_S)):
             self._write_unbound(now)
@@ -114,37 +122,43 @@ class Follower:
         binds = self.source.names.binds
         if not binds and self.source.ended:
             binds.append(self.source.environment_bind())
+        if binds and not self.members and self._unbound.is_there:
+            self.comes_back = True
+            if self._count:
+                self._write_unbound(now)  # behind what is older
         for bind in binds[len(self.members) :]:
             member = self._make_member(self.source, bind)
             member.go_on(self._cursor, now)
             self.members.append(member)
-            self._take_partial(now)
 
-    def _take_partial(self, now: float) -> None:
-        """Give the spans that waited for a name to the member; those the ring still shows come once."""
-        rows = self._unbound.take_back()
-        if len(rows):
-            waiting = self._drop_waiting()
-            fresh = waiting.compress(~np.isin(waiting["span_no"], rows["span_no"]))
-            self._wait(stack_rows([rows, fresh]), now)
-            self._pass_on(now, may_come_again=True)
-        self._unbound.remove()
+    def _take_back(self, now: float) -> None:
+        """Give the members the next file of the spans that waited for a name: all at once may be more than fits.
 
-    def _pass_on(self, now: float, may_come_again: bool = False) -> None:
+        The whole file, since no cursor says that half of one is elsewhere; after an error the rest comes next time.
+        """
+        self._coming = self._coming or self._unbound.take_back()
+        for rows in self._coming:
+            self._wait(rows, now)
+            self._pass_on(now)
+        self._coming = None
+        self.is_dirty = True
+        dropped = self._unbound.remove_empty()
+        if dropped is not None:
+            self.members[0].dropped, self.comes_back = dropped, False
+
+    def _pass_on(self, now: float) -> None:
         rows = self._drop_waiting()
         renumbered = self._renumbered(rows)
         if self._told is not None:
             guard.guarded(self._told.know)(renumbered)
-        self._share_out(renumbered, now, lambda left: self._wait(rows[left], now), may_come_again)
+        self._share_out(renumbered, now, lambda left: self._wait(rows[left], now))
 
-    def _share_out(
-        self, rows: Column, now: float, give_back: Callable[[Column], None], may_come_again: bool = False
-    ) -> None:
+    def _share_out(self, rows: Column, now: float, give_back: Callable[[Column], None]) -> None:
         """Give the members *rows*; where the disk is full the mask of those that nobody has is given back."""
         is_left = np.ones(len(rows), bool)
         try:
             for member, mine in self._by_member(rows):
-                member.take(rows[mine], now, may_come_again)
+                member.take(rows[mine], now)
                 is_left[mine] = False
         except OSError:
             give_back(is_left)
@@ -217,7 +231,8 @@ class Follower:
     @property
     def is_drained(self) -> bool:
         """Whether the writer is gone and all it wrote has been passed on."""
-        return self.source.ended and not self._count and (self._told is None or self._told.is_over)
+        is_passed_on = not (self._count or self.comes_back)
+        return self.source.ended and is_passed_on and (self._told is None or self._told.is_over)
 
     def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
         """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request."""

@@ -138,9 +138,7 @@ class StepGate:
             is_over = ended is not None and (last > step or now - ended.since >= self._settle)
             if final or is_over or is_lost:
                 out.append(self._decide(step, ended))
-        loose = [rows for at, rows in self._loose if final or now - at >= self._settle]
-        self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < self._settle]
-        for rows in loose:
+        for rows in self._loose_due(now, final):
             step = int(rows["step"][0])
             if step == NO_STEP:
                 out.append(Outgoing(NO_STEP, rows))
@@ -148,6 +146,13 @@ class StepGate:
                 self._served.add(step, rows)
         out += [Outgoing(*part, stepless=True) for part in self._served.due()]
         return out
+
+    def _loose_due(self, now: float, final: bool) -> list[Column]:
+        """Return what is in no step and has waited; all of it where it is more than may be held."""
+        final = final or sum(len(rows) for _, rows in self._loose) > MAX_HELD
+        due = [rows for at, rows in self._loose if final or now - at >= self._settle]
+        self._loose = [] if final else [(at, rows) for at, rows in self._loose if now - at < self._settle]
+        return due
 
     def _decide(self, step: int, ended: _Ended | None) -> Outgoing:
         if ended is not None:

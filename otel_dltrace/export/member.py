@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.cursor import DOUBT_S, Cursor
 from otel_dltrace.export.gate import Outgoing, StepGate
 from otel_dltrace.export.metrics.run import RankMetrics
 from otel_dltrace.export.outside_budget import OutsideBudget
@@ -25,9 +25,6 @@ from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.guard import guarded
-
-DOUBT_S = 60.0
-"""How long after a drain took over, a span that it reads may be one that its predecessor wrote."""
 
 MOST_ENDED = 1000
 """Spans outside any step that are remembered, for what is below them and ends later."""
@@ -69,6 +66,7 @@ class Member:
         self.written = 0
         self.truncated = 0
         self.left_out = 0
+        self.dropped = 0
         self.metrics: RankMetrics | None = None
         self._open = StillOpen(process.nonce)
 
@@ -77,7 +75,7 @@ class Member:
         """Job, generation and world."""
         return self.bind.job, self.bind.generation, self.bind.world
 
-    def take(self, rows: Column, now: float, may_come_again: bool = False) -> None:
+    def take(self, rows: Column, now: float) -> None:
         """Write *rows* to the run directory and hold them for OTLP; what was written before is not again.
 
         Their ids are filled in, in place.
@@ -86,9 +84,7 @@ class Member:
         if len(self._written_before):
             is_new = ~np.isin(rows["span_id"], self._written_before)
             rows, is_step = rows.compress(is_new), is_step.compress(is_new)
-        if may_come_again:
-            self._know_written([self._written_before, rows["span_id"]], now)
-        elif now > self._doubt_ends:
+        if now > self._doubt_ends:
             self._written_before = np.zeros(0, np.uint64)
         if not len(rows):
             return

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.compaction import compact, keep_within, spans_bytes
+from otel_dltrace.export.compaction import COMPACT_SEGMENTS, compact, keep_within, spans_bytes
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metrics.segments import metrics_bytes
@@ -14,9 +14,6 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Process
 from otel_dltrace.record import guard
-
-COMPACT_SEGMENTS = 2
-"""Few, since rings are not read while segments become Parquet: about a second for each."""
 
 
 class RunFolders:
@@ -69,6 +66,7 @@ class RunFolders:
                 not_in_otlp=member.left_out if goes_out else 0,
                 unrecorded=follower.source.reader.unrecorded,
                 **{f"lapped_{level.name.lower()}": lapped[level] for level in Level if lapped[level]},
+                **({"dropped_by_quota": member.dropped} if member.dropped else {}),
             )
         for note in follower.notes:
             self._complain(follower.members[-1].writer.root, note)

@@ -1,27 +1,63 @@
 """Where the spans of a process wait that does not know its job yet: a hidden partial run directory."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from otel_dltrace.export import columns
+from otel_dltrace.export.compaction import COMPACT_SEGMENTS, compact, keep_within
+from otel_dltrace.export.cursor import DOUBT_S
+from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.host_folder import host_folder_name, remove_tree, run_root
 from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.run_reader import read_batches
+from otel_dltrace.export.run_reader import read_pieces, read_table
 from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.span_files import newest_segment, replaced_segments, span_files
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.spans import empty_rows, stack_rows
+from otel_dltrace.record import guard
 
 KEEP_ROWS, KEEP_S = 20_000, 5.0
 """How many rows, and for how long, are held in memory before they are written to the partial directory."""
 
 
 class Unbound:
-    """The partial directory of one ring under *parent*; there only when it is needed."""
+    """The partial directory of one ring under *parent*, of at most *quota* bytes; there only when it is needed."""
 
-    def __init__(self, parent: Path, source: RingSource) -> None:
-        self._source = source
+    def __init__(self, parent: Path, source: RingSource, quota: int) -> None:
+        self._source, self._quota = source, quota
         self.root = run_root(parent, None, source.nonce)
         self._writer: RunWriter | None = None
+        self._dropped = 0
+        # A row is of a record at least: the ring shows none of those before the last so many, and few wait for long.
+        self._written_before = self._written_last(2 * source.reader.records)
+        self._doubt_ends = float("inf")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has been made."""
+        return self.root.exists()
+
+    def without_written(self, rows: Column, now: float) -> Column:
+        """Return those of *rows*, new out of the ring, that a killed drain did not write there before its cursor."""
+        if not len(self._written_before):
+            return rows
+        self._doubt_ends = min(self._doubt_ends, now + DOUBT_S)
+        is_new = ~np.isin(rows["span_no"], self._written_before)
+        if now >= self._doubt_ends:
+            self._written_before = self._written_before[:0]
+        return rows.compress(is_new)
+
+    def _written_last(self, most: int) -> Column:
+        """Return the numbers of the spans that were written there last, *most* of them at least."""
+        parts = [np.zeros(0, np.uint32)]
+        for path in reversed(self._files()):
+            table = read_table(path, ["span_no"])
+            if table is not None:
+                parts.append(columns.numbers_of(table.column("span_no")))
+            if sum(map(len, parts)) >= most:
+                break
+        return np.concatenate(parts)
 
     def write(self, rows: Column) -> None:
         """Write *rows* there; their ids come later, with the bind."""
@@ -31,23 +67,44 @@ class Unbound:
             self._writer.open()
             self._writer.know(process)
         self._writer.append(self._source.nonce, rows, self._source.descriptors, self._source.errors)
+        if self._writer.closed_segments >= COMPACT_SEGMENTS:
+            self._writer.closed_segments = 0
+            guard.guarded(self._keep_quota)(self._writer)
 
-    def take_back(self) -> Column:
-        """Return what an earlier drain or this one wrote there, each span once."""
+    def _keep_quota(self, writer: RunWriter) -> None:
+        compact(writer.folder, writer.number)
+        dropped = keep_within(writer.folder, self._quota)
+        if dropped:
+            self._dropped += dropped
+            writer.write_summary({"dropped_by_quota": self._dropped})
+
+    def _files(self) -> list[Path]:
+        """Return the files of spans there, the oldest first."""
+        folders = (self.root / "hosts").glob("*")
+        return sorted((path for folder in folders for path in span_files(folder)), key=newest_segment)
+
+    def take_back(self) -> Iterator[Column]:
+        """Yield the spans of the oldest file, some at a time; it goes when the last of them are elsewhere."""
+        self._close()
+        for path in self._files()[:1]:
+            for piece in read_pieces(path):
+                rows, errors = columns.from_arrow(piece)
+                self._source.renumber_errors(rows, errors)
+                yield rows
+            for name in replaced_segments(path):
+                path.with_name(name).unlink(missing_ok=True)  # left by a drain that was killed
+            path.unlink()
+
+    def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        if not (self.root / "hosts").is_dir():
-            return empty_rows()
-        parts = [empty_rows()]
-        for batch in read_batches(self.root):
-            self._source.renumber_errors(batch.rows, batch.errors)
-            parts.append(batch.rows)
-        rows = stack_rows(parts)
-        _, first = np.unique(rows["span_no"], return_index=True)
-        return rows.take(np.sort(first))
 
-    def remove(self) -> None:
-        """Remove the directory: its spans are in the run's own now."""
-        if self.root.exists():
-            remove_tree(self.root)
+    def remove_empty(self) -> int | None:
+        """Remove the directory if all spans have been taken back; return then how many the quota had taken."""
+        if self._files():
+            return None
+        summaries = [read_drain(folder).get("summary", {}) for folder in (self.root / "hosts").glob("*")]
+        dropped: int = sum(summary.get("dropped_by_quota", 0) for summary in summaries)
+        remove_tree(self.root)
+        return dropped
