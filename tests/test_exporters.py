@@ -299,7 +299,7 @@ def test_nor_is_what_was_outside_any_step_forgotten(place, shop):
     assert process.wait(240) == 0
     drain.resume()
     (ring,) = place.rings.glob("*.ring")
-    servers.wait_until(lambda: Cursor.read(ring.with_suffix(".cursor")).written, what="all handed to the exporter")
+    servers.wait_until(lambda: Cursor.read(ring.with_suffix(".cursor")).places, what="all handed to the exporter")
     drain.kill()
     drain.wait()
     assert place.command("recover", OTEL_TRACES_EXPORTER="to_file", **shop).returncode == 0

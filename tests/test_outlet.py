@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_dltrace.export import outlet as outlet_module
-from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.cursor import Cursor, Place
 from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
@@ -105,7 +105,8 @@ def a_cursor() -> Cursor:
     taken["slots"], taken["lease"], taken["levels"][:, 2] = 0xFFFF_FFFF_FFFF_FFFE, np.arange(16), 63
     unfinished = empty_rows(2)
     unfinished["span_no"], unfinished["level"] = [5, 6], Level.STEP
-    return Cursor(taken, unfinished, "run/hosts/a", 3, 120, 17, loose=False, written=99)
+    places = {"first/hosts/a": Place(3, 120, 99, 17, loose=False), "second/hosts/a": Place(1, 7, 5, 17)}
+    return Cursor(taken, unfinished, places, [0, 1, 2, 3, 4])
 
 
 def test_a_cursor_is_read_as_it_was_written(tmp_path):
@@ -116,14 +117,7 @@ def test_a_cursor_is_read_as_it_was_written(tmp_path):
 
     assert read.taken.tobytes() == a_cursor().taken.tobytes()
     assert read.unfinished.tobytes() == a_cursor().unfinished.tobytes()
-    assert (read.folder, read.segment, read.rows, read.undelivered, read.loose, read.written) == (
-        "run/hosts/a",
-        3,
-        120,
-        17,
-        False,
-        99,
-    )
+    assert (read.places, read.lapped) == (a_cursor().places, [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize(
@@ -144,4 +138,4 @@ def test_a_damaged_cursor_is_a_fresh_one(tmp_path, damage):
 
     read = Cursor.read(path)
 
-    assert (read.taken, len(read.unfinished), read.folder, read.loose) == (None, 0, "", True)
+    assert (read.taken, len(read.unfinished), read.places) == (None, 0, {})

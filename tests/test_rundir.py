@@ -613,6 +613,47 @@ def test_what_waited_for_a_name_comes_back_file_by_file(place, monkeypatch, kill
     assert list(place.folder.glob(".dltrace-*")) + list(place.rings.glob("*.ring")) == []
 
 
+class Taker:
+    """A way out that has everything at once."""
+
+    def __init__(self) -> None:
+        self.sent: set[int] = set()
+
+    def send(self, _batch, outgoing) -> None:
+        """Note the steps."""
+        self.sent.update(out.step for out in outgoing)
+
+    def unsettled(self) -> set:
+        """Return nothing."""
+        return set()
+
+    def figures(self, _run: Path) -> dict:
+        """Return nothing."""
+        return {}
+
+    def spill_to(self, *_: Path) -> None:
+        """Do nothing."""
+
+    flush = close = spill_to
+
+
+def test_what_was_sent_of_an_earlier_generation_is_not_sent_again(place, monkeypatch):
+    """The drain is killed when all has left, but for the ring: the next one has nothing to send, of no generation."""
+    process = place.start(LATE, **LATE_ENV)
+    for name in ("bind", "again"):
+        (place.folder / name).touch()
+    process.communicate(timeout=240)
+    first, second = (Drain(Serving(place.rings, place.folder, linger=0.0), Taker()) for _ in range(2))
+    monkeypatch.setattr(first, "_let_go", lambda _path: None)
+    first.tick()
+    abandon(first)
+    second.run()
+
+    told = [summary["summary"]["spans"] for run in place.runs() for summary in read_summaries(run)]
+    assert (first.outlet.sent, second.outlet.sent) == (set(range(30)), set())
+    assert (len(told), sum(told)) == (2, 60)
+
+
 OUTSIDE = """
     import otel_dltrace as d
     from otel_dltrace.model.identity import Bind

@@ -4,6 +4,7 @@ import json
 import struct
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,25 @@ DOUBT_S = 60.0
 """How long after a drain took over, a span that it reads may be one that its predecessor wrote."""
 _HEAD = struct.Struct("<8sIII")
 """Magic, and the lengths in bytes of what follows: plain values as JSON, `taken`, `unfinished`."""
-_MAGIC = b"DLTCURS1"
+_MAGIC = b"DLTCURS2"
+
+
+class Place(NamedTuple):
+    """What of a process's spans in one host's folder is safe.
+
+    Attributes:
+        segment: The segment that was open; it held `rows` rows of all processes.
+        rows: See `segment`.
+        written: How many spans of the process are in the folder.
+        undelivered: The first step whose spans were not all acknowledged or spilled.
+        loose: Whether spans outside any step were not.
+    """
+
+    segment: int = -1
+    rows: int = 0
+    written: int = 0
+    undelivered: int = 0
+    loose: bool = True
 
 
 @dataclass
@@ -27,23 +46,13 @@ class Cursor:
     Attributes:
         taken: Slots read, per chunk: an array of `TAKEN`.
         unfinished: Open spans and stages that were held.
-        folder: The host's folder that the spans went to, "" before any did.
-        segment: The segment that was open; it held `rows` rows of all processes.
-        rows: See `segment`.
-        undelivered: The first step whose spans were not all acknowledged or spilled.
-        loose: Whether spans outside any step were not.
-        written: How many spans of the process are in `folder`.
+        places: By the host's folder that the spans went to: one for each run that the process has been of.
         lapped: How many records of each level (1..4) were overwritten before they were read.
     """
 
     taken: Column | None = None
     unfinished: Column = field(default_factory=empty_rows)
-    folder: str = ""
-    segment: int = 0
-    rows: int = 0
-    undelivered: int = 0
-    loose: bool = True
-    written: int = 0
+    places: dict[str, Place] = field(default_factory=dict)
     lapped: list[int] = field(default_factory=lambda: [0] * (LEVELS + 1))
 
     def write(self, path: Path) -> None:
@@ -65,8 +74,10 @@ class Cursor:
                 return cls()
             taken = np.frombuffer(data[plain_ends:taken_ends], TAKEN).copy()
             unfinished = np.frombuffer(data[taken_ends:], SPAN_DTYPE).copy()
-            return cls(taken, unfinished, **json.loads(data[_HEAD.size : plain_ends]))
-        except (OSError, TypeError, ValueError, struct.error):
+            plain = json.loads(data[_HEAD.size : plain_ends])
+            places = {folder: Place(*place) for folder, place in plain.pop("places").items()}
+            return cls(taken, unfinished, places, **plain)
+        except (OSError, AttributeError, LookupError, TypeError, ValueError, struct.error):
             return cls()
 
 

@@ -188,8 +188,8 @@ class Drain:
     # -- rings ----------------------------------------------------------------------------------
 
     def _adopt(self, source: RingSource, cursor: Cursor) -> None:
-        if cursor.folder and not any(follower.members for follower in self.followers.values()):
-            self._go_on(read_named(Path(cursor.folder)).get(source.nonce))
+        if cursor.places and not any(follower.members for follower in self.followers.values()):
+            self._go_on(read_named(Path([*cursor.places][-1])).get(source.nonce))
         unbound = Unbound(self.serving.parent(source.names.home), source, self.serving.quota)
         self.followers[source.path] = Follower(source, cursor, unbound, self._make_member)
 
@@ -268,8 +268,7 @@ class Drain:
             # A root that waits for other ranks is made again from its owner's ring, if we are killed.
             mine |= {self.here[m.run].roots.pending_from() for m in follower.members} - {NO_STEP}
             undecided = min((m.gate.undecided_from() for m in follower.members), default=NO_STEP)
-            loose = any(m.gate.has_loose for m in follower.members) or NO_STEP in mine
-            follower.save(min([undecided, *mine]), loose, again)
+            follower.save(mine, again)
             if follower.is_drained and not mine and undecided == NO_STEP:
                 self._let_go(path)
         if asked:  # who ends does not wait for a collector that is away

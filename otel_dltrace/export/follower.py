@@ -1,6 +1,6 @@
 """Follows one ring from its first record to its last, for the drain."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,16 +234,15 @@ class Follower:
         is_passed_on = not (self._count or self.comes_back)
         return self.source.ended and is_passed_on and (self._told is None or self._told.is_over)
 
-    def save(self, undelivered: int, loose: bool, again: bool = False) -> None:
-        """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request."""
+    def save(self, unsettled: Collection[int], again: bool = False) -> None:
+        """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request.
+
+        What was sent of the steps *unsettled* is not yet elsewhere.
+        """
         if not (self.is_dirty or again) or self._count or self.source.waiting:
             return
-        cursor = Cursor(self.source.reader.taken, self.source.unfinished(), undelivered=undelivered, loose=loose)
-        cursor.lapped = self.source.lapped
-        if self.members:
-            writer = self.members[-1].writer
-            cursor.folder, cursor.segment, cursor.rows = str(writer.folder), writer.number, writer.rows
-            cursor.written = self.members[-1].written
+        places = {str(member.writer.folder): member.place(unsettled) for member in self.members}
+        cursor = Cursor(self.source.reader.taken, self.source.unfinished(), places, self.source.lapped)
         try:
             cursor.write(self.source.path.with_suffix(".cursor"))
         except OSError as error:

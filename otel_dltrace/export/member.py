@@ -1,5 +1,6 @@
 """One process in one generation, as the drain serves it: its rows go to the run directory and to OTLP."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.cursor import DOUBT_S, Cursor
+from otel_dltrace.export.cursor import DOUBT_S, Cursor, Place
 from otel_dltrace.export.gate import Outgoing, StepGate
 from otel_dltrace.export.metrics.run import RankMetrics
 from otel_dltrace.export.outside_budget import OutsideBudget
@@ -63,6 +64,7 @@ class Member:
         self._written_before = np.zeros(0, np.uint64)
         self._ended_outside = empty_rows()
         self._doubt_ends = 0.0
+        self._owes_loose = False
         self.written = 0
         self.truncated = 0
         self.left_out = 0
@@ -108,6 +110,7 @@ class Member:
     def _hold(self, rows: Column, is_step: Column, now: float) -> None:
         outside = rows.compress(rows["step"] == NO_STEP) if self._goes_out else empty_rows()
         if len(outside):
+            self._owes_loose = True
             self._ended_outside = stack_rows([self._ended_outside, outside])[-MOST_ENDED:]
         self.gate.add(rows, is_step, now)
 
@@ -128,29 +131,33 @@ class Member:
         """Take up the work of a drain that ended in the middle.
 
         Spans after *cursor* are in the run directory though it does not say so (all of them, where
-        it speaks of another folder); they, and those that it knows undelivered, are sent again.
+        it does not know the folder); they, and those that it knows undelivered, are sent again.
         """
-        knows = cursor.folder == str(self.writer.folder)
-        first, loose = (cursor.undelivered, cursor.loose) if knows else (0, True)
+        known = cursor.places.get(str(self.writer.folder), Place())
         before, unsent = [self._written_before], [empty_rows()]
         for path in span_files(self.writer.folder):
             newest = newest_segment(path)
-            is_later = not knows or newest > cursor.segment
-            if not (is_later or newest == cursor.segment or loose or last_step(path) >= first):
+            if not (newest >= known.segment or known.loose or last_step(path) >= known.undelivered):
                 continue
             # Compaction sorts rows: what a Parquet has of the cursor's segment may all be later.
-            known_rows = cursor.rows if newest == cursor.segment and path.suffix != ".parquet" else 0
-            if not is_later and newest < cursor.segment:
+            known_rows = known.rows if newest == known.segment and path.suffix != ".parquet" else 0
+            if newest < known.segment:
                 known_rows = -1
             rows, is_new = self._stored(path, known_rows)
             before.append(rows["span_id"][is_new])
             is_loose = rows["step"] == NO_STEP
-            unsent.append(rows.compress(is_new | np.where(is_loose, loose, rows["step"] >= first)))
+            unsent.append(rows.compress(is_new | np.where(is_loose, known.loose, rows["step"] >= known.undelivered)))
         self._know_written(before, now)
-        self.written = cursor.written + sum(map(len, before)) if knows else len(self._written_before)
+        self.written = known.written + len(self._written_before)
         if sum(map(len, unsent)):
             rows = stack_rows(unsent)
             self._hold(rows, self.source.descriptors.is_kind(rows, semconv.STEP), now)
+
+    def place(self, unsettled: Collection[int]) -> Place:
+        """Return what is safe in the run directory, while what was sent of *unsettled* steps is not yet elsewhere."""
+        self._owes_loose = self.gate.has_loose or (self._owes_loose and NO_STEP in unsettled)
+        undelivered = min([self.gate.undecided_from(), *unsettled])
+        return Place(self.writer.number, self.writer.rows, self.written, undelivered, self._owes_loose)
 
     def _know_written(self, ids: list[Column], now: float) -> None:
         """Remember what may be read once more: within *DOUBT_S* all that the ring holds now has been."""
