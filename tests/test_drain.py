@@ -1,5 +1,6 @@
 """The drain: what was recorded is in the run directory, once, whoever dies."""
 
+import json
 import os
 import random
 import signal
@@ -19,7 +20,7 @@ from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag
@@ -382,6 +383,91 @@ def test_every_ring_is_read_however_many_there_are(place, monkeypatch, together)
     drain.run()
 
     assert [len(batch) for run in place.runs() for batch in read_run(run)] == [1, 1, 1]
+
+
+class Away:
+    """A way out on whose disk spans wait."""
+
+    def __init__(self) -> None:
+        self.sent = self.spilled = 0
+
+    def send(self, _batch, outgoing) -> None:
+        """Have them wait."""
+        self.spilled += sum(len(out.rows) for out in outgoing)
+        self.sent += sum(len(out.rows) for out in outgoing)
+
+    def figures(self, _run: Path) -> dict:
+        """Return how many."""
+        return {"otlp": {"sent": self.sent, "spilled": self.spilled}}
+
+    def unsettled(self) -> set:
+        """Return nothing."""
+        return set()
+
+    def spill_to(self, *_) -> None:
+        """Do nothing."""
+
+    flush = close = spill_to
+
+
+@pytest.fixture
+def staying(place, monkeypatch):
+    """Give a drain that stays: ``after(s)`` is what it has open of runs, and which of them say that they have ended."""
+    seconds = 0.0
+    clock = SimpleNamespace(monotonic=lambda: seconds, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns)
+    monkeypatch.setattr(drain_module, "time", clock)
+    drain = Drain(Serving(place.rings, place.folder, linger=float("inf"), delay=0.0))
+
+    def after(now: float) -> tuple[int, list[bool]]:
+        nonlocal seconds
+        seconds = now
+        drain.tick()
+        opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        told = [json.loads(path.read_text())["ended"] for path in place.folder.glob("dltrace-*/hosts/*/drain.json")]
+        return sum(path.startswith(f"{place.folder}/dltrace-") for path in opened), told
+
+    after.drain = drain
+    yield after
+    drain.finish()
+
+
+def test_a_drain_that_stays_lets_go_of_the_runs_that_have_ended(place, staying):
+    """Some seconds after their last rings: of a sweep of thousands it had three files of each open, and no Parquet."""
+    for _ in range(3):
+        assert place.run(ONE_STEP, OTEL_DLTRACE_DRAIN="off", **ALONE).returncode == 0
+
+    assert staying(0.0) == (9, [False] * 3)
+    assert staying(4.0) == (9, [False] * 3)
+    assert staying(6.0) == (0, [True] * 3)
+    assert [path.suffix for path in place.folder.glob("dltrace-*/hosts/*/s*")] == [".parquet"] * 3
+
+
+def test_a_run_whose_ranks_come_again_is_taken_up_again(place, staying):
+    """Its figures go on."""
+    for now in (0.0, 10.0):
+        assert place.run(ONE_STEP, OTEL_DLTRACE_DRAIN="off", OTEL_DLTRACE_RUN="one", **ALONE).returncode == 0
+        assert staying(now) == (3, [False])
+        assert staying(now + 6.0) == (0, [True])
+
+    (run,) = place.runs()
+    (told,) = read_summaries(run)
+    assert (told["summary"]["processes"], told["summary"]["spans"]) == (2, 2)
+    assert [len(batch) for batch in read_run(run)] == [1, 1]
+
+
+def test_a_run_whose_spans_wait_on_disk_is_finished_and_kept(place, staying):
+    """Its folder is the drain's until they are sent, and its figures say so then; those of the next time are added."""
+    staying.drain.outlet = outlet = Away()
+    for now in (0.0, 20.0):
+        assert place.run(ONE_STEP, OTEL_DLTRACE_DRAIN="off", OTEL_DLTRACE_RUN="one", **ALONE).returncode == 0
+        staying(now)
+        assert staying(now + 6.0)[1] == [False]
+        assert [path.suffix for path in place.folder.glob("dltrace-*/hosts/*/s*")][:1] == [".parquet"]
+        outlet.spilled = 0
+        assert staying(now + 7.0) == (0, [True])
+
+    (told,) = (summary["summary"]["otlp"] for run in place.runs() for summary in read_summaries(run))
+    assert told == {"sent": 4, "spilled": 0}  # each time a step and its root
 
 
 def test_rings_are_read_together_every_few_seconds(ticked):

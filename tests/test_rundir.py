@@ -442,7 +442,7 @@ def test_a_ring_that_ends_has_its_own_runs_figures_written_alone(tmp_path):
         folders.add(root, spans=4)
     folders.write_summaries(ended=False, roots=roots[1:])
     told = [summary["summary"] for root in roots for summary in read_summaries(root)]
-    folders.close()
+    folders.close(roots)
 
     assert told == [{}, {"spans": 4}]
 

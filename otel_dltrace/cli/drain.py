@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         bell.unlink(missing_ok=True)
         (config.rings / f"{name}.lock").unlink(missing_ok=True)
     with suppress(BrokenPipeError):  # who started us did not wait
-        for root in drain.runs.writers:
+        for root in drain.runs.roots:
             out.buffer.write(os.fsencode(root) + b"\n")  # whatever the locale can say of it
         out.flush()
     log = config.rings / f"{name}.log"
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _allow_many_files() -> None:
-    """Have as many files open as we are let: each ring that is read takes three, and each run that was written."""
+    """Have as many files open as we are let: each ring that is read takes three, and each run that goes on."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # what the system allows at all may be less by now
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -45,6 +45,13 @@ class Delivered:
         else:
             self._last = run
 
+    def forget(self, run: Path) -> None:
+        """Let go of *run*, whose figures stand in its folder: if it begins again, those that follow are added there."""
+        for known in (self._before, self._over):
+            known.pop(run, None)
+        if self._last == run:
+            self._last = None
+
     def of(self, run: Path) -> dict[str, Any]:
         """Return the figures of *run*."""
         return self._over.get(run) or _less(self._figures(run), self._before.get(run, {}))

@@ -16,6 +16,7 @@ from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.ring_folder import RingFolder
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.roots import ROOT
+from otel_dltrace.export.run_ends import RunEnds
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_here import RunHere
 from otel_dltrace.export.run_reader import read_named
@@ -68,6 +69,7 @@ class Drain:
         self._scanned, self._served = guard.guarded(self._scan), guard.guarded(self._serve)
         self.rings = RingFolder(self.serving)
         self.runs = RunFolders(self.serving.quota, self._delivered)
+        self._ends = RunEnds()
         self._sent = Delivered(self._figures)
         self._due = 0.0
 
@@ -128,6 +130,8 @@ class Drain:
         if self.metering is not None:
             guard.guarded(self.metering.tick)([member for f in self.followers.values() for member in f.members])
         self._settle(asked)
+        if is_due and not self.serving.orphans_only:  # `recover` tells of all its runs when it ends
+            self._end_runs(now)
 
     def _together(self) -> Iterator[list[Path]]:
         """Yield rings that are read together; servers last: what they did goes out with the workers' steps."""
@@ -209,7 +213,7 @@ class Drain:
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
         self._sent.begin(root)
         serving = self.serving
-        here = self.here.setdefault((bind.job, bind.generation, bind.world), RunHere(bind, serving.settle_roots))
+        here = self.here.setdefault((bind.job, bind.generation, bind.world), RunHere(bind, root, serving.settle_roots))
         member = Member(source, bind, process, writer, serving, here.slow, goes_out=self.outlet is not None)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
         return member
@@ -295,6 +299,23 @@ class Drain:
 
     # -- the end --------------------------------------------------------------------------------
 
+    def _end_runs(self, now: float) -> None:
+        """Finish the runs that have ended, and let go of them: of a sweep that has one drain there are thousands."""
+        ended = self._ends.among(self.runs.writers, _roots(self.followers.values()), now)
+        self.runs.finish(ended)
+        settled = {root for root in ended if self._is_settled(root)}
+        self.runs.close(settled)
+        for root in settled:
+            for known in (self.runs, self._sent, self._ends):
+                known.forget(root)
+        self.here = {run: here for run, here in self.here.items() if here.root not in settled}
+
+    def _is_settled(self, root: Path) -> bool:
+        """Return whether nothing of a run is on its way, or waits on disk to be sent: its folder is ours until then."""
+        otlp = self._figures(root).get("otlp", {})
+        has_metrics = self.metering is not None and self.metering.has(root)
+        return not (has_metrics or otlp.get("waiting") or otlp.get("spilled"))
+
     def _figures(self, root: Path) -> dict[str, Any]:
         return self.outlet.figures(root) if self.outlet is not None else {}
 
@@ -317,10 +338,10 @@ class Drain:
             self.outlet.close(self.delivery_s)
         for path in [path for path, follower in self.followers.items() if follower.is_drained]:
             self._let_go(path)
-        self.runs.finish()
+        self.runs.finish(self.runs.writers)
         if self.metering is not None:
             guard.guarded(self.metering.close)(ends)
-        self.runs.close()
+        self.runs.close(self.runs.writers)
         self.rings.close()
 
 

@@ -24,18 +24,23 @@ class RunFolders:
         delivered: Returns what became of a run's spans and metrics on their way out, for its summary.
 
     Attributes:
-        writers: By the run directory.
-        totals: The figures so far, by the run directory.
+        roots: The run directories that there were.
+        writers: Of those that are not let go of, by the run directory.
+        totals: Their figures so far, by the run directory.
     """
 
     def __init__(self, quota: int, delivered: Callable[[Path], dict[str, Any]]) -> None:
         self._quota, self._delivered = quota, delivered
+        self.roots: dict[Path, None] = {}
         self.writers: dict[Path, RunWriter] = {}
         self.totals: dict[Path, dict[str, Any]] = {}
         self._at_end: dict[Path, dict[str, str]] = {}
+        self._finished: set[Path] = set()
 
     def open(self, root: Path, bind: Bind, process: Process, at_end: dict[str, str]) -> RunWriter:
         """Return the open writer of *root*, which knows *process*; *at_end* are the files that it wants at the end."""
+        self.roots[root] = None
+        self._finished.discard(root)
         writer = self.writers.get(root)
         if writer is None:
             writer = self.writers[root] = RunWriter(root, host_folder_name(process.host, process.boot_id))
@@ -138,23 +143,31 @@ class RunFolders:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Take in what others wrote of these runs, and compact all."""
-        for root, writer in self._there():
+    def finish(self, roots: Iterable[Path]) -> None:
+        """Take in what others wrote of *roots*, whose rings are gone, and compact them; once, unless they go on."""
+        for root, writer in self._there(root for root in roots if root not in self._finished):
             guard.guarded(self._ingest)(root, writer)
             guard.guarded(self._close_segments)(writer)
+            self._finished.add(root)
 
-    def close(self) -> None:
-        """Write the last summaries, and the files that processes want to have when all is over."""
-        guard.guarded(self.write_summaries)(ended=True)
-        for root, writer in self._there():
+    def close(self, roots: Iterable[Path]) -> None:
+        """Write the last summaries of *roots*, and the files that processes want to have when all is over."""
+        roots = [*roots]
+        guard.guarded(self.write_summaries)(ended=True, roots=roots)
+        for root, writer in self._there(roots):
             guard.guarded(self._write_at_end)(root, writer)
-        for writer in self.writers.values():
-            guard.guarded(writer.close)()
+        for root in roots:
+            guard.guarded(self.writers[root].close)()
 
-    def _there(self) -> list[tuple[Path, RunWriter]]:
-        """Return the runs whose folder is there: one that somebody removed after its end is not made again."""
-        return [(root, writer) for root, writer in self.writers.items() if not writer.is_gone]
+    def forget(self, root: Path) -> None:
+        """Let go of *root*, which is closed: if rings come of it again, it is taken up as that of another drain is."""
+        for known in (self.writers, self.totals, self._at_end):
+            known.pop(root, None)
+        self._finished.discard(root)
+
+    def _there(self, roots: Iterable[Path]) -> list[tuple[Path, RunWriter]]:
+        """Return those of *roots* whose folder is there: one that somebody removed after its end is not made again."""
+        return [(root, writer) for root in roots if not (writer := self.writers[root]).is_gone]
 
     def _close_segments(self, writer: RunWriter) -> None:
         writer.close_segment()

@@ -1,6 +1,7 @@
 """What the processes of one run on this host know together: roots of steps, slow steps, whether they count alike."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from otel_dltrace.export.drift import Drift
 from otel_dltrace.export.gate import Outgoing
@@ -15,10 +16,12 @@ class RunHere:
 
     Args:
         bind: Of any of its processes.
+        root: Its run directory.
         settle: How long a step's root waits for more local ranks, in seconds.
     """
 
-    def __init__(self, bind: Bind, settle: float) -> None:
+    def __init__(self, bind: Bind, root: Path, settle: float) -> None:
+        self.root = root
         self.roots = Roots(bind, settle)
         self.slow = SlowHere()
         self._drift = Drift()

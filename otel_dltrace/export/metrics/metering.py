@@ -60,6 +60,10 @@ class Metering:
         """Return what the user should know of the metrics of a run: of this host's, and of its own."""
         return [*self.trouble, *filter(None, [self._lost.get(root)])]
 
+    def has(self, root: Path) -> bool:
+        """Return whether metrics of a run are still to come, or on their way."""
+        return root in self._runs or any(root == closing for closing, _ in self._closing)
+
     def _open_sources(self) -> list[Source]:
         """Return the host's sources; called in the sampler's thread, since a driver may take long to answer."""
         if importlib.util.find_spec("psutil") is None:
