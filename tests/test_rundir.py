@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from otel_dltrace.export import columns, follower, run_reader, rundir
+from otel_dltrace.export import columns, follower, member, run_reader, rundir
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_folders import RunFolders
@@ -687,6 +687,19 @@ DRIFTING = """
         with d.step(i):
             pass
 """
+
+
+def test_a_process_that_is_new_to_a_run_is_not_looked_for_in_it(place, monkeypatch):
+    """A rank that comes again would else have the drain read all that its run has on this host, while rings wait."""
+    read: list[Path] = []
+    monkeypatch.setattr(member, "read_table", read.append)
+    env = {**LATE_ENV, "OTEL_DLTRACE_RUN": "one", "WORLD_SIZE": "1"}
+    for _ in range(2):
+        assert place.run(DRIFTING, "0", **env).returncode == 0
+        Drain(Serving(place.rings, place.folder, linger=0.0)).run()
+
+    assert read == []
+    assert [len(batch) for run in place.runs() for batch in read_run(run)] == [10, 10]
 
 
 @pytest.mark.parametrize(("apart", "drifted"), [(0, 0), (2, 3)])

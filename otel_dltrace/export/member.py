@@ -133,7 +133,10 @@ class Member:
         Spans after *cursor* are in the run directory though it does not say so (all of them, where
         it does not know the folder); they, and those that it knows undelivered, are sent again.
         """
-        known = cursor.places.get(str(self.writer.folder), Place())
+        place = cursor.places.get(str(self.writer.folder))
+        if place is None and not self.writer.has(self.process.nonce):
+            return
+        known = place or Place()
         before, unsent = [self._written_before], [empty_rows()]
         for path in span_files(self.writer.folder):
             newest = newest_segment(path)

@@ -123,6 +123,10 @@ class RunWriter:
         """Whether the folder has been made."""
         return self._descriptors is not None
 
+    def has(self, nonce: int) -> bool:
+        """Return whether the folder may hold spans of the process *nonce*: what describes them is written first."""
+        return nonce in self._known
+
     def name_run(self, bind: Bind) -> None:
         """Write ``run.json`` unless another host did."""
         self._run = {
