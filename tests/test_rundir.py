@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ import pytest
 from otel_dltrace.export import columns, follower, member, run_reader, rundir
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.drain_json import read_drain
+from otel_dltrace.export.earlier_runs import bytes_in
+from otel_dltrace.export.host_folder import run_root
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_reader import read_batches, read_run, read_summaries
 from otel_dltrace.export.run_stream import pieces_of
@@ -305,6 +309,27 @@ def test_the_quota_takes_the_oldest_phases_first_then_operations(tmp_path, monke
     assert left() == [6000, 0, 0]
     monkeypatch.setattr(pq.ParquetFile, "read", None)
     assert sum(keep_within(writer.folder, 0)) == 0
+
+
+def test_a_restarted_job_has_one_quota(tmp_path):
+    """Its earlier runs give their detail first, and count it; another job's run beside them gives nothing."""
+
+    def run(folders: RunFolders, job: str, generation: str) -> RunWriter:
+        process = replace(a_process(), bind=Bind(job, generation, "demo"))
+        root = run_root(tmp_path, process.bind, process.nonce)
+        writer = folders.open(root, process.bind, process, {})
+        writer.append(process.nonce, rows_of(process, range(4000)), DESCRIPTORS, ERRORS)
+        folders.finish([root])
+        folders.close([root])
+        folders.forget(root)
+        return writer
+
+    other = run(RunFolders(5 << 30, lambda _root: {}), "other", "1.00")
+    folders = RunFolders(5 * bytes_in(other.folder) // 2, lambda _root: {})  # two, and what steps and stages take
+    runs = [run(folders, "job", f"{n}.00") for n in range(1, 4)]
+    counted = [read_drain(one.folder)["summary"].get("dropped_by_quota", 0) for one in (other, *runs)]
+    phases = [int((read_run(one.root)[0]["level"] == Level.PHASE).sum()) for one in (other, *runs)]
+    assert (counted, phases) == ([0, 12_000, 0, 0], [8000, 0, 8000, 8000])
 
 
 # -- who writes, who reads ---------------------------------------------------------------------

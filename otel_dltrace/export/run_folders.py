@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.compaction import COMPACT_SEGMENTS, compact, keep_within, spans_bytes
+from otel_dltrace.export.compaction import COMPACT_SEGMENTS, compact, keep_within
+from otel_dltrace.export.earlier_runs import bytes_in, earlier_folders, make_room
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metrics.segments import metrics_bytes
@@ -20,7 +21,7 @@ class RunFolders:
     """Opens, counts, compacts and closes run directories.
 
     Args:
-        quota: Bytes of spans that a host may keep in each.
+        quota: Bytes that a host may keep of a job, in all of its runs.
         delivered: Returns what became of a run's spans and metrics on their way out, for its summary.
 
     Attributes:
@@ -128,7 +129,7 @@ class RunFolders:
     def _keep_quota(self, writer: RunWriter) -> None:
         if writer.is_gone or not writer.is_open:
             return
-        if spans_bytes(writer.folder) > self._quota - metrics_bytes(writer.folder):
+        if sum(map(bytes_in, [writer.folder, *earlier_folders(writer.folder)])) > self._quota:
             writer.close_segment()
             self._compact(writer)
 
@@ -137,7 +138,11 @@ class RunFolders:
         if writer.is_gone or not writer.is_open:
             return
         compact(writer.folder, writer.number)
-        for dropped in keep_within(writer.folder, self._quota - metrics_bytes(writer.folder)):
+        earlier, own = earlier_folders(writer.folder), bytes_in(writer.folder)
+        over = own + sum(map(bytes_in, earlier)) - self._quota
+        make_room(earlier, over, [other.folder for other in self.writers.values()])
+        left = self._quota - sum(map(bytes_in, earlier)) - metrics_bytes(writer.folder)
+        for dropped in keep_within(writer.folder, left):
             if dropped:
                 self.add(writer.root, dropped_by_quota=dropped)
 

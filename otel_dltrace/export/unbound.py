@@ -73,7 +73,7 @@ class Unbound:
 
     def _keep_quota(self, writer: RunWriter) -> None:
         compact(writer.folder, writer.number)
-        dropped = keep_within(writer.folder, self._quota)
+        dropped = sum(keep_within(writer.folder, self._quota))
         if dropped:
             self._dropped += dropped
             writer.write_summary({"dropped_by_quota": self._dropped})

@@ -36,7 +36,7 @@ class Config:
         ring_directory: Where rings live, a tmpfs; "" for ``/dev/shm/otel-dltrace-<uid>``.
         ring_size: Bytes of a ring.
         span_budget: Spans per trace over OTLP, 0 for no limit.
-        quota: Bytes of spans that one host may keep in a run directory.
+        quota: Bytes that one host may keep of a job.
         drain: ``auto``, ``thread`` (no process may be started) or ``off`` (a sidecar drains).
         metrics: Whether the drain samples the host, its GPUs and its ranks, and ranks record what only they know.
         job: The job's id; "" to agree on one.
