@@ -8,7 +8,7 @@ from rich.console import Console
 
 from otel_dltrace.analysis.compose import RunReport
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.identity import Bind
+from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, fill_ids
@@ -134,6 +134,8 @@ def ddp_on_devices(
     out = [Rank(rank, ranks) for rank in range(ranks)]
     on_device = {"source": Source.DEVICE}
     now = 1000.0
+    for one in out:  # DDP tells the others its parameters, before any step
+        one.collective(NO_STEP, 900, 900, 0, "broadcast_coalesced", source=Source.HOST_ISSUE, backend="nccl")
     for step in range(20):
         took = [{name: ms + slow.get((rank, name), 0.0) for name, ms in USUAL.items()} for rank in range(ranks)]
         forward = [now + 1 + lag + mine["forward"] for mine in took]

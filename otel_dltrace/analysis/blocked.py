@@ -45,19 +45,21 @@ def untold(t: StepTable, steps: Column) -> frozenset[str]:
 
     So it is in any stage with a device's own times that communicates aside: one stream waits for another in silence.
     """
-    if _is_aside(t).any():
+    if _goes_aside(t, steps):
         return _WAITED_IN | {s.FORWARD}
     return frozenset() if _share_that_tells(t, steps) > SHARE_OF_STEPS else _WAITED_IN
 
 
-def lacking(t: StepTable) -> str:
-    """Return what would have told the waits that are `untold`, and the setting that records it, if one does."""
-    if _is_aside(t).any():
+def lacking(t: StepTable, steps: Column) -> str:
+    """Return what would have told the waits that are `untold` in *steps*, with the setting that records it, if any."""
+    if _goes_aside(t, steps):
         return "the waits between its streams"
-    if _is_bucket(t).any():
+    if (_is_bucket(t) & _is_issued(t)).any():
         return "its device's times of the buckets (TORCH_NCCL_ENABLE_TIMING=1)"
-    if t.batch.is_kind(s.COLLECTIVE, s.P2P).any():
+    if not tells_waits(t):
         return "its waits (OTEL_DLTRACE_LEVEL=phase)"
+    if t.batch.is_kind(s.COLLECTIVE, s.P2P).any():
+        return "its operations in more of the steps"
     return "its operations (OTEL_DLTRACE_LEVEL=collective)"
 
 
@@ -92,11 +94,16 @@ def _share_that_tells(t: StepTable, steps: Column) -> float:
     return float(np.ptp(seen) + 1) / len(steps) if len(seen) else 0.0
 
 
-def _is_aside(t: StepTable) -> Column:
-    """Return a mask of what a model communicates on its device while it computes, where a device timed its stages."""
+def _goes_aside(t: StepTable, steps: Column) -> bool:
+    """Return whether the model communicates on its device while it computes in most *steps*, as a sharded one does.
+
+    One operation between two steps is none of a model's; nor is what DDP tells the ranks before the first.
+    """
+    if not t.device.any():
+        return False
     by_host = np.isin(t.batch["source"], (s.Source.HOST_DONE, s.Source.BOUND))
-    aside: Column = t.batch.lookup(lambda d: _IN_FORWARD.match(d.name) is not None, bool) & ~by_host
-    return aside & t.device.any()
+    aside = t.batch.lookup(lambda d: _IN_FORWARD.match(d.name) is not None, bool) & ~by_host
+    return float(np.isin(steps, t.batch["step"][aside]).mean()) > SHARE_OF_STEPS if len(steps) else False
 
 
 def _is_issued(t: StepTable) -> Column:

@@ -71,7 +71,7 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     # A wait for the others that nobody recorded looks like computing.
     hidden = [untold(t, steps) for t in tables]
     opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
-    why = next((lacking(t) for t, stages in zip(tables, hidden, strict=True) if stages), "")
+    why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
     hosts = clocks([t.batch for t in tables]).hosts
     return Evidence(ranks, names, times, others_median(times), threshold, opaque, why, *lateness, hosts)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from otel_dltrace.analysis.select import select
-from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.export.damage import damage_of, nothing_in
 from otel_dltrace.export.run_reader import read_run
@@ -47,8 +46,6 @@ def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None
         count(sum(map(len, batches)))
     if not batches:
         raise RunNotFoundError(nothing_in(run))
-    if ranks is not None:  # servers have ranks of their own: where there are workers, theirs are meant
-        batches = worker_batches(batches) or batches
     try:
         return select(batches, steps, ranks)
     except RunNotFoundError as error:
