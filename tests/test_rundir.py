@@ -638,6 +638,41 @@ def test_what_waited_for_a_name_comes_back_file_by_file(place, monkeypatch, kill
     assert list(place.folder.glob(".dltrace-*")) + list(place.rings.glob("*.ring")) == []
 
 
+def test_a_file_that_waited_for_a_name_and_is_damaged_is_put_aside(place, monkeypatch, capfd):
+    """What else waited comes back, and nobody removes what might be mended."""
+    monkeypatch.setattr(rundir, "SEGMENT_BYTES", 1)
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0))
+    partial = nameless(place, drain, 8)
+    damaged = min(partial.glob("hosts/*/*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    drain.run()
+
+    (aside,) = partial.glob("hosts/*/*.damaged")
+    assert (aside.stem, f"{aside} is damaged" in capfd.readouterr().err) == (damaged.name, True)
+    (run,) = place.runs()
+    lost = sorted({*range(16_000)} - {*(kept := sizes(run))})
+    assert (len(kept), lost) == (12_000, list(range(lost[0], lost[0] + 4000)))  # a file is of two segments
+
+
+def test_a_drain_ends_where_what_waited_for_a_name_finds_no_room(place, monkeypatch, capfd):
+    """The writer is gone, and the disk is full for good: ring and spans stay where they are, for `recover`."""
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0))
+    partial = nameless(place, drain, 3)
+    with monkeypatch.context() as now:
+        now.setattr(RunWriter, "_append", no_room)
+        drain.run()
+    assert "cannot be emptied into its run directory" in capfd.readouterr().err
+    assert (partial.exists(), len([*place.rings.glob("*.ring")])) == (True, 1)
+
+    Drain(Serving(place.rings, place.folder, linger=0.0)).run()
+    assert sizes(*place.runs()) == list(range(6000))
+
+
+def no_room(*_: object) -> None:
+    """Be a disk that is full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 class Taker:
     """A way out that has everything at once."""
 

@@ -6,6 +6,7 @@ says (OTEL_EXPORTER_OTLP_ENDPOINT): without it, nothing is sent. Open spans are 
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,6 @@ from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.outlet import as_told
 from otel_dltrace.export.run_reader import host_folders
-from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.settings.config import Config
 
 
@@ -49,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"no ring in {drain.serving.rings} is without its writer and its drain")
     elif drain.outlet is None:
         print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
-    for root in dict.fromkeys([*args.runs, *drain.runs.writers]):
-        _send_waiting(root)
-    return 0
+    is_all_ours = [_send_waiting(root) for root in dict.fromkeys([*args.runs, *drain.runs.writers])]
+    return 0 if all(is_all_ours) else 2
 
 
 def _why_not() -> str:
@@ -61,19 +60,29 @@ def _why_not() -> str:
     return f"OTEL_TRACES_EXPORTER={os.environ['OTEL_TRACES_EXPORTER']} leaves otlp out"
 
 
-def _send_waiting(root: Path) -> None:
-    """Send the requests that an absent collector left on disk under *root*."""
+def _send_waiting(root: Path) -> bool:
+    """Send the requests that an absent collector left on disk under *root*; return whether all are this user's."""
+    others = 0
     folders = [folder / "spill" for folder in host_folders(root) if any((folder / "spill").glob("*.otlp"))]
     settings = OtlpSettings.from_env(os.environ)
     for folder in folders:
         if settings is None:
             print(f"requests wait in {short_path(folder)} and are not sent: {_why_not()}")
             continue
-        with _taken(folder) as is_ours:
-            if is_ours:
-                _send(settings, folder)
-            else:
-                print(f"{short_path(folder)}: the drain that writes there is at work, and sends what waits itself")
+        try:
+            with _taken(folder) as is_ours:
+                if is_ours:
+                    _send(settings, folder)
+                else:
+                    print(f"{short_path(folder)}: the drain that writes there is at work, and sends what waits itself")
+        except PermissionError:
+            others += 1
+            where = short_path(folder)
+            print(
+                f"otel-dltrace: {where} cannot be written by you; who wrote the run can send what waits there",
+                file=sys.stderr,
+            )
+    return not others
 
 
 def _send(settings: OtlpSettings, folder: Path) -> None:
@@ -90,15 +99,11 @@ def _taken(spill: Path) -> Iterator[bool]:
     """Have what waits in *spill* for ourselves within the block, unless a drain has it; yield whether it is ours.
 
     Raises:
-        DltraceError: It is another user's: the drain may be at work, and what we cannot remove is sent again each time.
+        PermissionError: It is another user's: the drain may be at work, and what we cannot remove is sent each time.
     """
-    try:
-        may_remove = os.access(spill, os.W_OK | os.X_OK, effective_ids=True)
-        lock = lock_folder(spill.parent) if may_remove else None
-    except OSError:
-        may_remove = False
-    if not may_remove:
-        raise DltraceError(f"{short_path(spill)} cannot be written by you; who wrote the run can send what waits there")
+    if not os.access(spill, os.W_OK | os.X_OK, effective_ids=True):
+        raise PermissionError(spill)
+    lock = lock_folder(spill.parent)
     yield lock is not None
     if lock is not None:
         os.close(lock)

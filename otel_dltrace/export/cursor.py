@@ -38,6 +38,13 @@ class Place(NamedTuple):
     undelivered: int = 0
     loose: bool = True
 
+    def behind(self, earlier: "Place | None") -> "Place":
+        """Return this place as that of both, where the process was of the run before as well."""
+        if earlier is None:
+            return self
+        undelivered, loose = min(earlier.undelivered, self.undelivered), earlier.loose or self.loose
+        return self._replace(undelivered=undelivered, loose=loose)
+
 
 @dataclass
 class Cursor:

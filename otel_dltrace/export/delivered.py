@@ -8,7 +8,7 @@ from typing import Any
 
 from otel_dltrace.export.files import read_object, write_json
 
-_NOW = ("waiting", "spilled")
+_NOW = frozenset(("waiting", "spilled"))
 """Of what is there now; all else counts what has happened."""
 
 
@@ -54,12 +54,22 @@ class Delivered:
 
     def of(self, run: Path) -> dict[str, Any]:
         """Return the figures of *run*."""
-        return self._over.get(run) or _less(self._figures(run), self._before.get(run, {}))
+        now = _less(self._figures(run), self._before.get(run, {}))
+        return _there_now(self._over[run], now) if run in self._over else now
 
 
 def _less(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """Return *now* with what its numbers count less what those of *before* did."""
     return {name: value if name in _NOW else _change(value, before.get(name)) for name, value in now.items()}
+
+
+def _there_now(over: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures *over* with what is there *now*: what waited has been sent in the meantime."""
+    told = {name: _there_now(it, now.get(name, {})) if isinstance(it, dict) else it for name, it in over.items()}
+    for name in _NOW & over.keys():
+        told[name] = now.get(name, 0)
+        told["accepted"] += over[name] - told[name]
+    return told
 
 
 def _change(now: Any, before: Any) -> Any:

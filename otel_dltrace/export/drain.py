@@ -107,7 +107,7 @@ class Drain:
 
     def _pause(self) -> float:
         """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last scan tells."""
-        if any(follower.comes_back for follower in self.followers.values()):
+        if any(follower.is_coming_back for follower in self.followers.values()):
             return SHORTEST_PAUSE_S
         sixteenths = 16 * max((follower.filled for follower in self.followers.values()), default=0.0)
         return max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S / max(1.0, sixteenths))
@@ -183,7 +183,7 @@ class Drain:
             follower.take(now, asked)
             self._send(follower, now)
         except OSError as error:
-            if follower.source.ended:
+            if follower.is_given_up:
                 self._leave(path, f"cannot be emptied into its run directory ({error})")
             else:
                 guard.say(f"the run directory cannot be written ({error}); spans wait in the ring while it has room")
@@ -302,8 +302,9 @@ class Drain:
     def _end_runs(self, now: float) -> None:
         """Finish the runs that have ended, and let go of them: of a sweep that has one drain there are thousands."""
         ended = self._ends.among(self.runs.writers, _roots(self.followers.values()), now)
-        self.runs.finish(ended)
-        settled = {root for root in ended if self._is_settled(root)}
+        waiting = [root for root in ended if not self.runs.is_finished(root)]
+        self.runs.finish(waiting[:1])  # one in a turn: meanwhile no ring is read
+        settled = {root for root in ended if self.runs.is_finished(root) and self._is_settled(root)}
         self.runs.close(settled)
         for root in settled:
             for known in (self.runs, self._sent, self._ends):

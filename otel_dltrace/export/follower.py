@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.cursor import Cursor, Place
 from otel_dltrace.export.gate import MAX_HELD
 from otel_dltrace.export.horovod_live import Told
 from otel_dltrace.export.member import Member
@@ -54,7 +54,7 @@ class Follower:
         self._coming: Iterator[Column] | None = None
         self._since = 0.0
         self._scanned_at = -LEAST_S
-        self.is_dirty = False
+        self.is_dirty = self._is_stuck = self._is_left = False
         self._told: Told | None = None
         self._knows_timelines = False
 
@@ -64,10 +64,11 @@ class Follower:
         There is if it *is_due*, if it has become much, or if the writer is gone. *alive* tells whether the writer is,
         where the caller knows better than the ring's lock.
         """
-        if self.comes_back:
-            return True  # what is new stays in the ring, behind what is older
         source = self.source
         alive = writer_is_alive(source.fd) if alive is None else alive
+        if self.comes_back:
+            self._is_left = not alive
+            return True  # what is new stays in the ring, behind what is older
         much = min(MOST_AT_ONCE, source.reader.records // 4)
         if not (is_due or not alive or source.reader.is_past(much // RECORDS)):
             return False
@@ -122,10 +123,11 @@ class Follower:
         binds = self.source.names.binds
         if not binds and self.source.ended:
             binds.append(self.source.environment_bind())
-        if binds and not self.members and self._unbound.is_there:
-            self.comes_back = True
-            if self._count:
+        if binds and not self.members:
+            self.comes_back = self._unbound.is_there
+            if self.comes_back and self._count:
                 self._write_unbound(now)  # behind what is older
+            self._unbound.close()
         for bind in binds[len(self.members) :]:
             member = self._make_member(self.source, bind)
             member.go_on(self._cursor, now)
@@ -136,11 +138,12 @@ class Follower:
 
         The whole file, since no cursor says that half of one is elsewhere; after an error the rest comes next time.
         """
+        self._is_stuck = True
         self._coming = self._coming or self._unbound.take_back()
         for rows in self._coming:
             self._wait(rows, now)
             self._pass_on(now)
-        self._coming = None
+        self._coming, self._is_stuck = None, False
         self.is_dirty = True
         dropped = self._unbound.remove_empty()
         if dropped is not None:
@@ -234,6 +237,16 @@ class Follower:
         is_passed_on = not (self._count or self.comes_back)
         return self.source.ended and is_passed_on and (self._told is None or self._told.is_over)
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the writer is gone, and what it wrote finds no room in its run directory."""
+        return self.source.ended or (self._is_stuck and self._is_left)
+
+    @property
+    def is_coming_back(self) -> bool:
+        """Whether spans that waited for a name are being moved, and find room."""
+        return self.comes_back and not self._is_stuck
+
     def save(self, unsettled: Collection[int], again: bool = False) -> None:
         """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request.
 
@@ -241,7 +254,10 @@ class Follower:
         """
         if not (self.is_dirty or again) or self._count or self.source.waiting:
             return
-        places = {str(member.writer.folder): member.place(unsettled) for member in self.members}
+        places: dict[str, Place] = {}
+        for member in self.members:  # several may be of one run
+            folder, place = str(member.writer.folder), member.place(unsettled)
+            places[folder] = place.behind(places.get(folder))
         cursor = Cursor(self.source.reader.taken, self.source.unfinished(), places, self.source.lapped)
         try:
             cursor.write(self.source.path.with_suffix(".cursor"))

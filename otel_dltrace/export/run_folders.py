@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_dltrace.export.compaction import COMPACT_SEGMENTS, compact, keep_within
-from otel_dltrace.export.earlier_runs import bytes_in, earlier_folders, make_room
+from otel_dltrace.export.earlier_runs import bytes_in, earlier_folders, shrink
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metrics.segments import metrics_bytes
@@ -37,6 +37,7 @@ class RunFolders:
         self.totals: dict[Path, dict[str, Any]] = {}
         self._at_end: dict[Path, dict[str, str]] = {}
         self._finished: set[Path] = set()
+        self._earlier: dict[Path, list[Path]] = {}
 
     def open(self, root: Path, bind: Bind, process: Process, at_end: dict[str, str]) -> RunWriter:
         """Return the open writer of *root*, which knows *process*; *at_end* are the files that it wants at the end."""
@@ -129,20 +130,42 @@ class RunFolders:
     def _keep_quota(self, writer: RunWriter) -> None:
         if writer.is_gone or not writer.is_open:
             return
-        if sum(map(bytes_in, [writer.folder, *earlier_folders(writer.folder)])) > self._quota:
+        if sum(map(bytes_in, [writer.folder, *self._before(writer)])) > self._quota:
             writer.close_segment()
             self._compact(writer)
 
     def _compact(self, writer: RunWriter) -> None:
-        """Turn closed segments into Parquet and keep the host within its quota."""
+        """Turn closed segments into Parquet and keep the host within its quota: earlier runs of the job go first."""
         if writer.is_gone or not writer.is_open:
             return
         compact(writer.folder, writer.number)
-        earlier, own = earlier_folders(writer.folder), bytes_in(writer.folder)
-        over = own + sum(map(bytes_in, earlier)) - self._quota
-        make_room(earlier, over, [other.folder for other in self.writers.values()])
-        left = self._quota - sum(map(bytes_in, earlier)) - metrics_bytes(writer.folder)
-        for dropped in keep_within(writer.folder, left):
+        earlier = self._before(writer)
+        over = bytes_in(writer.folder) + sum(map(bytes_in, earlier)) - self._quota
+        for folder in earlier:
+            if over > 0:
+                before = bytes_in(folder)
+                self._shrink(folder, before - over)
+                over -= before - bytes_in(folder)
+        # What earlier ones cannot give, steps, stages and metrics, leaves the run that goes on some room all the same.
+        self._drop_detail(writer, max(self._quota - sum(map(bytes_in, earlier)), self._quota // 4))
+
+    def _before(self, writer: RunWriter) -> list[Path]:
+        """Return the host's folders of earlier runs of the job, without those that are being written."""
+        if writer.root not in self._earlier:
+            self._earlier[writer.root] = earlier_folders(writer.folder)
+        busy = {other.folder for root, other in self.writers.items() if root not in self._finished}
+        return [folder for folder in self._earlier[writer.root] if folder not in busy]
+
+    def _shrink(self, folder: Path, size: int) -> None:
+        # Never by a descriptor of its own where we have the lock: to close it would free that (POSIX).
+        own = next((writer for writer in self.writers.values() if writer.folder == folder), None)
+        if own is None:
+            guard.guarded(shrink)(folder, size)
+        else:
+            self._drop_detail(own, size)
+
+    def _drop_detail(self, writer: RunWriter, size: int) -> None:
+        for dropped in keep_within(writer.folder, size - metrics_bytes(writer.folder)):
             if dropped:
                 self.add(writer.root, dropped_by_quota=dropped)
 
@@ -155,6 +178,10 @@ class RunFolders:
             guard.guarded(self._close_segments)(writer)
             self._finished.add(root)
 
+    def is_finished(self, root: Path) -> bool:
+        """Return whether *root* has been finished, or is not there any more."""
+        return root in self._finished or self.writers[root].is_gone
+
     def close(self, roots: Iterable[Path]) -> None:
         """Write the last summaries of *roots*, and the files that processes want to have when all is over."""
         roots = [*roots]
@@ -166,7 +193,7 @@ class RunFolders:
 
     def forget(self, root: Path) -> None:
         """Let go of *root*, which is closed: if rings come of it again, it is taken up as that of another drain is."""
-        for known in (self.writers, self.totals, self._at_end):
+        for known in (self.writers, self.totals, self._at_end, self._earlier):
             known.pop(root, None)
         self._finished.discard(root)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_stream, stream_batches
+from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_stream, read_through, stream_batches
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import read_object
@@ -99,6 +99,22 @@ def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
     with suppress(*UNREADABLE), open_parquet(path) as file:
         if columns.are_spans(file.schema_arrow):
             yield from file.iter_batches(_PIECE, columns=columns.SPANS.names)
+
+
+def spans_in(path: Path) -> int:
+    """Return how many spans a file says that it holds, -1 if it is damaged.
+
+    Raises:
+        OSError: It cannot be read now.
+    """
+    try:
+        if path.suffix == ".parquet":
+            with open_parquet(path) as file:
+                return int(file.metadata.num_rows)
+        stream = read_through(path)
+    except (pa.ArrowException, UnicodeDecodeError):
+        return -1
+    return sum(batch.num_rows for batch in stream.batches) if stream.is_read else -1
 
 
 def extent_of(path: Path) -> tuple[int, int]:

@@ -29,7 +29,7 @@ class Serving:
         window: The steps that go out in full.
         budget: Spans per trace.
         resource: Attributes that every process's resource gets.
-        quota: Bytes of spans that a host may keep in a run directory.
+        quota: Bytes that a host may keep of a job.
         linger: Seconds to wait for more writers.
         delay: The longest that a record waits in its ring, in seconds.
     """

@@ -1,6 +1,7 @@
 """Where the spans of a process wait that does not know its job yet: a hidden partial run directory."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from otel_dltrace.export.cursor import DOUBT_S
 from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.host_folder import host_folder_name, remove_tree, run_root
 from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.run_reader import read_pieces, read_table
+from otel_dltrace.export.run_reader import read_pieces, read_table, spans_in
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.span_files import newest_segment, replaced_segments, span_files
 from otel_dltrace.model.arrays import Column
@@ -19,6 +20,7 @@ from otel_dltrace.record import guard
 
 KEEP_ROWS, KEEP_S = 20_000, 5.0
 """How many rows, and for how long, are held in memory before they are written to the partial directory."""
+_DAMAGED = ".damaged"
 
 
 class Unbound:
@@ -28,7 +30,7 @@ class Unbound:
         self._source, self._quota = source, quota
         self.root = run_root(parent, None, source.nonce)
         self._writer: RunWriter | None = None
-        self._dropped = 0
+        self._dropped, self._taken = 0, self.root
         # A row is of a record at least: the ring shows none of those before the last so many, and few wait for long.
         self._written_before = self._written_last(2 * source.reader.records)
         self._doubt_ends = float("inf")
@@ -73,10 +75,10 @@ class Unbound:
 
     def _keep_quota(self, writer: RunWriter) -> None:
         compact(writer.folder, writer.number)
-        dropped = sum(keep_within(writer.folder, self._quota))
-        if dropped:
-            self._dropped += dropped
-            writer.write_summary({"dropped_by_quota": self._dropped})
+        for dropped in keep_within(writer.folder, self._quota):
+            if dropped:
+                self._dropped += dropped
+                writer.write_summary({"dropped_by_quota": self._dropped})
 
     def _files(self) -> list[Path]:
         """Return the files of spans there, the oldest first."""
@@ -84,18 +86,35 @@ class Unbound:
         return sorted((path for folder in folders for path in span_files(folder)), key=newest_segment)
 
     def take_back(self) -> Iterator[Column]:
-        """Yield the spans of the oldest file, some at a time; it goes when the last of them are elsewhere."""
-        self._close()
+        """Yield the spans of the oldest file, some at a time; it goes when the last of them are elsewhere.
+
+        Raises:
+            OSError: The file cannot be read, or removed, now.
+        """
+        self.close()
         for path in self._files()[:1]:
-            for piece in read_pieces(path):
-                rows, errors = columns.from_arrow(piece)
-                self._source.renumber_errors(rows, errors)
-                yield rows
+            if path != self._taken:
+                yield from self._spans_in(path)
+            self._taken = path
             for name in replaced_segments(path):
                 path.with_name(name).unlink(missing_ok=True)  # left by a drain that was killed
-            path.unlink()
+            path.unlink(missing_ok=True)
 
-    def _close(self) -> None:
+    def _spans_in(self, path: Path) -> Iterator[Column]:
+        """Yield the spans in *path*; one that is damaged is put aside."""
+        left = promised = spans_in(path)
+        for piece in read_pieces(path):
+            rows, errors = columns.from_arrow(piece)
+            self._source.renumber_errors(rows, errors)
+            left -= len(rows)
+            yield rows
+        if promised < 0 or left > 0:
+            aside = path.with_name(f"{path.name}{_DAMAGED}")
+            path.rename(aside)
+            guard.say(f"{aside} is damaged: spans in it are in no run directory")
+
+    def close(self) -> None:
+        """Write no more there."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -106,5 +125,7 @@ class Unbound:
             return None
         summaries = [read_drain(folder).get("summary", {}) for folder in (self.root / "hosts").glob("*")]
         dropped: int = sum(summary.get("dropped_by_quota", 0) for summary in summaries)
-        remove_tree(self.root)
+        if not any(self.root.rglob(f"*{_DAMAGED}")):
+            with suppress(OSError):  # something of another's is there, or it is gone
+                remove_tree(self.root)
         return dropped

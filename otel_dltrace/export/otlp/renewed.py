@@ -29,7 +29,7 @@ class Renewed:
         except ConfigError as error:
             return Outcome(Verdict.RETRY, message=brief(error))
         outcome = way.send(body, deadline_s)
-        if self._has_files and outcome.verdict is Verdict.RETRY:
+        if self._has_files and outcome.verdict is Verdict.RETRY and outcome.retry_after_s is None:
             self.close()
         return outcome
 

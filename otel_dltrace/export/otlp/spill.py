@@ -115,7 +115,8 @@ class Spill:
 
 def is_in(run: Path | None, path: Path | None) -> bool:
     """Return whether *path* is below the run directory *run*; any is, where that is None."""
-    return run is None or (path is not None and run in path.parents)
+    # As text, which a path keeps: its parents are made anew each time, and thousands wait.
+    return run is None or (path is not None and str(path).startswith(f"{run}/"))
 
 
 def _scan(folder: Path) -> list[Spilled]:
