@@ -177,6 +177,14 @@ def test_our_own_error_is_told_once_and_the_call_goes_on(
     assert capsys.readouterr().err.count("not traced (RuntimeError: ours)") >= 1
 
 
+def test_a_function_may_have_attributes_of_any_name(library: Path, tracer: Tracer) -> None:
+    """Somebody's decorator says ``traced = True`` of a function, which is called all the same."""
+    core = importlib.import_module("sitelib.core")
+    core.double.traced = True
+    install([Seen().site("double")], core, aliases=False)
+    assert core.double(4) == 8
+
+
 def test_with_tracing_off_nothing_is_asked(library: Path) -> None:
     """A wrapped function without a tracer is the function."""
     core = importlib.import_module("sitelib.core")

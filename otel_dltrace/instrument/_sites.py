@@ -37,6 +37,18 @@ class Gate:
         self.level = level
 
 
+class Uncalled:
+    """What a class has in place of a method, and nobody calls: *traced* is called for it.
+
+    It is told by its class: a function of the program's may have an attribute of any name.
+    """
+
+    __slots__ = ("traced",)
+
+    def __init__(self, traced: Callable[..., Any]) -> None:
+        self.traced = traced
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One function or method, and what is called before and after it.
@@ -195,7 +207,7 @@ def _end_failed(name: str, broken: Exception) -> None:
 
 def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return *original* with the site around it; with tracing off, or the site away, calls are passed through."""
-    call = getattr(original, "traced", original)  # a `_torch_methods.Method` is what a class has, and not called
+    call = original.traced if isinstance(original, Uncalled) else original
     begin, finish, fail, gate, name = site.begin, site.finish, site.fail, site.gate, site.name
 
     # Inlines what `guarded` does: between two kernels Python's code is cold, and every frame costs microseconds.

@@ -11,14 +11,17 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
+from otel_dltrace.instrument._sites import Uncalled
 
-class Method:
+
+class Method(Uncalled):
     """A method of the class *holder*, *traced* for its own objects, *bare* for those of derived classes."""
 
-    __slots__ = ("_bare", "_holder", "traced")
+    __slots__ = ("_bare", "_holder")
 
     def __init__(self, holder: type, traced: Callable[..., Any], bare: Any) -> None:
-        self._holder, self.traced = holder, traced
+        super().__init__(traced)
+        self._holder = holder
         self._bare: Any = bare._bare if isinstance(bare, Method) else bare
 
     def __get__(self, one: Any, kind: Any = None) -> Any:
