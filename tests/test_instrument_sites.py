@@ -483,6 +483,9 @@ model = nn.Linear(4, 4)
 wrap(site, make)((model,), (torch.ones(2, 4),))
 train(model)
 wrap(site, make)((model,), (torch.ones(2, 4),))
+tracer, live.tracer = live.tracer, None  # as after `stop()`
+wrap(site, make)(callables=(model,), sample_args=(torch.ones(2, 4),))
+live.tracer = tracer
 assert len(model._forward_hooks) == len(model._forward_pre_hooks) == 1
 try:
     torch.cuda.make_graphed_callables(model, (torch.ones(2, 4),))

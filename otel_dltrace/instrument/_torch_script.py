@@ -44,20 +44,28 @@ def _without_hooks(module: Any) -> Iterator[None]:
 def graphs(forward: Forward) -> Site:
     """Return the row for what makes CUDA graphs of modules: it refuses hooks, and runs them in no step's *forward*."""
 
-    def begin(args: Args, kwargs: Kwargs) -> ExitStack:
-        made = args[0] if args else kwargs["callables"]
-        stack = ExitStack()
-        for one in made if isinstance(made, tuple) else (made,):
-            if isinstance(one, sys.modules["torch"].nn.Module):
-                stack.enter_context(_without_hooks(one))
-        forward.here.running = stack
-        return stack
+    def begin(_args: Args, _kwargs: Kwargs) -> object:
+        forward.here.running = making = object()
+        return making
 
-    def over(stack: ExitStack, _result: object) -> None:
+    def over(_making: object, _result: object) -> None:
         forward.here.running = None
-        stack.close()
 
-    return Site("torch.cuda.graphs", "make_graphed_callables", begin, over, over)
+    return Site("torch.cuda.graphs", "make_graphed_callables", begin, over, over, around=_graphed)
+
+
+def _graphed(traced: Callable[..., Any], _original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *traced* for modules without our hooks, which are on them also when nothing is traced any more."""
+
+    @wraps(traced)
+    def make_graphed_callables(callables: Any, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for one in callables if isinstance(callables, tuple) else (callables,):
+                if isinstance(one, sys.modules["torch"].nn.Module):
+                    stack.enter_context(_without_hooks(one))
+            return traced(callables, *args, **kwargs)
+
+    return make_graphed_callables
 
 
 SCRIPT: tuple[Row, ...] = (Attachment("torch.jit._recursive", _attach),)
