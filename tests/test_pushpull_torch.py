@@ -438,6 +438,29 @@ def test_gradients_go_through_a_push_pull(tmp_path):
         assert done.each("found")[worker] == [mean, total, mean]
 
 
+LARGEST = """
+half = bps.Compression.topk(0.5)
+own = torch.tensor([1.0, 2.0], requires_grad=True)
+bps.declare("declared", compression=half)
+scale = layout.rank + 1.0
+found = []
+for name, compression in (("w", half), ("declared", None), (None, half)):
+    result = bps.push_pull(own * scale, name=name, compression=compression)
+    (result * torch.tensor([5.0, 3.0])).sum().backward()
+    found.append([result.tolist(), own.grad.tolist()])
+    own.grad = None
+say(found=found)
+"""
+
+
+def test_gradients_are_without_what_was_left_out_of_values(tmp_path):
+    """The values' first element is left out, and does not come with the gradient, whose second one is."""
+    done = run_job(tmp_path, START + LARGEST, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    for worker, scale in (("worker0", 1.0), ("worker1", 2.0)):
+        assert done.each("found")[worker] == [[[0.0, 3.0], [5.0 * scale, 0.0]]] * 3
+
+
 IN_ORDER = """
 from otel_dltrace.pushpull.torch_ops import engine
 half, ones = bps.Compression.fp16, torch.full((3,), 1.0)

@@ -19,7 +19,8 @@ def push_pull(
 ) -> Tensor:
     """Return the mean or sum of *tensor* over all processes.
 
-    Its gradient is the mean or sum of all processes' gradients, by the same name: they compute it all, or none does.
+    Its gradient is the mean or sum of all processes' gradients: they compute it all, or none does. It goes by the same
+    name; that of a compressed tensor by ``<name>.grad``.
 
     Args:
         tensor: Has the same shape and type everywhere.
@@ -43,12 +44,14 @@ class _PushPull(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *how: Any) -> Tensor:
         """Push and pull *tensor*: whether as mean, by which name, with which priority and compression."""
-        ctx.how = how
         output, (average, name, priority, compression) = tensor.detach().clone(), how
-        return bps.synchronize(bps.start(output, output, average, name, priority, compression=compression))
+        pushed_as = name or bps.unnamed(output)
+        handle = bps.start(output, output, average, pushed_as, priority, compression=compression)
+        ctx.how = average, bps.gradient_name(pushed_as) or name, priority
+        return bps.synchronize(handle)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         """Push and pull the gradient."""
-        average, name, *rest = ctx.how
-        return push_pull(gradients[0], average, name, 0, *rest), None, None, None, None
+        average, name, priority = ctx.how
+        return push_pull(gradients[0], average, name, 0, priority), None, None, None, None

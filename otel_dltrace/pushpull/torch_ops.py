@@ -194,7 +194,7 @@ def start(
 ) -> int:
     """Begin a push_pull of *tensor* whose result is *output*; with *initial* an asynchronous one."""
     carrier = _carrier(tensor)
-    name = name or _unnamed(tensor)
+    name = name or unnamed(tensor)
     declared = engine().declare(_PREFIX + name)
     if priority is not None:
         declared.priority = priority
@@ -207,7 +207,20 @@ def start(
     return handle
 
 
-def _unnamed(tensor: Tensor) -> str:
+def gradient_name(name: str) -> str | None:
+    """Return by which name gradients of the tensor *name* go if it is compressed, declared as that is; else None.
+
+    What was left out of its values is no part of its gradients. Declared with the values, for all processes push those
+    in one order, and some may have no gradients of them.
+    """
+    declared = engine().declare(_PREFIX + name)
+    if declared.compressor is None:
+        return None
+    declare(f"{name}.grad", declared.priority, declared.compressor)
+    return f"{name}.grad"
+
+
+def unnamed(tensor: Tensor) -> str:
     """Return a name for *tensor*, which has none: its kind, or that and the first number which is free.
 
     A name is free once its push_pull was synchronized. That follows from the program's order alone, not from what is
