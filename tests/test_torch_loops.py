@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from torch_harness import read_ring, run_each
-from torch_loops import NO_LOADER, PLAIN, SETUP, Loops, Ran, check, times
+from torch_loops import NO_LOADER, ONE_OPTIMIZER, PLAIN, SETUP, Loops, Ran, check, times
 
 from otel_dltrace.instrument._loop import Loop
 from otel_dltrace.record.steps import Steps
@@ -139,29 +139,15 @@ LOOPS: Loops = {
         """,
         [PLAIN, NO_LOADER, NO_LOADER],
     ),
-    "one optimizer, each batch again and again": (
+    "one optimizer that is left of two": (
         """
         del second
         for x, y in held_out:
             for _ in range(3):
                 learn(x, y)
         """,
-        # What the first further forward is for shows at its backward.
-        [
-            PLAIN | {"forward": 2},
-            {"backward": 1, "optimizer": 1},
-            NO_LOADER,
-            *[PLAIN, NO_LOADER, NO_LOADER] * 2,
-        ],
-    ),
-    "one optimizer, and a look at what was learned": (
-        """
-        del second
-        for x, y in loader:
-            learn(x, y)
-            loss_of(x, y)
-        """,
-        [PLAIN | {"forward": 2}] * 6,
+        # When the other one is freed is no matter: that is another moment on each rank.
+        [PLAIN | times(3, NO_LOADER)] * 3,
     ),
     "two optimizers, one of which steps several times": (
         """
@@ -264,17 +250,45 @@ LOOPS: Loops = {
     ),
 }
 
+ALONE: Loops = {
+    "one optimizer, each batch again and again": (
+        """
+        for x, y in held_out:
+            for _ in range(3):
+                learn(x, y)
+        """,
+        # What the first further forward is for shows at its backward.
+        [
+            PLAIN | {"forward": 2},
+            {"backward": 1, "optimizer": 1},
+            NO_LOADER,
+            *[PLAIN, NO_LOADER, NO_LOADER] * 2,
+        ],
+    ),
+    "one optimizer, and a look at what was learned": (
+        """
+        for x, y in loader:
+            learn(x, y)
+            loss_of(x, y)
+        """,
+        [PLAIN | {"forward": 2}] * 6,
+    ),
+}
+"""Loops of a process that has had one optimizer alone."""
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What each loop recorded, and whether it computed the same untraced."""
-    return run_each(tmp_path_factory.mktemp("loops"), SETUP, {name: loop[0] for name, loop in LOOPS.items()})
+    several = run_each(tmp_path_factory.mktemp("loops"), SETUP, {name: loop[0] for name, loop in LOOPS.items()})
+    alone = {name: loop[0] for name, loop in ALONE.items()}
+    return several | run_each(tmp_path_factory.mktemp("alone"), ONE_OPTIMIZER, alone)
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", LOOPS | ALONE)
 def test_steps_and_stages_are_those_of_the_loop(name: str, recorded: Ran) -> None:
     """One step per optimizer cycle, with its stages and nothing else; and what is learned stays the same."""
-    check(recorded[name], LOOPS[name][1])
+    check(recorded[name], (LOOPS | ALONE)[name][1])
 
 
 def test_a_step_begins_where_the_evaluation_before_it_began(recorded: Ran) -> None:

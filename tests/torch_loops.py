@@ -6,7 +6,7 @@ Loops = dict[str, tuple[str, list[dict[str, int]]]]
 """By name: a program, and how often each stage comes in each of its steps."""
 Ran = dict[str, tuple[Recorded, bool]]
 
-SETUP = """
+ONE_OPTIMIZER = """
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,7 +15,6 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 other = nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-second = torch.optim.SGD(other.parameters(), lr=0.1)
 data = TensorDataset(torch.randn(24, 4), torch.randn(24, 1))
 loader = DataLoader(data, batch_size=4)
 held_out = DataLoader(data, batch_size=8)
@@ -35,6 +34,9 @@ def parameters():
 def evaluate():
     for x, y in held_out:
         model(x)
+"""
+SETUP = f"""{ONE_OPTIMIZER}
+second = torch.optim.SGD(other.parameters(), lr=0.1)
 """
 
 NO_LOADER = {"forward": 1, "backward": 1, "optimizer": 1}

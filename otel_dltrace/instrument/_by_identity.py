@@ -22,15 +22,6 @@ class ByIdentity(Generic[Value]):
         found = self._held.get(id(one))
         return default if found is None else found[1]
 
-    def setdefault(self, one: Any, value: Value) -> None:
-        """Hold *value* for *one* if nothing is held for it."""
-        if id(one) not in self._held:
-            self[one] = value
-
-    def values(self) -> list[Value]:
-        """Return what is held for the objects that live."""
-        return [value for _, value in self._held.copy().values()]
-
     def pop(self, one: Any, default: Value) -> Value:
         """Return what is held for *one*, and hold it no more."""
         found = self._held.pop(id(one), None)

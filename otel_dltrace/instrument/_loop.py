@@ -36,9 +36,10 @@ class Loop:
 
     A step lasts one optimizer cycle. After an optimizer has stepped, the next batch begins a step;
     where no batches are fetched, the next forward of a root module does, and where no forward is
-    seen either, the next backward. Two optimizers in turn on one batch are one step; where there is
-    one alone, a further cycle on the same batch is a step of its own. That is known at its backward,
-    for a forward may be just to see what was learned; once it was seen, the forward begins the step.
+    seen either, the next backward. Two optimizers in turn on one batch are one step; where the process
+    has had one alone, a further cycle on the same batch is a step of its own. That is known at its
+    backward, for a forward may be just to see what was learned; once it was seen, the forward begins
+    the step.
     An evaluation between two steps is the beginning of the second, and one after the last step adds
     none. Where the program marks its steps, nothing here begins one. All times are monotonic ns.
 

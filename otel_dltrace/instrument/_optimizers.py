@@ -1,23 +1,39 @@
-"""How many optimizers the process has: where it is one, each of its steps ends a cycle (contract 4)."""
+"""Whether the process has had one optimizer alone: then each of its steps ends a cycle (contract 4).
 
+All ranks have to answer alike, so it is no matter which ones live: each rank's garbage collector has its own moment.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from otel_dltrace.instrument._by_identity import ByIdentity
 
-_seen: ByIdentity[bool] = ByIdentity()
-"""Those that live, and whether we saw how they were made: there may be others from before us."""
+@dataclass(slots=True)
+class _Seen:
+    """What the process has seen of optimizers."""
+
+    first: Callable[[], Any] | None = None
+    """Returns the first one that was made, while it lives; None: there was none yet."""
+    are_several: bool = False
+
+
+_seen = _Seen()
 
 
 def made(optimizer: Any) -> None:
     """Know that the program has made *optimizer*."""
-    _seen[optimizer] = True
+    if _seen.first is None:
+        _seen.first = weakref.ref(optimizer)
+    stepped(optimizer)
 
 
 def stepped(optimizer: Any) -> None:
-    """Know that *optimizer* has stepped, which may be older than we are."""
-    _seen.setdefault(optimizer, False)
+    """Know that *optimizer* has stepped: one from before us may not be the only one."""
+    if _seen.first is None or _seen.first() is not optimizer:
+        _seen.are_several = True
 
 
 def is_one() -> bool:
-    """Return whether there is one optimizer, certainly."""
-    return _seen.values() == [True]
+    """Return whether the process has had one optimizer, certainly."""
+    return _seen.first is not None and not _seen.are_several
