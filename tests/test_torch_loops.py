@@ -11,6 +11,9 @@ from otel_dltrace.record.steps import Steps
 
 pytest.importorskip("torch")
 
+UNSEEN = {"backward": 1, "optimizer": 1}
+"""A cycle whose forward is not seen."""
+
 LOOPS: Loops = {
     "plain": (
         """
@@ -272,6 +275,38 @@ ALONE: Loops = {
             loss_of(x, y)
         """,
         [PLAIN | {"forward": 2}] * 6,
+    ),
+    "one optimizer, each batch again and again, and no module called": (
+        """
+        for x, y in held_out:
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.linear(x, model[0].weight).mean().backward()
+                optimizer.step()
+        """,
+        [UNSEEN | {"dataloader_next": 1}, UNSEEN, UNSEEN] * 3,
+    ),
+    "one optimizer, accumulation, and no module called": (
+        """
+        for i, (x, y) in enumerate(loader):
+            for one in x.chunk(2):
+                nn.functional.linear(one, model[0].weight).mean().backward()
+            if i % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        [{"dataloader_next": 3, "backward": 6, "optimizer": 1}] * 2,
+    ),
+    "one optimizer, two backwards of one forward": (
+        """
+        for x, y in held_out:
+            hidden = model[0](x)
+            for loss in (hidden.mean(), (hidden * hidden).mean()):
+                optimizer.zero_grad()
+                loss.backward(retain_graph=True)
+                optimizer.step()
+        """,
+        [PLAIN | {"backward": 2, "optimizer": 2}] * 3,
     ),
 }
 """Loops of a process that has had one optimizer alone."""

@@ -279,15 +279,18 @@ class Loop:
         self._fetched, steps.is_fresh = 0, False
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
-        elif self._cycle_done and not (self.stepped or steps.marked) and self._batches() is not None:
+        elif self._cycle_done and not steps.marked and self._batches() is not None:
             self._cycle_again(start)
         if not self._forward_seen and self._sizes:
             steps.trained_on(self._sizes.popleft()[1])
         self._mark = None if steps.device is None else steps.mark()
 
     def _cycle_again(self, start: int) -> None:
-        """Know that a backward begins after one more forward on a batch with which an optimizer has stepped."""
-        if _optimizers.is_one():
+        """Know that a backward begins on a batch with which an optimizer has stepped.
+
+        Where forwards are seen, one more of the same forward is no further cycle.
+        """
+        if _optimizers.is_one() and not (self._forward_seen and self.stepped):
             self._begin(start)
             self._is_used_again = True
 
