@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull import lateness
 from otel_dltrace.pushpull.compression import Fp16, TopK, pack_sum, unpack
 from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
 from otel_dltrace.pushpull.keys import HASHES, KeyHash, key_of, partition_bound, partitions, server_of
@@ -485,3 +487,11 @@ def test_a_signal_is_looked_at_once_however_many_wait(credit):
         queue.signalled(1, key, 7)
         queue.finished(queue.take())
     assert Counted.reads <= 10 * number
+
+
+def test_time_in_which_nobody_polls_makes_nobody_late(monkeypatch):
+    """A late poll fails nothing that `synchronize` would wait for; who asks again and again has waited."""
+    clock = iter([5.0, 1000.0, 1000.5, 2000.0, 2001.0])
+    monkeypatch.setattr(lateness, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    operation = Operation(Tensor("w", 0), np.zeros(1), 1, False, 0)
+    assert [lateness.is_late(operation, Layout(), 3.0) for _ in range(5)] == [False, False, False, False, True]

@@ -130,7 +130,7 @@ class Engine:
             followed.waited(start, time.monotonic_ns())
 
     def poll(self, operation: Operation) -> bool:
-        """Return whether *operation* is done or has failed: it does once it was asked for as long as `wait` waits."""
+        """Return whether *operation* is done or has failed: it does once polled for as long as `wait` waits."""
         if not operation.done.is_set() and lateness.is_late(operation, self.layout, self.options.timeout_s):
             self._give_up(operation)
         return operation.done.is_set()

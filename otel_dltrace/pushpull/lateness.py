@@ -10,6 +10,8 @@ from otel_dltrace.pushpull.tasks import Operation, Task
 
 SERVER_S = 5.0
 """How much longer than a server's own patience its answer may take."""
+_BETWEEN_S = 1.0
+"""How much of the time between two polls counts at most: who asks no more often does other things."""
 _SERVED = (QueueType.PUSH, QueueType.PULL, QueueType.COPYH2D)
 
 
@@ -20,9 +22,11 @@ def is_served(operation: Operation, layout: Layout) -> bool:
 
 
 def is_late(operation: Operation, layout: Layout, limit: float) -> bool:
-    """Return whether *operation* was asked for, from the first time on, as long as anybody waits: *limit* seconds."""
-    operation.asked = operation.asked or time.monotonic()
-    over = time.monotonic() - operation.asked - limit
+    """Return whether *operation*, now asked for in vain, was so for as long as anybody waits: *limit* seconds."""
+    now = time.monotonic()
+    operation.awaited += min(now - (operation.asked or now), _BETWEEN_S)
+    operation.asked = now
+    over = operation.awaited - limit
     return over > 0 and not (over < limit + SERVER_S and is_served(operation, layout))
 
 

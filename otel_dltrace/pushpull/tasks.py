@@ -53,7 +53,9 @@ class Operation:
     error: PushPullError | None = None
     done: threading.Event = field(default_factory=threading.Event)
     asked: float = 0.0
-    """When somebody first asked in vain whether it is done, as `time.monotonic` counts."""
+    """When somebody last asked in vain whether it is done, as `time.monotonic` counts."""
+    awaited: float = 0.0
+    """How many seconds somebody has been asking."""
     followed: PushPull | None = None
     """By whom it is observed."""
     stages_followed: dict[int, PushPull] = field(default_factory=dict)

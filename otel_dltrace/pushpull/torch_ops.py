@@ -145,7 +145,10 @@ def push_pull_inplace(
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize` would return or raise at once; asked for as long as that waits, it would."""
+    """Return whether `synchronize` would return or raise at once; asked for as long as that waits, it would.
+
+    Of the time between two polls at most a second counts.
+    """
     return engine().poll(_pending(handle).operation)
 
 
