@@ -38,10 +38,11 @@ class Servers:
         self._closing = self._ending = False
 
     def open(self) -> None:
-        """Connect to all servers; return when all workers have done so.
+        """Connect to all servers; return when all workers have done so, or when the job has failed, which is told.
 
         Raises:
-            PeerLostError: Not all are there within the timeout, or a server refuses us.
+            PeerLostError: Not all are there within the timeout, or one does not trust us.
+            MismatchError: The first one is of another release.
         """
         with open_channel(self.options.root, self.options) as channel:
             greet(channel, f"the server at {self.options.root}", self.options)

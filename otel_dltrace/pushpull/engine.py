@@ -51,7 +51,8 @@ class Engine:
         """Meet the other local ranks and the servers.
 
         Raises:
-            PeerLostError: One of them did not come, or refuses us.
+            PeerLostError: One of them did not come, or does not trust us.
+            MismatchError: A server refuses us, for what we say of the job is not what it or other workers say.
         """
         try:
             self._peers.open()

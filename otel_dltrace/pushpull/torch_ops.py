@@ -62,7 +62,8 @@ def init(env: Mapping[str, str] | None = None) -> None:
 
     Raises:
         ConfigError: A variable that cannot be used.
-        PeerLostError: Another process did not come within the timeout, or refuses us.
+        PeerLostError: Another process did not come within the timeout, or does not trust us.
+        MismatchError: A server refuses us: our variables say other things of the job than its own or other workers'.
     """
     if _live.engine is not None:
         return
