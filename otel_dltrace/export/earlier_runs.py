@@ -14,12 +14,11 @@ _HASH = 8
 """Hex digits that end a run directory's name; what is before them is the job's name."""
 
 
-def earlier_folders(folder: Path) -> list[Path]:
-    """Return the host's folders in those runs of the job that began before the one of *folder*, the oldest first."""
+def earlier_folders(folder: Path, job: str) -> list[Path]:
+    """Return the host's folders in those runs of *job* that began before the one of *folder*, the oldest first."""
     root = folder.parents[1]
-    job, began = read_object(root / "run.json").get("job"), _began(root)
-    alike = root.parent.glob(f"{glob.escape(root.name[:-_HASH])}{_HASH * '?'}/run.json")
-    runs = sorted((_began(path.parent), path.parent) for path in alike)
+    began, alike = _began(root), root.parent.glob(f"{glob.escape(root.name[:-_HASH])}{_HASH * '?'}/run.json")
+    runs = sorted((_began(path.parent), path.parent) for path in alike if path.is_file())
     before = [run for since, run in runs if since < began and read_object(run / "run.json").get("job") == job]
     return [host for run in before if (host := run / "hosts" / folder.name).is_dir()]
 

@@ -152,7 +152,7 @@ class RunFolders:
     def _before(self, writer: RunWriter) -> list[Path]:
         """Return the host's folders of earlier runs of the job, without those that are being written."""
         if writer.root not in self._earlier:
-            self._earlier[writer.root] = earlier_folders(writer.folder)
+            self._earlier[writer.root] = earlier_folders(writer.folder, writer.job)
         busy = {other.folder for root, other in self.writers.items() if root not in self._finished}
         return [folder for folder in self._earlier[writer.root] if folder not in busy]
 

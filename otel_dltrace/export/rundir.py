@@ -139,6 +139,11 @@ class RunWriter:
         }
         self._write_run()
 
+    @property
+    def job(self) -> str:
+        """The job of the run, "" before it is named."""
+        return str(self._run.get("job", ""))
+
     def _write_run(self) -> None:
         path = self.root / "run.json"
         if not path.exists():
