@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import MS, Rank, ddp, ddp_on_devices
 
-from otel_dltrace.analysis.blocked import steps_with_operations
 from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
 from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives import join
@@ -24,6 +23,7 @@ from otel_dltrace.analysis.shares import unions
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.stragglers import Straggler
 from otel_dltrace.analysis.table import step_tables
+from otel_dltrace.analysis.untold import steps_with_operations
 from otel_dltrace.analysis.waits import RankWaits, Waits, is_synchronising, split, waits, widen
 from otel_dltrace.model.attributes import number_columns
 from otel_dltrace.model.errors import RunNotFoundError

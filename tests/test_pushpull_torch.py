@@ -428,14 +428,20 @@ say(found=found)
 """
 
 
+def found_by_two(folder, program):
+    """Run *program* on two workers; yield by how much each scales its values, and what it found."""
+    done = run_job(folder, START + program, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    yield 1.0, done.each("found")["worker0"]
+    yield 2.0, done.each("found")["worker1"]
+
+
 def test_gradients_go_through_a_push_pull(tmp_path):
     """That of a mean is the mean of all ranks' gradients, that of a sum their sum, as in BytePS."""
-    done = run_job(tmp_path, START + DIFFERENTIATED, (2, 1, 1), SMALL, torch=True)
-    assert done.code == 0, done.stderr
-    for worker, scale in (("worker0", 1.0), ("worker1", 2.0)):
+    for scale, found in found_by_two(tmp_path, DIFFERENTIATED):
         mean = [[1.5, 3.0], [4.5 * scale, 7.5 * scale]]
         total = [[3.0, 6.0], [9.0 * scale, 15.0 * scale]]
-        assert done.each("found")[worker] == [mean, total, mean]
+        assert found == [mean, total, mean]
 
 
 LARGEST = """
@@ -455,10 +461,8 @@ say(found=found)
 
 def test_gradients_are_without_what_was_left_out_of_values(tmp_path):
     """The values' first element is left out, and does not come with the gradient, whose second one is."""
-    done = run_job(tmp_path, START + LARGEST, (2, 1, 1), SMALL, torch=True)
-    assert done.code == 0, done.stderr
-    for worker, scale in (("worker0", 1.0), ("worker1", 2.0)):
-        assert done.each("found")[worker] == [[[0.0, 3.0], [5.0 * scale, 0.0]]] * 3
+    for scale, found in found_by_two(tmp_path, LARGEST):
+        assert found == [[[0.0, 3.0], [5.0 * scale, 0.0]]] * 3
 
 
 IN_ORDER = """

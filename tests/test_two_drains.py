@@ -247,6 +247,19 @@ def test_what_waited_at_a_run_s_end_and_was_delivered_is_its_own() -> None:
     assert told == [{"accepted": count, "spilled": 0} for count in (9, 9, 11, 41)]
 
 
+@pytest.mark.parametrize(("sent", "told"), [(9, 9), (0, 0)], ids=["sent", "given up"])
+def test_what_waited_at_a_run_s_end_does_not_wait_for_ever(sent: int, told: int) -> None:
+    """Its figures stand from then on, but for what is on disk: nobody is told to recover what is not there."""
+    now = {"accepted": 0, "spilled": 9}
+    delivered, (first, second) = Delivered(lambda _: dict(now)), map(Path, ("first", "second"))
+    for run in (first, second):
+        delivered.begin(run)
+    delivered.end(first)
+    now |= {"accepted": sent, "spilled": 0}
+
+    assert delivered.of(first) == {"accepted": told, "spilled": 0}
+
+
 def test_a_ring_that_another_drain_has_ended_with_is_left_alone(place: Place, monkeypatch, capfd) -> None:
     """It may be gone by the time that it is ours to read, with the cursor that we know."""
     assert place.run(STEPS, **ON, OTEL_DLTRACE_DRAIN="off").returncode == 0

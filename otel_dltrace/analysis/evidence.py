@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.blocked import SHARE_OF_STEPS, lacking, untold
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.table import StepTable
+from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 

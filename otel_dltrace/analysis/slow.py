@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 
-from otel_dltrace.analysis.blocked import untold
 from otel_dltrace.analysis.evidence import others_median, stands_out
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
+from otel_dltrace.analysis.untold import untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 

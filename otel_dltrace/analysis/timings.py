@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.blocked import blocked, steps_with_operations
+from otel_dltrace.analysis.blocked import blocked
 from otel_dltrace.analysis.breakdown import outside_stages, stands_out
 from otel_dltrace.analysis.table import RESIDUAL, StepTable
+from otel_dltrace.analysis.untold import steps_with_operations
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP

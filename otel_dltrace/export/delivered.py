@@ -64,11 +64,12 @@ def _less(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _there_now(over: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures *over* with what is there *now*: what waited has been sent in the meantime."""
+    """Return the figures *over* with what is there *now*: what waited has been sent since, if that much was."""
     told = {name: _there_now(it, now.get(name, {})) if isinstance(it, dict) else it for name, it in over.items()}
-    for name in _NOW & over.keys():
-        told[name] = now.get(name, 0)
-        told["accepted"] += over[name] - told[name]
+    if waited := _NOW & over.keys():
+        told |= {name: now.get(name, 0) for name in waited}
+        gone = sum(over[name] - told[name] for name in waited)
+        told["accepted"] += min(gone, now.get("accepted", 0) - over["accepted"])  # else it was given up
     return told
 
 
