@@ -786,13 +786,14 @@ def test_a_file_that_cannot_be_read_for_a_while_is_sent_later(spill):
     with http_server(told) as endpoint:
         sender = sender_to(endpoint, spill)
         servers.wait_until(lambda: sender.delivery().trouble, what="the first attempt")
-        away = file.rename(spill.parent / "away")
-        file.mkdir()
+        away, bad = spill.parent / "away", spill.parent / "bad"
+        away.hardlink_to(file)
+        bad.symlink_to(spill)
+        bad.replace(file)  # in one go, as below: a file that is gone for a moment is gone
         sender.submit(body_of(2), 1, "new")
         servers.wait_until(lambda: sender.delivery().accepted, what="the other one's arrival")
         meanwhile = sender.delivery()
-        file.rmdir()
-        away.rename(file)
+        away.replace(file)
         servers.wait_until(lambda: len(told.bodies) == 3, what="the file to be sent")
         delivery = sender.close(5.0)
     assert replace(meanwhile, trouble="") == Delivery(accepted=1, spilled=1)
