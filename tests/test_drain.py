@@ -20,6 +20,7 @@ from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.drain import Drain
+from otel_dltrace.export.host_time import HostTime
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.identity import NO_STEP
@@ -411,12 +412,17 @@ class Away:
 
 
 @pytest.fixture
-def staying(place, monkeypatch):
+def outlet():
+    """Give none; a test that wants one says which."""
+
+
+@pytest.fixture
+def staying(place, outlet, monkeypatch):
     """Give a drain that stays: ``after(s)`` is what it has open of runs, and which of them say that they have ended."""
     seconds = 0.0
     clock = SimpleNamespace(monotonic=lambda: seconds, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns)
     monkeypatch.setattr(drain_module, "time", clock)
-    drain = Drain(Serving(place.rings, place.folder, linger=float("inf"), delay=0.0))
+    drain = Drain(Serving(place.rings, place.folder, linger=float("inf"), delay=0.0), outlet)
 
     def after(now: float) -> tuple[int, list[bool]]:
         nonlocal seconds
@@ -426,7 +432,6 @@ def staying(place, monkeypatch):
         told = [json.loads(path.read_text())["ended"] for path in place.folder.glob("dltrace-*/hosts/*/drain.json")]
         return sum(path.startswith(f"{place.folder}/dltrace-") for path in opened), told
 
-    after.drain = drain
     yield after
     drain.finish()
 
@@ -458,9 +463,9 @@ def test_a_run_whose_ranks_come_again_is_taken_up_again(place, staying):
     assert [len(batch) for batch in read_run(run)] == [1, 1]
 
 
-def test_a_run_whose_spans_wait_on_disk_is_finished_and_kept(place, staying):
+@pytest.mark.parametrize("outlet", [Away()])
+def test_a_run_whose_spans_wait_on_disk_is_finished_and_kept(place, staying, outlet):
     """Its folder is the drain's until they are sent, and its figures say so then; those of the next time are added."""
-    staying.drain.outlet = outlet = Away()
     for now in (0.0, 20.0):
         assert place.run(ONE_STEP, OTEL_DLTRACE_DRAIN="off", OTEL_DLTRACE_RUN="one", **ALONE).returncode == 0
         staying(now)
@@ -501,10 +506,10 @@ def test_a_drain_goes_on_with_the_clock_of_the_killed_one(ticked, place, monkeyp
     """A span that is sent again is the same to the ns: a back end shows it once."""
     first = ticked.drain
     assert ticked(0.0, 10) == 10
-    before = first.clock.anchor
+    before = first.time.anchor
     abandon(first)
 
-    monkeypatch.setattr(Drain, "_read_clocks", lambda _: Anchor(0, before.offset + 500, 0))
+    monkeypatch.setattr(HostTime, "_read", lambda _: Anchor(0, before.offset + 500, 0))
     second = Drain(Serving(place.rings, place.folder, linger=0.0))
     second.tick()
     assert [member.process.anchor for f in second.followers.values() for member in f.members] == [before]
@@ -530,11 +535,11 @@ def test_a_wall_clock_that_is_set_back_is_told_of_once(place, monkeypatch, capsy
     """What goes out later has the new time; a clock that is kept in step moves by less, and says nothing."""
     monkeypatch.setattr(guard, "_said", set())
     drain = Drain(Serving(place.rings, place.folder, linger=0.0))
-    offset, said = drain.clock.anchor.offset, []
+    offset, said = drain.time.anchor.offset, []
     for moved_ms in (0, 20, -3_600_000, -7_200_000):
-        monkeypatch.setattr(drain, "_read_clocks", lambda: Anchor(0, offset + moved_ms * 1_000_000, 0))  # noqa: B023
+        monkeypatch.setattr(drain.time, "_read", lambda: Anchor(0, offset + moved_ms * 1_000_000, 0))  # noqa: B023
         drain.tick()
-        said.append((drain.clock.anchor.offset - offset, capsys.readouterr().err.count("was set back by 3600.0 s")))
+        said.append((drain.time.anchor.offset - offset, capsys.readouterr().err.count("was set back by 3600.0 s")))
     drain.finish()
 
     assert said == [(0, 0), (20_000_000, 0), (-3_600 * 10**9, 1), (-7_200 * 10**9, 0)]

@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.delivered import Delivered
+from otel_dltrace.export.dispatch import Dispatch
 from otel_dltrace.export.follower import Follower
-from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.host_folder import run_root
+from otel_dltrace.export.host_time import HostTime
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.ring_folder import RingFolder
 from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.roots import ROOT
 from otel_dltrace.export.run_ends import RunEnds
 from otel_dltrace.export.run_folders import RunFolders
-from otel_dltrace.export.run_here import RunHere
 from otel_dltrace.export.run_reader import read_named
 from otel_dltrace.export.serving import LONGEST_PAUSE_S, Serving
 from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
-from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
-from otel_dltrace.model.time import HostClock, tightest_anchor
 from otel_dltrace.record import guard
-from otel_dltrace.record.process_id import boot_id
 
 if TYPE_CHECKING:
     from otel_dltrace.export.outlets import Outlets
@@ -35,8 +31,6 @@ CLOSE_S = 1.5
 """What delivery gets at the end of a drain; spans that are left go to the spill folder."""
 PATIENCE_S = 5.0
 """What the last sample gets, and the SDK if it is still being loaded: a job may have been over in a moment."""
-CLOCK_SET_S = 0.1
-"""By how much a wall clock moves that was set by hand; one that is kept in step moves by less at a time."""
 SHORTEST_PAUSE_S = 0.01
 TOGETHER = 1 << 20
 """Rings that hold so many records are scanned before any of them is worked on: the code is in the caches, and 64 MB."""
@@ -56,7 +50,6 @@ class Drain:
     outlet: "Outlets | None" = None
     metering: Metering | None = None
     followers: dict[Path, Follower] = field(default_factory=dict)
-    here: dict[tuple[str, str, str], RunHere] = field(default_factory=dict)
     stop_requested: bool = False
     hurry: bool = False
 
@@ -64,31 +57,14 @@ class Drain:
         """Read the host's clocks."""
         self.linger = self.serving.linger
         self.delivery_s = CLOSE_S
-        self.clock = HostClock(self._read_clocks())
-        self._boot = boot_id().hex()
+        self.time = HostTime()
+        self.dispatch = Dispatch(self.outlet, self.time, self.serving.settle_roots)
         self._scanned, self._served = guard.guarded(self._scan), guard.guarded(self._serve)
         self.rings = RingFolder(self.serving)
         self.runs = RunFolders(self.serving.quota, self._delivered)
         self._ends = RunEnds()
         self._sent = Delivered(self._figures)
         self._due = 0.0
-
-    @staticmethod
-    def _read_clocks() -> Any:
-        return tightest_anchor(time.monotonic_ns, time.time_ns)
-
-    def _renew_clock(self) -> None:
-        """Follow the host's wall clock; one that was set, and did not only drift, is told of once."""
-        before = self.clock.anchor.offset
-        self.clock.renew(self._read_clocks())
-        moved = (self.clock.anchor.offset - before) / 1e9
-        if abs(moved) >= CLOCK_SET_S:
-            way = "back" if moved < 0 else "forward"
-            guard.say(
-                f"the host's wall clock was set {way} by {abs(moved):.1f} s: what is sent from now on has the new "
-                "time; lengths, shares and the report are of a clock that is never set",
-                "clock",
-            )
 
     def run(self, pause: Callable[[float], None] = time.sleep) -> None:
         """Serve until nobody writes any more and *linger* seconds have passed; *pause* waits for a while or a bell."""
@@ -117,14 +93,14 @@ class Drain:
         now = time.monotonic()
         for source, cursor in self.rings.take(self.followers):
             self._adopt(source, cursor)
-        self._renew_clock()
+        self.time.renew()
         asked = self.hurry
         is_due = self._is_due(now, asked)
         for paths in self._together():
             scanned = [path for path in paths if self._done(path, self._scanned(path, now, is_due))]
             for path in scanned:
                 self._done(path, self._served(path, now, asked))
-        self._send_roots(now)
+        self.dispatch.send_roots(self.followers.values(), now)
         if self.outlet is not None:
             self.outlet.flush()
         if self.metering is not None:
@@ -181,7 +157,8 @@ class Drain:
         follower = self.followers[path]
         try:
             follower.take(now, asked)
-            self._send(follower, now)
+            for root, drifted in self.dispatch.send(follower, self.followers.values(), now):
+                self.runs.add(root, drifted_steps=drifted)
         except OSError as error:
             if follower.is_given_up:
                 self._leave(path, f"cannot be emptied into its run directory ({error})")
@@ -193,72 +170,20 @@ class Drain:
 
     def _adopt(self, source: RingSource, cursor: Cursor) -> None:
         if cursor.places and not any(follower.members for follower in self.followers.values()):
-            self._go_on(read_named(Path([*cursor.places][-1])).get(source.nonce))
+            self.time.go_on(read_named(Path([*cursor.places][-1])).get(source.nonce))
         unbound = Unbound(self.serving.parent(source.names.home), source, self.serving.quota)
         self.followers[source.path] = Follower(source, cursor, unbound, self._make_member)
 
-    def _go_on(self, known: Process | None) -> None:
-        """Have the host's offset of the drain before this one, which knew a process as *known*.
-
-        What had been sent and is sent again is then the same to the ns: back ends show it once.
-        """
-        if known is not None and known.boot_id == self._boot:
-            self.clock.go_on(known.anchor)
-
     def _make_member(self, source: RingSource, bind: Bind) -> Member:
-        same_boot = source.reader.header.boot_id.hex() == self._boot
         resource = (*self.serving.resource, *(source.names.home.get("resource") or {}).items())
-        process = source.process(bind, self.clock.anchor if same_boot else None, resource)
+        process = source.process(bind, self.time.anchor_of(source.reader.header.boot_id.hex()), resource)
         root = run_root(self.serving.parent(source.names.home), bind, source.nonce)
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
         self._sent.begin(root)
-        serving = self.serving
-        here = self.here.setdefault((bind.job, bind.generation, bind.world), RunHere(bind, root, serving.settle_roots))
-        member = Member(source, bind, process, writer, serving, here.slow, goes_out=self.outlet is not None)
+        slow = self.dispatch.run_of(bind, root).slow
+        member = Member(source, bind, process, writer, self.serving, slow, goes_out=self.outlet is not None)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
         return member
-
-    # -- OTLP -----------------------------------------------------------------------------------
-
-    def _send(self, follower: Follower, now: float) -> None:
-        for member in follower.members:
-            here, is_worker = self.here[member.run], member.bind.role == "worker"
-            if member.bind.role == "server" and self.outlet is not None:
-                here.slow.deciding = self._deciding(member.run)
-            decided = member.outgoing(now, follower.is_drained)
-            if decided and self.outlet is not None:
-                self.outlet.spill_to(member.writer.folder)
-                self.outlet.send(member.batch(empty_rows(), self._anchor(member)), decided)
-                if is_worker:
-                    here.note(member, decided, now)
-            if is_worker and (drifted := here.drifted(decided)):
-                self.runs.add(member.writer.root, drifted_steps=drifted)
-
-    def _deciding(self, run: tuple[str, str, str]) -> set[int]:
-        """Return the worker ranks of *run* that are here and may yet decide a step."""
-        going_on = (member for f in self.followers.values() if not f.is_drained for member in f.members)
-        return {member.bind.rank for member in going_on if member.run == run and member.bind.role == "worker"}
-
-    def _anchor(self, member: Member) -> Any:
-        """Return the host's offset of today, for a process of this boot."""
-        return self.clock.anchor if member.process.boot_id == self._boot else None
-
-    def _send_roots(self, now: float) -> None:
-        final = all(f.is_drained for f in self.followers.values())
-        members = [m for f in self.followers.values() for m in f.members if m.bind.role == "worker"]
-        unbound = sum(not f.members for f in self.followers.values())  # they may be anybody's
-        for run, here in self.here.items():
-            if here.roots.pending_from() == NO_STEP:
-                continue
-            mine = [member for member in members if member.run == run]
-            standing = {step for member in mine for step in member.source.open.steps()}
-            due = here.roots.due(len(mine) + unbound, now, final, standing)
-            if due and self.outlet is not None:
-                owner = due[-1].owner
-                process = owner.batch(due[-1].row, self._anchor(owner)).process
-                decided = [Outgoing(root.step, root.row, shard=root.shard) for root in due]
-                self.outlet.spill_to(owner.writer.folder)
-                self.outlet.send(SpanBatch(due[-1].row, ROOT, process), decided)
 
     def _settle(self, asked: bool) -> None:
         """Save the cursors, and let go of the rings that are safe elsewhere; who *asked* waits for a new cursor."""
@@ -269,8 +194,7 @@ class Drain:
             if not (follower.is_drained or follower.is_dirty or again):
                 continue
             mine = {step for nonce, step in unsettled if nonce == follower.source.nonce}
-            # A root that waits for other ranks is made again from its owner's ring, if we are killed.
-            mine |= {self.here[m.run].roots.pending_from() for m in follower.members} - {NO_STEP}
+            mine |= self.dispatch.waiting_steps(follower)
             undecided = min((m.gate.undecided_from() for m in follower.members), default=NO_STEP)
             follower.save(mine, again)
             if follower.is_drained and not mine and undecided == NO_STEP:
@@ -309,7 +233,7 @@ class Drain:
         for root in settled:
             for known in (self.runs, self._sent, self._ends):
                 known.forget(root)
-        self.here = {run: here for run, here in self.here.items() if here.root not in settled}
+        self.dispatch.forget(settled)
 
     def _is_settled(self, root: Path) -> bool:
         """Return whether nothing of a run is on its way, or waits on disk to be sent: its folder is ours until then."""
