@@ -1,8 +1,8 @@
 """For how long a rank is blocked by others in each stage of a step.
 
-Blocked is the time in ``wait`` phases and in blocking operations, and, in the stage from which DDP
+Blocked is the time in ``wait`` phases and in blocking operations, and, in each backward in which DDP
 launches its buckets, the time after the last launch: launch times are exact, and from there on
-the stage only waits for the slowest rank's buckets (their ends are bounds and are not used).
+the backward only waits for the slowest rank's buckets (their ends are bounds: the end of that backward).
 A device comes to a bucket long after the host has launched it: without the device's times of it no wait is known.
 """
 
@@ -14,21 +14,21 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
 
-_FAR = np.iinfo(np.int64).max // 4
+_FAR = float(1 << 60)
 
 
 def blocked(t: StepTable) -> Column:
     """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
     time = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
-    row, stage, last = _last_launches(t)
-    until, on_device = t.last[row, stage], t.device[row, stage]
+    row, stage, last, until = _last_launches(t)
+    on_device = t.device[row, stage]
     begin, end = _rows(t, _blocking(t))
     begin, end = merged(np.append(begin, last[~on_device]), np.append(end, until[~on_device]))
     at, column = _place(t, begin)
     known = column >= -1
     np.add.at(time, (at[known], column[known] + 1), (end - begin)[known])
     # A device may be at it when the host is steps beyond: its time is not the host's.
-    time[row[on_device], stage[on_device] + 1] += (until - last)[on_device]
+    np.add.at(time, (row[on_device], stage[on_device] + 1), (until - last)[on_device])
     return time
 
 
@@ -43,22 +43,36 @@ def is_bucket(t: StepTable) -> Column:
     return t.batch.lookup(lambda d: d.is_bucket, bool)
 
 
-def _last_launches(t: StepTable) -> tuple[Column, Column, Column]:
-    """Return (row, stage, when) of the last launch of DDP's buckets in each step's stage.
+def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
+    """Return (row, stage, when, until) of the last launch of DDP's buckets in each backward of each step.
 
     For what a program launches itself it waits itself, in ``wait``.
     """
     batch = t.batch
-    starts_aside = (batch["source"] == s.Source.BOUND) | (batch["flags"] & s.Flag.ASYNC != 0)
-    launched = is_bucket(t) & starts_aside & ~is_issued(t)
+    is_bound = batch["source"] == s.Source.BOUND
+    launched = is_bucket(t) & (is_bound | (batch["flags"] & s.Flag.ASYNC != 0)) & ~is_issued(t)
     launched &= np.isin(batch["step"], t.steps)
     row, at = np.searchsorted(t.steps, batch["step"][launched]), batch["start"][launched]
-    stage = _stage_at(t, row, at)
+    stage = _backward_at(t, row, at)
     inside = stage < len(t.stages)
-    last = np.zeros(t.total.shape, np.int64)
-    np.maximum.at(last, (row[inside], stage[inside]), at[inside])
-    rows, stages = np.nonzero(last)
-    return rows, stages, last[rows, stages]
+    row, stage, at = row[inside], stage[inside], at[inside]
+    # Where steps have several backwards, only bounds tell where each of them ends.
+    tells = is_bound[launched][inside] & ~t.device[row, stage]
+    until = np.where(tells, batch["end"][launched][inside], t.last[row, stage])
+    each, of = np.unique(np.stack((row, stage, until)), axis=1, return_inverse=True)
+    last = np.zeros(each.shape[1], np.int64)
+    np.maximum.at(last, of.reshape(-1), at)
+    return each[0], each[1], last, each[2]
+
+
+def _backward_at(t: StepTable, row: Column, at: Column) -> Column:
+    """Return in which stage of each *row* a bucket is launched: in the backward, whatever has pieces around it."""
+    stage = _stage_at(t, row, at)
+    if s.BACKWARD not in t.stages:
+        return stage
+    backward = t.stages.index(s.BACKWARD)
+    there = (t.pieces[row, backward] > 0) & (t.first[row, backward] <= at) & (at < t.last[row, backward])
+    return np.where(there, backward, stage)
 
 
 def _blocking(t: StepTable) -> Column:
@@ -97,13 +111,17 @@ def _place(t: StepTable, at: Column) -> tuple[Column, Column]:
 
 
 def _stage_at(t: StepTable, row: Column, at: Column) -> Column:
-    """Return which stage of each *row* holds the time, S where none does: the innermost, rather one of one piece."""
+    """Return which stage of each *row* holds the time, S where none does: the innermost of those of one piece.
+
+    Else the one whose pieces fill most of its extent, which most likely holds it.
+    """
     column = np.full(len(at), len(t.stages))
-    best = np.full(len(at), 2 * _FAR)
+    best = np.full(len(at), np.inf)
     for stage in range(len(t.stages)):
         pieces, first, last = t.pieces[row, stage], t.first[row, stage], t.last[row, stage]
         holds = (pieces > 0) & (first <= at) & (at < last)
-        extent = np.where(holds, last - first, 0) + np.where(pieces > 1, _FAR, 0)
-        better = holds & (extent < best)
-        column, best = np.where(better, stage, column), np.where(better, extent, best)
+        extent = np.where(holds, last - first, 1)
+        rank = np.where(pieces > 1, _FAR * (2 - np.minimum(t.total[row, stage] / extent, 1)), extent)
+        better = holds & (rank < best)
+        column, best = np.where(better, stage, column), np.where(better, rank, best)
     return column

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_dltrace.analysis.clocks import clocks
-from otel_dltrace.analysis.collectives import Joined
+from otel_dltrace.analysis.collectives import Joined, is_joint
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.attributes import collective_ids
+from otel_dltrace.model.spans import SpanBatch
 
 _ERROR_OF_MEDIAN = 1.4826 * 1.2533
 """Standard error of the median of normal values, in median absolute deviations by the root of their number."""
@@ -24,7 +26,8 @@ class Evidence:
 
     *opaque* columns may hold waits that were not recorded, for want of what *lacking* says. *summed* and *most* (R, n)
     are by how much a rank came later than the others to a step's collectives, all together and at most; *arrived* of
-    the steps have any that the clocks can tell. *hosts* (R,) numbers the ranks' hosts.
+    the steps have any that the clocks can tell, which are not *all* collectives if some have no id: who came late to
+    those is not known. *hosts* (R,) numbers the ranks' hosts.
     """
 
     ranks: tuple[int, ...]
@@ -37,6 +40,7 @@ class Evidence:
     summed: Column
     most: Column
     arrived: int
+    all: bool
     hosts: tuple[int, ...]
 
     @property
@@ -73,8 +77,15 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
     why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
+    all_known = not any(_lacks_ids(t.batch, steps) for t in tables)
     hosts = clocks([t.batch for t in tables]).hosts
-    return Evidence(ranks, names, times, others_median(times), threshold, opaque, why, *lateness, hosts)
+    return Evidence(ranks, names, times, others_median(times), threshold, opaque, why, *lateness, all_known, hosts)
+
+
+def _lacks_ids(batch: SpanBatch, steps: Column) -> bool:
+    """Return whether most of *steps* have collectives without an id, as where two DDP models share a backward."""
+    unknown = batch.is_kind(s.COLLECTIVE) & batch.lookup(is_joint, bool) & (collective_ids(batch) == 0)
+    return len(np.intersect1d(batch["step"][unknown], steps)) > SHARE_OF_STEPS * len(steps)
 
 
 def _lateness_per_step(

@@ -8,7 +8,7 @@ the one where it shows earliest is to blame, since a wait that nobody recorded c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -146,9 +146,9 @@ def _judge(e: Evidence) -> Judgement:
     if scores.max() > 0:
         rank = _earliest(scores, excess)
         column = int(excess[rank].argmax())
-        if e.arrived:
+        if e.arrived and e.all:
             return _cannot_tell(_contradiction(e, rank, column, int(late[rank])))
-        return "straggler", "", (_straggler(e, rank, column),)
+        return "straggler", "", (_straggler(replace(e, arrived=0), rank, column),)
     return _without_a_stage(e, late, often)
 
 

@@ -64,7 +64,7 @@ def _cause(s: Straggler, steps: int) -> str:
 
 def _confirmation(s: Straggler) -> str:
     if not s.arrivals:
-        return "Nothing confirms it: no collective tells who came late."
+        return "Nothing confirms it: no collective in which they wait tells who came late."
     return f"The begins of the collectives confirm it: {_arrival(s)}."
 
 
