@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import MS, Rank, ddp, ddp_on_devices
+from runs import MS, Rank, ddp, ddp_on_devices, rendered
 
 from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
 from otel_dltrace.analysis.clocks import Clocks, clocks
@@ -27,8 +27,10 @@ from otel_dltrace.analysis.untold import steps_with_operations
 from otel_dltrace.analysis.waits import RankWaits, Waits, is_synchronising, split, waits, widen
 from otel_dltrace.model.attributes import number_columns
 from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import DL_COMM_SIZE, Flag, Source
+from otel_dltrace.model.semconv import DL_COMM_SIZE, P2P, PHASE, Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 
@@ -591,6 +593,125 @@ def test_of_many_ranks_with_uneven_batches_nobody_is_slow_in_few_steps():
     found = analyse([rank.batch() for rank in ranks])
     assert found.stragglers.found == ()
     assert not [slow for slow in found.saturation.stages if slow.slow.against == "others"]
+
+
+def accumulating(numbered: bool) -> list[SpanBatch]:
+    """Return two ranks with four backwards a step, each after 30 ms on rank 1 that no stage covers: rank 0 waits.
+
+    Moving the batches has pieces at both ends of the step, little in all. Where a backward is of two DDP models its
+    collectives are not *numbered*.
+    """
+    ranks = [Rank(r, 2) for r in range(2)]
+    bucket = {"tensor": "bucket 0", "source": Source.BOUND, "flags": Flag.ASYNC}
+    for n in range(12):
+        for r, rank in enumerate(ranks):
+            begin = 1000 * n
+            rank.step(n, begin, begin + 200, seq=4 * n + 1)
+            rank.stage(n, "to_device", begin + 1, begin + 171, total=2, pieces=2)
+            rank.stage(n, "forward", begin, begin + 155, total=20, pieces=4)
+            for micro in range(4):
+                ready, reduced = begin + 50 * micro + (40 if r else 10), begin + 50 * micro + 41
+                rank.collective(n, ready, reduced, (4 * n + micro + 1) * numbered, **bucket)
+            total = 4 * (6 if r else 36)
+            rank.stage(n, "backward", begin + (35 if r else 5), begin + 191, total=total, pieces=4)
+    return [rank.batch() for rank in ranks]
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_rank_waits_in_every_backward_of_its_step(numbered):
+    """Not in the last one alone: it was named for waiting, and its backward told as slow."""
+    report = analyse(accumulating(numbered))
+    (found,) = report.stragglers.found
+    assert (found.rank, found.stage, found.arrivals) == (1, "residual", 11 * numbered)
+    assert [(slow.slow.rank, slow.slow.stage) for slow in report.saturation.stages] == [(1, "residual")]
+    waited = {r.rank: r.mean for part in report.timings.stages if part.name == "grad_sync" for r in part.ranks}
+    assert waited == {0: 4 * 31 * MS, 1: 4 * MS}
+
+
+def marking(where: str) -> list[SpanBatch]:
+    """Return two ranks that mark phases: rank 1's ``rollout`` is 20 ms longer, beside the forward or *where* else."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(12):
+        for r, rank in enumerate(ranks):
+            begin, took = 100 * n, 22 if r else 2
+            forward = (begin + 1, begin + 2 + took) if where == "forward" else (begin + 24, begin + 25)
+            rank.step(n, begin, begin + 50).stage(n, "forward", *forward)
+            rank.add(Descriptor(PHASE, "whole"), n, begin, begin + 49)
+            rank.add(Descriptor(PHASE, "rollout"), n, begin + 1, begin + 1 + took)
+            rank.collective(n, begin + 26 + 20 * r, begin + 49, n + 1)
+    return [rank.batch() for rank in ranks]
+
+
+@pytest.mark.parametrize("where", ["forward", "residual"])
+def test_a_phase_that_the_program_marks_is_named_where_it_makes_a_rank_slow(where):
+    """Of those in the stage that stands out; what is as long on all ranks is not."""
+    report = analyse(marking(where))
+    (found,) = report.stragglers.found
+    assert (found.rank, found.stage, found.phase, found.of_phase) == (1, where, "rollout", 20 * MS)
+    whole, rollout = report.phases
+    assert (whole.name, whole.time.mean, rollout.count) == ("whole", 49 * MS, (12, 12))
+    assert [(one.rank, one.per_step) for one in rollout.ranks] == [(0, 2 * MS), (1, 22 * MS)]
+    text = rendered(report)
+    assert "20.0 ms of it in its phase rollout" in " ".join(text.split())
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("rollout "))
+    assert row == ["rollout", "12", "12.0", "22.0", "2.00..22.0", "1"]
+
+
+@pytest.mark.parametrize("unknown", ["", "collective", "message"])
+def test_collectives_contradict_only_if_they_are_all_that_ranks_wait_in(unknown):
+    """A rank that is slow, and comes in time to those that tell, may be late to those that do not."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            begin = 100 * n
+            rank.step(n, begin, begin + 40).stage(n, "forward", begin, begin + (31 if r else 11))
+            rank.collective(n, begin + 1, begin + 1, n + 1)
+            if unknown == "collective":
+                rank.collective(n, begin + (31 if r else 11), begin + 32, 0, tensor="bucket 0")
+            if unknown == "message":
+                message = Descriptor(P2P, "send" if r else "recv", backend="gloo", group="0")
+                rank.add(message, n, begin + (31 if r else 11), begin + 32, seq=n + 1, a=1 - r)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+    assert found.verdict == ("straggler" if unknown else "cannot tell")
+    assert [(one.rank, one.stage, one.arrivals) for one in found.found] == [(1, "forward", 0)] * bool(unknown)
+
+
+@pytest.mark.parametrize(
+    ("late", "who"),
+    [
+        pytest.param(lambda _: (1, 5.0), 1, id="always the same"),
+        pytest.param(lambda n: (n % 2, 5.0), None, id="in turn"),
+        pytest.param(lambda n: (1 if n % 2 else 0, 5.0 if n % 2 else 0.1), 1, id="by far"),
+        pytest.param(lambda _: (1, 0.1), None, id="hardly"),
+        pytest.param(lambda n: (1, 500.0 if n == 7 else 0.01), None, id="once"),
+    ],
+)
+def test_without_steps_the_collectives_tell_who_makes_the_others_wait(late, who):
+    """The one that comes last to them, time and again, and alone costs the others a part of the time that counts."""
+    ranks, now = [Rank(r, 2) for r in range(2)], 0.0
+    for n in range(20):
+        last, by = late(n)
+        for r, rank in enumerate(ranks):
+            rank.collective(NO_STEP, now + (by if r == last else 0), now + by + 0.1, n + 1)
+        now += by + 20
+    report = analyse([rank.batch() for rank in ranks])
+    told = [(one.rank, one.stage) for one in report.stragglers.found]
+    assert (report.stragglers.verdict, told) == (("cannot tell", []) if who is None else ("straggler", [(who, "")]))
+    assert "Steps from" not in rendered(report)
+
+
+def test_where_no_operations_are_recorded_all_that_no_stage_covers_may_be_waiting():
+    """At level step a program of MPI has nothing but steps, each as long as the slowest rank's."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for rank in ranks:
+            rank.step(n, 100 * n, 100 * n + 25)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+    assert (found.verdict, found.reason) == (
+        "cannot tell",
+        "no rank takes longer than the others by itself, but without its operations (OTEL_DLTRACE_LEVEL=collective) "
+        "waiting cannot be told from computing in the part of the step outside any stage",
+    )
 
 
 def test_blocked_time_is_not_a_ranks_own():

@@ -294,9 +294,14 @@ def test_slow_stages_are_told_with_what_the_host_did():
     report = analyse([rank.batch() for rank in planted()], metrics=[disk((1000, 1360))])
 
     assert slow_stages(report) == [
-        (SlowStage(1, "dataloader_next", "others", 45 * MS, 5 * MS, 40 * MS, tuple(range(1, 20)), 19), ()),
         (
-            SlowStage(0, "checkpoint", "usual", 400 * MS, 0, 400 * MS, (9,), 19),
+            SlowStage(
+                1, "dataloader_next", "others", 45 * MS, 5 * MS, 40 * MS, tuple(range(1, 20)), 19, 40 * MS, 1, 760 * MS
+            ),
+            (),
+        ),
+        (
+            SlowStage(0, "checkpoint", "usual", 400 * MS, 0, 400 * MS, (9,), 19, 400 * MS, 9, 400 * MS),
             (Sign("disk", "sda", pytest.approx(0.9), 0.5),),
         ),
     ]
@@ -305,6 +310,22 @@ def test_slow_stages_are_told_with_what_the_host_did():
         "nothing that was sampled then is above its threshold.",
         "Rank 0's checkpoint took 400.0 ms, 400.0 ms longer than its median (in step 9), "
         "while disk sda of node-0 was 90% busy.",
+    ]
+
+
+def test_the_worst_of_many_slow_steps_is_told():
+    """Both ranks are slow in every fifth step; that rank 1 stood still for a second in one of them was told nowhere."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(60):
+        for r, rank in enumerate(ranks):
+            took = 1000 if (r, n) == (1, 25) else 30 if n % 5 == 0 else 3
+            rank.step(n, 2000 * n, 2000 * n + took).stage(n, "forward", 2000 * n, 2000 * n + took)
+    worst, usual = analyse([rank.batch() for rank in ranks]).saturation.stages
+
+    assert (worst.slow.most, worst.slow.worst, worst.slow.total) == (997 * MS, 25, (10 * 27 + 997) * MS)
+    assert [sentence(one).rstrip(".") for one in (worst, usual)] == [
+        "Rank 1's forward took 30.0 ms, 27.0 ms longer than its median (in 11 of 59 steps, 997.0 ms in step 25)",
+        "Rank 0's forward took 30.0 ms, 27.0 ms longer than its median (in 11 of 59 steps)",
     ]
 
 

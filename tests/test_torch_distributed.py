@@ -686,6 +686,31 @@ def test_a_call_of_another_thread_is_one_operation_though_a_step_begins_in_it(tm
     assert span.size > 8  # how long the object is, and then the object
 
 
+PICKLES = """
+import time
+import torch.distributed as dist
+
+class Slow:
+    def __reduce__(self):
+        time.sleep(0.3)
+        return Slow, ()
+
+rank, file = int(os.environ["RANK"]), f"file://{os.environ['OUT']}/store"
+dist.init_process_group("gloo", init_method=file, rank=rank, world_size=2)
+dist.barrier()
+dist.all_gather_object([None, None], Slow() if rank else 0)
+dist.destroy_process_group()
+"""
+
+
+def test_objects_are_pickled_before_they_are_gathered(tmp_path: Path) -> None:
+    """A rank that pickles for long comes late: as if it were gathering, all had come at once, and waited for nobody."""
+    quick, slow = (recorded.spans("collective")[-1] for recorded in run(tmp_path, PICKLES, 2))
+    assert quick.name == slow.name == "all_gather_object"
+    assert slow.start - quick.start > 200_000_000
+    assert slow.end - slow.start < 200_000_000
+
+
 INSIDE = """
 import torch
 import torch.distributed as dist

@@ -14,8 +14,6 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
 
-_FAR = float(1 << 60)
-
 
 def blocked(t: StepTable) -> Column:
     """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
@@ -67,7 +65,7 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
 
 def _backward_at(t: StepTable, row: Column, at: Column) -> Column:
     """Return in which stage of each *row* a bucket is launched: in the backward, whatever has pieces around it."""
-    stage = _stage_at(t, row, at)
+    stage = t.stage_at(row, at)
     if s.BACKWARD not in t.stages:
         return stage
     backward = t.stages.index(s.BACKWARD)
@@ -105,23 +103,6 @@ def _place(t: StepTable, at: Column) -> tuple[Column, Column]:
     row = np.where(after, row + 1, row)
     there = row < len(t.steps)
     row = np.minimum(row, len(t.steps) - 1)
-    stage = _stage_at(t, row, at)
+    stage = t.stage_at(row, at)
     column = np.where(after & (stage == len(t.stages)), -1, stage)
     return row, np.where(there, column, -2)
-
-
-def _stage_at(t: StepTable, row: Column, at: Column) -> Column:
-    """Return which stage of each *row* holds the time, S where none does: the innermost of those of one piece.
-
-    Else the one whose pieces fill most of its extent, which most likely holds it.
-    """
-    column = np.full(len(at), len(t.stages))
-    best = np.full(len(at), np.inf)
-    for stage in range(len(t.stages)):
-        pieces, first, last = t.pieces[row, stage], t.first[row, stage], t.last[row, stage]
-        holds = (pieces > 0) & (first <= at) & (at < last)
-        extent = np.where(holds, last - first, 1)
-        rank = np.where(pieces > 1, _FAR * (2 - np.minimum(t.total[row, stage] / extent, 1)), extent)
-        better = holds & (rank < best)
-        column, best = np.where(better, stage, column), np.where(better, rank, best)
-    return column

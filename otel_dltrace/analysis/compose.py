@@ -12,6 +12,7 @@ from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.drift import Drift, drift
 from otel_dltrace.analysis.failures import Failures, failures
 from otel_dltrace.analysis.left_open import LeftOpen, left_open
+from otel_dltrace.analysis.marked import PhaseRow, marked_phases
 from otel_dltrace.analysis.operations import OperationRow, operations
 from otel_dltrace.analysis.pauses import pauses
 from otel_dltrace.analysis.saturation import Saturation, saturation
@@ -67,6 +68,7 @@ class RunReport:
     guards: Guards
     stragglers: Stragglers
     breakdown: Breakdown
+    phases: tuple[PhaseRow, ...]
     operations: tuple[OperationRow, ...]
     waits: Waits
     drift: Drift
@@ -106,6 +108,7 @@ def analyse(
         guards,
         verdict,
         parts,
+        marked_phases(batches, tables),
         operations(batches, joined),
         waits(joined),
         drifted,

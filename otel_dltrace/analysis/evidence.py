@@ -24,10 +24,11 @@ _ERROR_OF_MEDIAN = 1.4826 * 1.2533
 class Evidence:
     """Arrays over R ranks, n steps and C columns, in ns.
 
-    *opaque* columns may hold waits that were not recorded, for want of what *lacking* says. *summed* and *most* (R, n)
-    are by how much a rank came later than the others to a step's collectives, all together and at most; *arrived* of
-    the steps have any that the clocks can tell, which are not *all* collectives if some have no id: who came late to
-    those is not known. *hosts* (R,) numbers the ranks' hosts.
+    *opaque* columns may hold waits that were not recorded, for want of what *lacking* says; *blind*: no operation was
+    recorded at all. *summed* and *most* (R, n) are by how much a rank came later than the others to a step's
+    collectives, all together and at most; *arrived* of the steps have any that the clocks can tell. They are not
+    *all* that ranks wait in if there are messages, or collectives without an id: who came late to those is not
+    known. *hosts* (R,) numbers the ranks' hosts.
     """
 
     ranks: tuple[int, ...]
@@ -37,6 +38,7 @@ class Evidence:
     threshold: int
     opaque: frozenset[int]
     lacking: str
+    blind: bool
     summed: Column
     most: Column
     arrived: int
@@ -77,15 +79,21 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
     why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
-    all_known = not any(_lacks_ids(t.batch, steps) for t in tables)
+    all_known = not any(_waits_elsewhere(t.batch, steps) for t in tables)
     hosts = clocks([t.batch for t in tables]).hosts
-    return Evidence(ranks, names, times, others_median(times), threshold, opaque, why, *lateness, all_known, hosts)
+    blind = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
+    unseen = opaque, why, blind
+    return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts)
 
 
-def _lacks_ids(batch: SpanBatch, steps: Column) -> bool:
-    """Return whether most of *steps* have collectives without an id, as where two DDP models share a backward."""
-    unknown = batch.is_kind(s.COLLECTIVE) & batch.lookup(is_joint, bool) & (collective_ids(batch) == 0)
-    return len(np.intersect1d(batch["step"][unknown], steps)) > SHARE_OF_STEPS * len(steps)
+def _waits_elsewhere(batch: SpanBatch, steps: Column) -> bool:
+    """Return whether ranks may wait in most of *steps* where nobody knows who came late.
+
+    So it is in messages, and in collectives without an id, as where two DDP models share a backward.
+    """
+    has_no_id = batch.is_kind(s.COLLECTIVE) & batch.lookup(is_joint, bool) & (collective_ids(batch) == 0)
+    untold_in = batch["step"][has_no_id | batch.is_kind(s.P2P)]
+    return len(np.intersect1d(untold_in, steps)) > SHARE_OF_STEPS * len(steps)
 
 
 def _lateness_per_step(

@@ -30,7 +30,8 @@ class SlowStage:
     """A *stage* that was slow on *rank* in *steps*, of *of* steady steps; ns, medians over the slow steps.
 
     *own* is its own time, *usual* that of the others in the same steps (*against* the ``others``) or of the
-    rank in its median step (*against* the ``usual``).
+    rank in its median step (*against* the ``usual``). *most* is the excess of the *worst* of the steps, *total* that
+    of all of them.
     """
 
     rank: int
@@ -41,6 +42,9 @@ class SlowStage:
     excess: int
     steps: tuple[int, ...]
     of: int
+    most: int
+    worst: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,6 @@ class Slow:
 
     stage: SlowStage
     windows: Column
-
-    @property
-    def total(self) -> int:
-        """About how much time it cost, in ns."""
-        return self.stage.excess * len(self.stage.steps)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
     step = median(np.concatenate([t.duration[t.rows_of(steps)] for t in tables]))
     outlier = max(round(OUTLIER_SHARE * step), OUTLIER_LEAST)
     found = _found(tables, steps, excess, outlier)
-    return SlowStages(tuple(sorted(found, key=lambda slow: -slow.total)), excess, outlier)
+    return SlowStages(tuple(sorted(found, key=lambda slow: -slow.stage.total)), excess, outlier)
 
 
 def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int) -> Iterator[Slow]:
@@ -97,11 +96,16 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
             base = others if often[r, c] else usual
             which = over_others[r, :, c] if often[r, c] else outliers[r, :, c] & ~_waits_unseen(t, name, steps)
             if which.any():
-                mine, theirs = times[r, which, c], base[r, which, c]
-                figures = (median(mine), median(theirs), median(mine - theirs))
-                slow_in = tuple(steps[which].tolist())
-                stage = SlowStage(t.rank, name, against, *figures, slow_in, len(steps))
+                stage = _stage(t.rank, name, against, times[r, which, c], base[r, which, c], steps[which], len(steps))
                 yield Slow(stage, _windows(t, c - 1, steps[which]))
+
+
+def _stage(rank: int, name: str, against: Against, mine: Column, theirs: Column, steps: Column, of: int) -> SlowStage:
+    longer = mine - theirs
+    figures, worst = (median(mine), median(theirs), median(longer)), int(longer.argmax())
+    total = round(float(longer.sum()))
+    most = round(float(longer[worst]))
+    return SlowStage(rank, name, against, *figures, tuple(steps.tolist()), of, most, int(steps[worst]), total)
 
 
 def _waits_unseen(t: StepTable, stage: str, steps: Column) -> Column:

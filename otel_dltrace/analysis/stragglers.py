@@ -16,10 +16,12 @@ import numpy as np
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.evidence import Evidence, beyond_chance, evidence, stands_out
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
+from otel_dltrace.analysis.marked import behind
 from otel_dltrace.analysis.own import columns, spent
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import median
-from otel_dltrace.analysis.table import StepTable, common_steps
+from otel_dltrace.analysis.table import RESIDUAL, StepTable, common_steps
+from otel_dltrace.analysis.waits import waits
 from otel_dltrace.model.arrays import Column
 
 SHARE_OF_STEP = 0.05
@@ -27,6 +29,8 @@ LEAST = 1_000_000
 ABOUT_THE_SAME = 0.75
 NEARLY_ALWAYS = 0.75
 MIN_STEPS = 5
+NO_STEPS = "no rank recorded a step"
+_OUTSIDE = "the part of the step outside any stage"
 Verdict = Literal["straggler", "none", "cannot tell"]
 
 
@@ -37,6 +41,8 @@ class Straggler:
     *own* is its own time in *stage* ("" if no stage of its own stands out), *others* the median of the
     others', *excess* the median difference, over the threshold in *slow* of the steps. In *late* of the
     *arrivals* steps with joined collectives it came late to them, by *lateness* against the others' median.
+    *of_phase* of the excess is in *phase*, which the program marks, if that is most of it.
+    In a run without steps *arrivals* are collectives: to *late* of them it came last.
     """
 
     rank: int
@@ -48,11 +54,15 @@ class Straggler:
     late: int
     arrivals: int
     lateness: int
+    phase: str = ""
+    of_phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
     """The verdict over *steps* steady steps that all ranks closed, and why there is none (*reason*).
+
+    In a run without steps, *steps* is 0, and it is over the collectives.
 
     *found* are the stragglers, the worst one first: several only where each is known to come late.
     *threshold* is the ns by which a rank must exceed the others in more than *share* of the steps. *longest* is the
@@ -93,12 +103,35 @@ def stragglers(
     steps = steps[steps >= warm_up]
     threshold = excess_threshold(tables, steps)
     why = _why_not(tables, steps, expected, drifted)
-    verdict, reason, found = _cannot_tell(why) if why else _judge(evidence(tables, steps, joined, threshold))
+    if not any(len(t.steps) for t in tables) and len(joined):
+        verdict, reason, found = _by_arrivals(joined)
+    else:
+        verdict, reason, found = _cannot_tell(why) if why else _judge(evidence(tables, steps, joined, threshold))
+        found = tuple(_with_phase(one, tables, steps) for one in found)
     share = beyond_chance(len(steps)) / max(len(steps), 1)
     times = _times(tables, steps)
     ahead = frontier(columns(tables[0].stages) if tables else (), [t.rank for t in tables], times)
     longest = round(float(times.sum(axis=2).mean(axis=1).max())) if times.size else 0
     return Stragglers(verdict, reason, found, len(steps), threshold, share, ahead, longest)
+
+
+def _with_phase(one: Straggler, tables: Sequence[StepTable], steps: Column) -> Straggler:
+    """Return *one* with the program's own phase that is behind it, if any is."""
+    phase, of_phase = behind(tables, steps, one.rank, one.stage, one.excess)
+    return replace(one, phase=phase, of_phase=of_phase)
+
+
+def _by_arrivals(joined: Joined) -> Judgement:
+    """Judge a run without steps: which rank alone has the others wait in its collectives, time and again."""
+    ranks = waits(joined).ranks
+    worst = max(ranks, key=lambda r: r.late.total)
+    extent = int(joined["end"].max() - joined["start"].min())
+    alone = worst.late.total > NEARLY_ALWAYS * sum(r.late.total for r in ranks)
+    again = worst.last >= MIN_STEPS and worst.late.p50 * worst.last > worst.late.total / 2
+    if not (alone and again and worst.late.total > SHARE_OF_STEP * extent):
+        return _cannot_tell(f"{NO_STEPS}, and no rank alone costs the others {SHARE_OF_STEP:.0%} by coming last")
+    late = worst.last, worst.arrivals, worst.late.p50
+    return "straggler", "", (Straggler(worst.rank, "", 0, 0, 0, 0, *late),)
 
 
 def excess_threshold(tables: Sequence[StepTable], steps: Column) -> int:
@@ -120,7 +153,7 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
     present = [t.rank for t in tables if len(t.steps)]
     missing = sorted(set(range(expected)) - set(present))
     if not present:
-        return "no rank recorded a step"
+        return NO_STEPS
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
     if missing:
@@ -175,9 +208,10 @@ def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
     if often.any():
         suspect, column = divmod(int(np.where(often, np.median(e.excess, axis=1), 0).argmax()), often.shape[1])
         return _cannot_tell(f"{_longer(e, suspect, column)}, {unseen}")
-    hiding = [column for column in sorted(e.opaque) if np.median(e.own[:, :, column], axis=1).max() > e.threshold]
+    may_hide = e.opaque | {e.names.index(RESIDUAL)} if e.blind else e.opaque  # of MPI programs all waits are there
+    hiding = [column for column in sorted(may_hide) if np.median(e.own[:, :, column], axis=1).max() > e.threshold]
     if hiding and not e.arrived:
-        stages = " and ".join(e.names[column] for column in hiding)
+        stages = " and ".join(_OUTSIDE if e.names[column] == RESIDUAL else e.names[column] for column in hiding)
         return _cannot_tell(f"no rank takes longer than the others by itself, {unseen} in {stages}")
     return "none", "", ()
 

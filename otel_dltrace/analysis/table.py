@@ -15,6 +15,8 @@ from otel_dltrace.model.spans import SpanBatch
 
 RESIDUAL = "residual"
 BETWEEN = "between steps"
+_FAR = float(1 << 60)
+"""Longer than any extent, ns."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,22 @@ class StepTable:
         covered = np.diff(reached, axis=1) - np.maximum(low - reached[:, :-1], 0)
         length: Column = np.maximum(covered, 0).sum(axis=1)
         return length
+
+    def stage_at(self, row: Column, at: Column) -> Column:
+        """Return which stage of each *row* holds the time *at*, S where none does: the innermost of those of one piece.
+
+        Else the one whose pieces fill most of its extent, which most likely holds it.
+        """
+        column, best = np.full(len(at), len(self.stages)), np.full(len(at), np.inf)
+        for stage in range(len(self.stages)):
+            pieces, first, last = self.pieces[row, stage], self.first[row, stage], self.last[row, stage]
+            holds = (pieces > 0) & (first <= at) & (at < last)
+            extent = np.where(holds, last - first, 1)
+            filled = np.minimum(self.total[row, stage] / extent, 1)
+            rank = np.where(pieces > 1, _FAR * (2 - filled), extent)
+            better = holds & (rank < best)
+            column, best = np.where(better, stage, column), np.where(better, rank, best)
+        return column
 
     def rows_of(self, steps: Column) -> Column:
         """Return a mask, shape (n,), of the rows of *steps*."""

@@ -1,6 +1,7 @@
 """Calls under way: their spans, from their arguments to their end, or to the work that goes on."""
 
 from contextlib import suppress
+from time import monotonic_ns
 from typing import Any, Protocol
 
 from otel_dltrace.instrument._sites import Args, Kwargs
@@ -26,12 +27,12 @@ class Span(Protocol):
 class Running:
     """An operation inside its call."""
 
-    __slots__ = ("_comm", "call", "ends", "group", "inner", "mark", "operation", "seq", "source", "waits")
+    __slots__ = ("_comm", "call", "ends", "group", "inner", "mark", "operation", "seq", "source", "until", "waits")
 
     def __init__(self, comm: Comm, call: Call, group: Any, args: Args, kwargs: Kwargs) -> None:
         self._comm, self.call, self.group = comm, call, group
         self.inner = False
-        self.seq = 0
+        self.seq = self.until = 0
         ranks = 1 if group is None else group.size()
         value = call.argument(call.tensors, args, kwargs) if call.tensors else None
         size = call.size(value, ranks) if call.tensors else 0
@@ -107,7 +108,7 @@ class Running:
             device, operation = self._comm.tracer.steps.device, self.operation
             if device and self.mark and device.operation(operation.number, operation.step, self.mark):
                 operation.flags |= Flag.DEVICE
-            operation.close(self.seq, self.source)
+            operation.close(self.seq, self.source, end=self.until)
 
     def _expect(self) -> None:
         """Have the Flight Recorder tell of it, whose end nobody may wait for."""
@@ -152,12 +153,18 @@ class _Batch:
 
 
 class _Part:
-    """A call inside an operation that is made of several."""
+    """A call inside an operation that is made of several.
+
+    That lasts from the first one's begin to the last one's end: the objects that it moves are pickled before, and made
+    anew behind, and for neither a rank waits.
+    """
 
     __slots__ = ("_call", "_comm", "_ends", "_outer")
 
     def __init__(self, outer: Running, comm: Comm, call: Call, args: Args, kwargs: Kwargs) -> None:
         self._outer, self._comm, self._call = outer, comm, call
+        if not outer.until:
+            outer.operation.start = monotonic_ns()
         group = outer.group
         value = call.argument(call.tensors, args, kwargs) if call.tensors else None
         outer.operation.size += call.size(value, group.size()) if call.tensors else 0
@@ -165,7 +172,7 @@ class _Part:
 
     def finish(self, result: Any) -> None:
         """Give the operation the number of its last part."""
-        self._outer.inner = False
+        self._outer.inner, self._outer.until = False, monotonic_ns()
         ends = self._ends
         if ends is None:
             return

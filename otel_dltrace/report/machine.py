@@ -18,6 +18,8 @@ MOST_ROWS = 40
 FEW_STEPS = 3
 SMALL = 100
 """Below this a figure gets a decimal."""
+_FAR_MORE = 3
+"""How many times the usual excess of a slow stage its worst step is told at."""
 _NO_METRICS = "What the machines did then is not known: OTEL_DLTRACE_METRICS=1 records it."
 
 
@@ -77,7 +79,8 @@ def _slow(slow: SlowStage) -> str:
     subject = f"Rank {slow.rank}'s {_SUBJECTS.get(slow.stage, plain(slow.stage))} took {ms(slow.own)} ms"
     by = "longer than the others'" if slow.against == "others" else "longer than its median"
     steps = f"step {spell(slow.steps)}" if len(slow.steps) <= FEW_STEPS else f"{len(slow.steps)} of {slow.of} steps"
-    return f"{subject}, {ms(slow.excess)} ms {by} (in {steps})"
+    worst = f", {ms(slow.most)} ms in step {slow.worst}" if slow.most > _FAR_MORE * slow.excess else ""
+    return f"{subject}, {ms(slow.excess)} ms {by} (in {steps}{worst})"
 
 
 def basis(found: Saturation) -> str:

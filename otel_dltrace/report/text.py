@@ -7,6 +7,7 @@ from rich.text import Text
 
 from otel_dltrace.analysis.breakdown import OPERATIONS, Breakdown, RankBreakdown
 from otel_dltrace.analysis.compose import RunReport
+from otel_dltrace.analysis.marked import PhaseRow, RankPhase
 from otel_dltrace.analysis.operations import OperationRow
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import Spread
@@ -49,13 +50,15 @@ def parts(report: RunReport) -> list[RenderableType]:
     b = report.breakdown
     since = max(b.warm_up, report.guards.steps[0] if report.guards.steps else 0)
     out += saturation_parts(report.saturation)
-    if b.steady:
+    if any(rank.step.count for rank in b.steady):
         out += _steps(b, report.throughput, named, since)
     if b.stages:
         out += _stages(b, b.steady, f"Steps from {since} on: mean ms of each stage per step", named)
     if b.first and b.stages:
         out += _stages(b, b.first, f"The first steps apart: {spell(range(b.warm_up))}", named, mark=False)
     out += timing_parts(report.timings, since)
+    if report.phases:
+        out += _phases(report.phases)
     if report.operations:
         out += _operations(report.operations)
     if report.waits.joined:
@@ -106,6 +109,21 @@ def _stages(
 
 def _cell(text: str, marked: bool) -> Text:
     return Text(f"{text}*", style="bold red") if marked else Text(text)
+
+
+def _phases(rows: Sequence[PhaseRow]) -> list[RenderableType]:
+    table = new_table(["phase"], ["calls\na rank", "mean\nms", "p95\nms", "a step\nms", "most on\nrank"])
+    for row in rows[:MOST_ROWS]:
+        low, high = (choose(row.ranks, key=_per_step) for choose in (min, max))
+        per_step = ms(low.per_step) if low is high else f"{ms(low.per_step)}..{ms(high.per_step)}"
+        most = str(high.rank) if high.per_step > low.per_step else ""
+        times = (ms(row.time.mean), ms(row.time.p95), per_step if high.per_step else "")
+        table.add_row(Text(plain(row.name)), _range(row.count), *times, most)
+    return section("Phases that the program marks", table, left_over(rows, "phases"))
+
+
+def _per_step(one: RankPhase) -> int:
+    return one.per_step
 
 
 def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:

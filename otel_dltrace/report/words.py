@@ -12,6 +12,9 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
 _MANY = 100
 _MOST_DAMAGE = 3
+_NO_STEPS = (
+    "No rank recorded a step: `otel_dltrace.step()` marks them, and the report then tells where their time goes."
+)
 _IN_TURN = 1.2
 """How many times the slowest rank's mean the exposed times are together where it is said: noise of ranks makes less."""
 
@@ -49,6 +52,9 @@ def verdict(s: Stragglers) -> list[str]:
         margin = f"by {ms(s.threshold)} ms in any stage in more than {s.share:.0%} of {s.steps} steps"
         return [f"No rank makes the others wait in most steps: none exceeds them {margin}."]
     first, *others = s.found
+    if not s.steps:
+        last = f"it comes last to {first.late} of {first.arrivals} collectives, by {ms(first.lateness)} ms"
+        return [f"Rank {first.rank} makes the others wait: {last} (p50).", _NO_STEPS]
     sentences = [f"Rank {first.rank} makes the others wait: {_cause(first, s.steps)}."]
     if first.stage:
         sentences.append(_confirmation(first))
@@ -59,7 +65,8 @@ def _cause(s: Straggler, steps: int) -> str:
     if not s.stage:
         return f"{_arrival(s)}, though no stage of its own stands out"
     subject = _SUBJECTS.get(s.stage, f"its {plain(s.stage)} takes")
-    return f"{subject} {ms(s.own)} ms, {ms(s.excess)} ms longer than the others' (in {s.slow} of {steps} steps)"
+    phase = f", {ms(s.of_phase)} ms of it in its phase {plain(s.phase)}" if s.phase else ""
+    return f"{subject} {ms(s.own)} ms, {ms(s.excess)} ms longer than the others' (in {s.slow} of {steps} steps){phase}"
 
 
 def _confirmation(s: Straggler) -> str:
