@@ -191,6 +191,97 @@ def _ready(process: "subprocess.Popen[bytes]", found: Prometheus) -> bool:
     return False
 
 
+# -- what they reckon ---------------------------------------------------------------------------
+
+STEP, STAGE, EXPOSED = (f"dl_step_{name}_seconds" for name in ("duration", "stage_duration", "grad_sync_exposed"))
+
+
+def series(name: str, values: str, **labels: str) -> dict[str, str]:
+    """Return one for promtool, a value every 15 seconds."""
+    of = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+    return {"series": f"{name}{{{of}}}", "values": values}
+
+
+def histogram(name: str, total: float, times: int, **labels: str) -> list[dict[str, str]]:
+    """Return the sum and the count of a histogram that sees *times* values in 15 seconds, *total* together."""
+    return [series(f"{name}_{end}", f"0+{by}x40", **labels) for end, by in (("sum", total), ("count", times))]
+
+
+A, B = ({"service_name": job} for job in "ab")
+A_0, A_1, B_0 = ({**job, "dl_rank": rank} for job, rank in ((A, "0"), (A, "1"), (B, "0")))
+RARE = [
+    *[it for rank in (A_0, A_1) for it in histogram(STEP, 8, 4, **rank)],
+    *[it for rank in (A_0, A_1) for it in histogram(STAGE, 2, 4, dl_phase="forward", **rank)],
+    *histogram(STAGE, 2, 1, dl_phase="evaluate", **A_0),
+    *histogram(STEP, 8, 4, **B_0),
+    *histogram(STAGE, 1, 4, dl_phase="forward", **B_0),
+]
+"""Two jobs; one rank of the first evaluates once in four steps, for two seconds."""
+PROCESS = {"host_name": "node-0", **A_0}
+RECKONED = [
+    pytest.param(
+        "Where a step goes",
+        RARE,
+        {(*A.items(), ("dl_phase", "forward")): 0.5, (*A.items(), ("dl_phase", "evaluate")): 0.25}
+        | {(*B.items(), ("dl_phase", "forward")): 0.25},
+        id="a rare stage counts in all steps",
+    ),
+    pytest.param(
+        "Stages",
+        RARE,
+        {(*A.items(), ("dl_phase", "forward")): 0.5, (*A.items(), ("dl_phase", "evaluate")): 2}
+        | {(*B.items(), ("dl_phase", "forward")): 0.25},
+        id="or in its own",
+    ),
+    pytest.param(
+        "Own time by rank",
+        [*histogram(STEP, 8, 4, **A_0), *histogram(EXPOSED, 1, 2, **A_0), *histogram(STEP, 8, 4, **B_0)],
+        {(*A_0.items(),): 1.5},
+        id="exposed time that is known of half of the steps, or of none",
+    ),
+    pytest.param(
+        "Exposed communication by rank",
+        [*histogram(STEP, 8, 4, **A_0), *histogram(EXPOSED, 1, 2, **A_0)],
+        {(*A_0.items(),): 0.25},
+        id="a share of the steps of which it is known",
+    ),
+    pytest.param(
+        "Step time by rank",
+        [*histogram(STEP, 8, 4, **A_0), *histogram(STEP, 4, 4, **B_0)],
+        {(*A_0.items(),): 2, (*B_0.items(),): 1},
+        id="two jobs",
+    ),
+    pytest.param(
+        "CPU of ranks",
+        [
+            series("process_cpu_utilization_ratio", f"{share}x40", cpu_mode=mode, **who)
+            for who in (PROCESS, {**PROCESS, "dl_role": "server"}, {**PROCESS, **B_0})
+            for mode, share in (("user", 0.25), ("system", 0.125))
+        ],
+        {(*A_0.items(),): 0.375, (*A_0.items(), ("dl_role", "server")): 0.375, (*B_0.items(),): 0.375},
+        id="user and system, worker and server, two jobs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("title", "given", "wanted"), RECKONED)
+def test_a_panel_reckons_what_it_says(tmp_path, title, given, wanted):
+    """Prometheus' own tool answers from the series that are given it."""
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("there is no promtool on PATH: `make test-deps` installs Debian's")
+    samples = [
+        {"labels": "{" + ", ".join(f'{name}="{value}"' for name, value in labels) + "}", "value": value}
+        for labels, value in wanted.items()
+    ]
+    asked = {"expr": query_of(title), "eval_time": "5m", "exp_samples": samples}
+    case = {"interval": "15s", "input_series": given, "promql_expr_test": [asked]}
+    (tmp_path / "case.yaml").write_text(yaml.safe_dump({"tests": [case]}))
+    done = subprocess.run([tool, "test", "rules", tmp_path / "case.yaml"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 # -- what is sent -------------------------------------------------------------------------------
 
 
@@ -333,7 +424,9 @@ def test_every_panel_finds_data(tmp_path):
 ONCE = {
     "CPU": {"{'host_name': 'node-0'}": 0.5},
     "Memory in use": {"{'host_name': 'node-0'}": 0.5},
-    "Memory of ranks": {"{'dl_rank': '0'}": 0.5, "{'dl_rank': '1'}": 0.5},
+    "Memory of ranks": {
+        f"{{'dl_rank': '{rank}', 'dl_role': 'worker', 'service_name': 'demo'}}": 0.5 for rank in range(2)
+    },
     "Samples a second": {"{'service_name': 'demo'}": 1.0},
     "Batches a second": {"{'service_name': 'demo'}": 0.5},
 }

@@ -1,6 +1,6 @@
 """What communication takes: collectives, and the stages of push_pull."""
 
-from panels import BUCKETS, CALLS, JOBS, OF_JOB, ROWS, SPANS, Dashboard, Panel, mean, quantile, rate
+from panels import BUCKETS, CALLS, JOBS, OF_JOB, RANK, RANKS, ROWS, SPANS, Dashboard, Panel, mean, quantile, rate
 
 CHOSEN = f'{OF_JOB},dl_comm_operation!="",dl_comm_operation=~"$operation"'
 OPERATION = "{{dl_comm_operation}}"
@@ -27,7 +27,7 @@ COLLECTIVES = (
     Panel(
         "Latency by rank",
         "The mean. In a collective the last rank waits least, so it is the lowest line that is late.",
-        {"rank {{dl_rank}}": mean(SPANS, CHOSEN, "dl_rank")},
+        {RANK: mean(SPANS, CHOSEN, RANKS)},
     ),
     Panel(
         "Errors a second",

@@ -1,6 +1,6 @@
 """What the machines do meanwhile: hosts and GPUs as the drain sees them, ranks, and nodes as the sidecar sees them."""
 
-from panels import JOBS, OF_JOB, Dashboard, Panel, rate
+from panels import JOBS, OF_JOB, RANKS, Dashboard, Panel, rate
 
 # Each drain tells of the whole host, and the collector shows what it told for some minutes more: so a host with two
 # jobs, or with one that has just been started again, is as busy as either says, and not as both together. (The drain is
@@ -8,8 +8,10 @@ from panels import JOBS, OF_JOB, Dashboard, Panel, rate
 # The sidecar's collector calls itself the service "node"; its metrics have the names of the drain's, and other labels.
 OF_HOST = 'host_name=~"$host",service_name!="node"'
 OF_NODE = 'host_name=~"$host",service_name="node"'
-HOST, GPU, RANK = "{{host_name}}", "{{host_name}} {{hw_id}}", "rank {{dl_rank}}"
+HOST, GPU = "{{host_name}}", "{{host_name}} {{hw_id}}"
 DRAIN = "host_name, instance, exported_instance"
+# Parameter servers have processes, too, and are numbered by themselves; workers have no role there.
+PROCESS, BY_PROCESS = "{{service_name}} {{dl_role}} rank {{dl_rank}}", f"{RANKS}, dl_role"
 
 
 def _host(metric: str, where: str = "", of: str = OF_HOST) -> dict[str, str]:
@@ -26,7 +28,7 @@ def _gpu(metric: str) -> dict[str, str]:
 
 
 def _rank(metric: str) -> dict[str, str]:
-    return {RANK: f"max by (dl_rank) ({metric}{{{OF_JOB}}})"}
+    return {PROCESS: f"max by ({BY_PROCESS}) (sum by ({BY_PROCESS}, {DRAIN}) ({metric}{{{OF_JOB}}}))"}
 
 
 HOSTS = (
@@ -79,7 +81,7 @@ PROCESSES = (
     Panel(
         "Garbage collection",
         "Share of the time in which it held the interpreter.",
-        {RANK: rate("dl_gc_pause_seconds_sum", OF_JOB, "dl_rank")},
+        {PROCESS: rate("dl_gc_pause_seconds_sum", OF_JOB, BY_PROCESS)},
         "percentunit",
     ),
 )

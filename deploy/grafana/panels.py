@@ -48,6 +48,8 @@ SPANS = "traces_span_metrics_duration_seconds"
 CALLS = "traces_span_metrics_calls_total"
 JOBS = {"job": "label_values(dl_step_duration_seconds_count, service_name)"}
 OF_JOB = 'service_name=~"$job"'
+# Ranks of several jobs have the same numbers.
+RANKS, RANK = "service_name, dl_rank", "{{service_name}} rank {{dl_rank}}"
 
 
 def rate(metric: str, where: str, by: str) -> str:

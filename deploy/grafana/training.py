@@ -1,15 +1,14 @@
 """Steps, their stages, and who makes the others wait."""
 
-from panels import JOBS, OF_JOB, ROWS, SPANS, STACK, TRACES, Dashboard, Panel, mean, quantile, rate
+from panels import JOBS, OF_JOB, RANK, RANKS, ROWS, SPANS, STACK, TRACES, Dashboard, Panel, mean, quantile, rate
 
 STEP, EXPOSED = "dl_step_duration_seconds", "dl_step_grad_sync_exposed_seconds"
 STAGE = "dl_step_stage_duration_seconds"
-RANKS = "service_name, dl_rank"
-RANK = "rank {{dl_rank}}"
-OWN_TIME = (
-    f"({rate(STEP + '_sum', OF_JOB, RANKS)} - {rate(EXPOSED + '_sum', OF_JOB, RANKS)})"
-    f" / {rate(STEP + '_count', OF_JOB, RANKS)}"
-)
+PHASES, PHASE = "service_name, dl_phase", "{{service_name}} {{dl_phase}}"
+# The exposed time of some steps is not known: each mean is that of the steps which have it.
+STEP_TIME, EXPOSED_TIME = mean(STEP, OF_JOB, RANKS), mean(EXPOSED, OF_JOB, RANKS)
+OWN_TIME = f"{STEP_TIME} - {EXPOSED_TIME}"
+KNOWN = " Empty where the exposed time is not known: DDP on NCCL without TORCH_NCCL_ENABLE_TIMING=1, the level `step`."
 MEDIAN_RANK = f"quantile by (service_name) (0.5, {OWN_TIME})"
 
 
@@ -22,7 +21,7 @@ STEPS = (
     Panel(
         "Step time by rank",
         "The mean. In synchronous training all ranks take as long as the slowest.",
-        {RANK: mean(STEP, OF_JOB, "dl_rank")},
+        {RANK: STEP_TIME},
     ),
     Panel(
         "Step time",
@@ -45,39 +44,45 @@ STEPS = (
 STAGES = (
     Panel(
         "Stages",
-        "The mean time of each stage in a step. A stage that gets slow changes its colour.",
-        {"{{dl_phase}}": mean(STAGE, OF_JOB, "dl_phase")},
+        "The mean time of each stage, of the steps that had it. A stage that gets slow changes its colour.",
+        {PHASE: mean(STAGE, OF_JOB, PHASES)},
         show=ROWS,
     ),
     Panel(
         "Where a step goes",
-        "The same, stacked; `residual` is the part of the step that no stage covers.",
-        {"{{dl_phase}}": mean(STAGE, OF_JOB, "dl_phase")},
+        "The mean of all steps, stacked: a stage that few steps have (`checkpoint`, `evaluate`) is thin."
+        " `residual` is the part of the step that no stage covers.",
+        {
+            PHASE: f"{rate(STAGE + '_sum', OF_JOB, PHASES)} / on (service_name) group_left () "
+            + rate(STEP + "_count", OF_JOB, "service_name")
+        },
         show=STACK,
     ),
 )
 STRAGGLERS = (
     Panel(
         "Own time by rank",
-        "A step without the time blocked by communication. The rank whose row stands out makes the others wait.",
+        "A step without the time blocked by communication. The rank whose row stands out makes the others wait."
+        + KNOWN,
         {RANK: OWN_TIME},
         show=ROWS,
     ),
     Panel(
         "Behind the median rank",
-        "How much longer than the median rank the five slowest work in a step.",
-        {"{{service_name}} " + RANK: f"topk(5, ({OWN_TIME}) - on (service_name) group_left () {MEDIAN_RANK})"},
+        f"How much longer than the median rank the five slowest work in a step.{KNOWN}",
+        {RANK: f"topk(5, ({OWN_TIME}) - on (service_name) group_left () {MEDIAN_RANK})"},
     ),
     Panel(
         "Exposed communication by rank",
-        "Share of the step in which the training thread is blocked by communication. A straggler has the least.",
-        {RANK: f"{rate(EXPOSED + '_sum', OF_JOB, 'dl_rank')} / {rate(STEP + '_sum', OF_JOB, 'dl_rank')}"},
+        "Share of the step in which the training thread is blocked by communication. A straggler has the least."
+        + KNOWN,
+        {RANK: f"({EXPOSED_TIME}) / ({STEP_TIME})"},
         "percentunit",
     ),
     Panel(
         "Waiting for data by rank",
-        "The mean time in `dataloader_next`.",
-        {RANK: mean(STAGE, f'{OF_JOB},dl_phase="dataloader_next"', "dl_rank")},
+        "The mean time in `dataloader_next`, of the steps that had it.",
+        {RANK: mean(STAGE, f'{OF_JOB},dl_phase="dataloader_next"', RANKS)},
     ),
 )
 OF_THIS_JOB = 'resource.service.name =~ "$job"'
