@@ -1,11 +1,13 @@
 """docs/sizing.md: its table is worked out from its figures."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
+import yaml
 
 from benchmarks._ranks import SPANS
 from tests.servers import ROOT
@@ -30,6 +32,15 @@ def test_the_table_follows_from_the_figures(sizing):
 def test_the_steps_are_those_that_are_measured(sizing):
     """A rank of the load records what the page reckons with."""
     assert sizing.figures(PAGE)["spans of a step that a rank records"] == SPANS
+
+
+def test_the_series_of_a_rank_are_those_of_the_gateways_histogram(sizing):
+    """A bucket for each bound and one above them; sum, count and calls."""
+    gateway = yaml.safe_load((ROOT / "collector-config" / "gateway.yaml").read_text())
+    bounds = gateway["connectors"]["span_metrics"]["histogram"]["explicit"]["buckets"]
+    names = int(re.search(r"\| (\d+) names of spans", PAGE)[1])
+
+    assert sizing.figures(PAGE)["series of a rank"] == names * (len(bounds) + 1 + 3)
 
 
 def test_a_jobs_rate_is_its_spans_by_its_steps(sizing):
