@@ -19,8 +19,13 @@ class Certificates:
         return str(self.folder / f"{name}.pem")
 
 
-def make_certificates(folder: Path) -> Certificates:
-    """Write an authority and two certificates signed by it into *folder*."""
+def make_certificates(folder: Path, server_name: str = "") -> Certificates:
+    """Write an authority and two certificates signed by it into *folder*.
+
+    Args:
+        folder: Where they go.
+        server_name: The name that they are for; without one it is the address 127.0.0.1.
+    """
     pytest.importorskip("cryptography", reason="certificates are made by the package cryptography")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -35,7 +40,8 @@ def make_certificates(folder: Path) -> Certificates:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer, signing_key = made.get(signer, (subject, key))
-        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        address = x509.SubjectAlternativeName([x509.DNSName(server_name) if server_name else loopback])
         builder = (
             x509.CertificateBuilder(
                 issuer, subject, key.public_key(), x509.random_serial_number(), now - day, now + day

@@ -338,6 +338,22 @@ def test_who_shows_no_certificate_sends_nothing(running, sinks, tmp_path):
     assert ids(sinks[0].traces()) == ids(data_of(real_run()[:1]))
 
 
+def test_gateways_that_are_found_by_name_show_a_certificate_for_it(running, sinks, tmp_path):
+    """The router connects to their addresses, which no certificate names."""
+    files = make_certificates(tmp_path, "otel-gateway")
+    own = {"TLS_CERT_FILE": files.server, "TLS_KEY_FILE": files.server_key, "TLS_CLIENT_CA_FILE": files.authority}
+    gateway = running(gateway_to(sinks, tmp_path / "gateway", "secure", KEEP_PERCENT="100", **own))
+    name = {"GATEWAY_NAME": "localhost", "GATEWAY_PORT": gateway.grpc.rpartition(":")[2]}
+    trust = {"GATEWAY_INSECURE": "false", "GATEWAY_CA_FILE": files.authority, "GATEWAY_SERVER_NAME": "otel-gateway"}
+    shown = {"GATEWAY_CERT_FILE": files.client, "GATEWAY_KEY_FILE": files.client_key}
+    router = running(
+        servers.configured("gateway-router", tmp_path / "router", "gateways-by-dns", **name, **trust, **shown)
+    )
+    send(router.grpc, real_run(), tmp_path)
+    for sink in sinks:
+        sink.wait_for(len(ids(data_of(real_run()))))
+
+
 def test_jaeger_by_rank_names_services_after_ranks(running, tmp_path):
     """Behind it each rank is a service, and a server is another one; the spans are the same."""
     sent = ids(data_of(real_run()))
