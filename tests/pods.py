@@ -181,7 +181,9 @@ class Pod:
 
     def _has_started(self, container: Mapping[str, Any], process: "subprocess.Popen[bytes]") -> bool:
         assert process.poll() is None, self.log(container["name"])
-        probe = container["startupProbe"]
+        probe = container.get("startupProbe")
+        if probe is None:
+            return True
         if "exec" in probe:
             command = [self._here(container, word) for word in probe["exec"]["command"]]
             return subprocess.run(command, check=False, **self._user(container)).returncode == 0

@@ -5,7 +5,7 @@ import os
 import re
 import runpy
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,16 +216,27 @@ def own(folder: Path, resources: Sequence[str], components: Sequence[str] = (), 
     return folder
 
 
+def changed_overlay(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Copy what the overlay `job` is made of, with *change* made to its kustomization; return its folder."""
+    for name in ("deploy/kubernetes", "collector-config", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    found = folder / "deploy" / "kubernetes" / "overlays" / "job"
+    written = yaml.safe_load((found / "kustomization.yaml").read_text())
+    change(written)
+    (found / "kustomization.yaml").write_text(yaml.safe_dump(written))
+    return found
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_a_traced_pod_has_hardened_native_sidecars_beside_its_trainer(name):
-    """Collector, then drain, which ends first; each has a probe, resources, no rights; the rings are shared memory."""
+    """Collector, then drain, which ends first; each has resources, no rights; the trainer waits for the drain alone."""
     for template in traced(overlay(name)):
         spec = template["spec"]
         sidecars = [c for c in spec["initContainers"] if c.get("restartPolicy") == "Always"]
         brought_by_operator = name == "operator"
         assert [c["name"] for c in sidecars] == ["otel-collector", "otel-dltrace-drain"][brought_by_operator:]
         for container in sidecars:
-            assert "startupProbe" in container
+            assert ("startupProbe" in container) == (container["name"] == "otel-dltrace-drain")
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
             assert "memory" in container["resources"]["limits"]
         for container in spec["initContainers"]:
@@ -335,20 +346,42 @@ def test_the_kustomization_of_the_docs_moves_the_images_of_the_operator(tmp_path
 
 def test_the_patch_of_the_docs_leaves_the_sidecars_in_their_order(tmp_path):
     """The drain gets its variable, and is still the last to start and the first to end."""
-    for folder in ("deploy/kubernetes", "collector-config", "examples"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     users = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
-    folder = tmp_path / "deploy" / "kubernetes" / "overlays" / "job"
-    written = yaml.safe_load((folder / "kustomization.yaml").read_text())
     template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "traced-pod"}}
-    written["patches"].append({"patch": yaml.safe_dump({**template, **users})})
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(written))
-    (pod,) = traced(objects(folder))
+    patch = {"patch": yaml.safe_dump({**template, **users})}
+    (pod,) = traced(objects(changed_overlay(tmp_path, lambda written: written["patches"].append(patch))))
 
     sidecars = [container for container in pod["spec"]["initContainers"] if "restartPolicy" in container]
     assert [_name(container) for container in sidecars] == ["otel-collector", "otel-dltrace-drain"]
     assert {"name": "OTEL_DLTRACE_STEPS", "value": "all"} in sidecars[1]["env"]
+
+
+def test_the_component_tls_has_all_collectors_show_and_ask_for_certificates(api, tmp_path):
+    """From the pods to routers and gateways: what a variable or the configuration names is mounted from a Secret."""
+    folder = changed_overlay(tmp_path, lambda written: written["components"].append("../../components/tls"))
+    found = in_namespace("tls", objects(folder))
+    api.do("apply", "--server-side", "-f", "-", given=[o for o in found if o["kind"] == "Namespace"])
+    api.do("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=found)
+
+    (pod,) = (template["spec"] for template in traced(found))
+    assert [_name(c) for c in pod["initContainers"] if "restartPolicy" in c] == ["otel-collector", "otel-dltrace-drain"]
+    deployments = {o["metadata"]["name"]: o["spec"]["template"]["spec"] for o in found if o["kind"] == "Deployment"}
+    gateway, router = deployments["otel-gateway"], deployments["otel-gateway-router"]
+    for spec, secret in ((pod, "otel-sidecar-tls"), (router, "otel-gateway-tls"), (gateway, "otel-gateway-tls")):
+        (volume,) = (v["name"] for v in spec["volumes"] if v.get("secret") == {"secretName": secret})
+        (collector,) = (
+            c for c in [*spec.get("initContainers", []), *spec["containers"]] if "opentelemetry" in c["image"]
+        )
+        assert {"name": volume, "mountPath": "/etc/otelcol/tls", "readOnly": True} in collector["volumeMounts"]
+        env = {variable["name"]: variable.get("value") for variable in collector["env"]}
+        if spec is not pod:
+            assert collector["args"][-1] == "--config=/etc/otel-collector/secure.yaml"
+        if spec is not gateway:
+            files = {env[f"GATEWAY_{name}_FILE"] for name in ("CA", "CERT", "KEY")}
+            assert files == {f"/etc/otelcol/tls/{name}" for name in ("ca.crt", "tls.crt", "tls.key")}
+            assert env["GATEWAY_INSECURE"] == "false"
+            assert env["GATEWAY_SERVER_NAME"] == ("otel-gateway-router" if spec is pod else "otel-gateway")
 
 
 def test_a_gateway_is_left_the_time_to_judge_and_send_before_it_is_ended():
@@ -361,6 +394,52 @@ def test_a_gateway_is_left_the_time_to_judge_and_send_before_it_is_ended():
     idle = collector["lifecycle"]["preStop"]["sleep"]["seconds"]
 
     assert wait + 10 <= idle <= pod["terminationGracePeriodSeconds"] - 30
+
+
+def test_the_queues_of_a_gateway_fit_on_their_volume():
+    """One for each end, and a start writes each anew beside the old one."""
+    configured = yaml.safe_load((ROOT / "collector-config" / "optional" / "gateway-on-disk.yaml").read_text())
+    queues = [exporter["sending_queue"]["queue_size"] for exporter in configured["exporters"].values()]
+    most = sum(int(re.fullmatch(r".*:-(\d+)}", size)[1]) for size in queues)
+    (found,) = (o for o in overlay("job") if (o["kind"], o["metadata"]["name"]) == ("Deployment", "otel-gateway"))
+    volumes = {volume["name"]: volume for volume in found["spec"]["template"]["spec"]["volumes"]}
+
+    assert 2.5 * most < mebibytes(volumes["queue"]["emptyDir"]["sizeLimit"]) * 2**20
+
+
+def test_the_monitor_of_the_docs_reaches_what_the_collectors_show():
+    """It selects Services by labels and ports by names; a policy admits Prometheus; and something listens there."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    monitor = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[2])["spec"]
+    wanted = {endpoint["port"] for endpoint in monitor["endpoints"]}
+    found = overlay("job")
+    labels = monitor["selector"]["matchLabels"].items()
+    services = [o for o in found if o["kind"] == "Service" and labels <= o["metadata"].get("labels", {}).items()]
+    ports = {
+        (o["metadata"]["name"], p["name"], p["port"])
+        for o in services
+        for p in o["spec"]["ports"]
+        if p["name"] in wanted
+    }
+    listening = {
+        (o["metadata"]["name"], port["name"], port["containerPort"])
+        for o in found
+        if o["kind"] == "Deployment"
+        for port in o["spec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    prometheus = {"app.kubernetes.io/name": "prometheus"}
+    admitted = {
+        (o["metadata"]["name"], port["port"])
+        for o in found
+        if o["kind"] == "NetworkPolicy"
+        for rule in o["spec"]["ingress"]
+        if rule["from"][0]["podSelector"]["matchLabels"] == prometheus
+        for port in rule["ports"]
+    }
+
+    assert {(service, number) for service, _, number in ports} == admitted
+    assert ports <= listening
+    assert admitted == {("otel-gateway", 8888), ("otel-gateway", 8889), ("otel-gateway-router", 8888)}
 
 
 def test_the_network_policies_open_no_port_that_nobody_needs():
@@ -377,7 +456,7 @@ def test_the_network_policies_open_no_port_that_nobody_needs():
         )
         for policy in policies
     }
-    assert opened == {"traced-pod": [], "otel-gateway-router": [4317], "otel-gateway": [4317, 8889]}
+    assert opened == {"traced-pod": [], "otel-gateway-router": [4317, 8888], "otel-gateway": [4317, 8888, 8889]}
 
 
 def test_a_second_validator_agrees():

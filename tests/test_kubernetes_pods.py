@@ -98,12 +98,17 @@ def namespace(tmp_path_factory: pytest.TempPathFactory, injected: str) -> Iterat
     with jaeger(seen) as shown, collector(kept) as tempo, stage() as here:
         router, gateway, metrics = (f"127.0.0.1:{free_port()}" for _ in range(3))
         backends = {"jaeger:4317": shown.grpc.removeprefix("http://"), "tempo:4317": tempo.grpc.removeprefix("http://")}
-        env = {"OTLP_GRPC_ENDPOINT": gateway, "PROMETHEUS_ENDPOINT": metrics, **KEEP_ALL}
+        env = {"OTLP_GRPC_ENDPOINT": gateway, "PROMETHEUS_ENDPOINT": metrics, **own_port(), **KEEP_ALL}
         here.pod("gateway", template_of(objects, "Deployment", "otel-gateway"), Around(objects, backends, env))
-        env = {"OTLP_GRPC_ENDPOINT": router, "GATEWAY_PORT": gateway.rpartition(":")[2]}
+        env = {"OTLP_GRPC_ENDPOINT": router, "GATEWAY_PORT": gateway.rpartition(":")[2], **own_port()}
         around = Around(objects, {"otel-gateway": "127.0.0.1"}, env)
         here.pod("router", template_of(objects, "Deployment", "otel-gateway-router"), around)
         yield Namespace(here, router, shown, tempo, injected)
+
+
+def own_port() -> dict[str, str]:
+    """Return where a collector shows its own metrics: here all pods are on one host."""
+    return {"OWN_METRICS_PORT": str(free_port())}
 
 
 def recorded(pods: Sequence[Pod]) -> dict[str, str]:

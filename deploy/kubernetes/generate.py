@@ -1,6 +1,6 @@
 """Write what the operator's collector is configured by: a resource that must hold the text, and cannot name a file.
 
-python deploy/kubernetes/generate.py [--check]
+python deploy/kubernetes/generate.py
 """
 
 from pathlib import Path
