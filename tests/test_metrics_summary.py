@@ -140,6 +140,7 @@ def exposed(rank: Rank) -> list[float]:
 
 
 SYNC = {"level": Level.COLLECTIVE, "source": s.Source.HOST_DONE}
+BOUND = {"level": Level.COLLECTIVE, "source": s.Source.BOUND, "flags": Flag.ASYNC}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,16 @@ SYNC = {"level": Level.COLLECTIVE, "source": s.Source.HOST_DONE}
             ),
             [0.0],
             id="one that the program launches in its backward, and that is over",
+        ),
+        pytest.param(
+            lambda r: (
+                r.stage(0, "backward", 105, 110, total=4, pieces=2)
+                .collective(0, 105.5, 107, 1, tensor="bucket 0", **BOUND)
+                .collective(0, 106, 107, 2, tensor="bucket 1", **BOUND)
+                .collective(0, 108, 110, 3, tensor="bucket 0", **BOUND)
+            ),
+            [3.0],
+            id="each of several backwards, from its last bucket on",
         ),
         pytest.param(lambda r: r.collective(0, 101, 101.5, 1, **SYNC), [0.0], id="while data is fetched"),
         pytest.param(lambda r: r.wait(5, 200, 210), [], id="in a step that has not ended"),

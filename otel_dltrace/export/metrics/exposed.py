@@ -1,6 +1,6 @@
 """How long collectives held a rank's training thread up in each step, from its spans as they come.
 
-Blocked is the time in ``wait`` phases and in blocking collectives, and in the stage from which DDP launches its
+Blocked is the time in ``wait`` phases and in blocking collectives, and in each backward in which DDP launches its
 buckets the time after the last launch. Only what happens in the backward, in the optimizer or outside any stage
 counts: what a rank waits for while it fetches data is no gradients.
 """
@@ -82,7 +82,7 @@ def _blocked(operations: Column, is_wait: Column, is_bucket: Column, stages: Col
     is_async = operations["flags"] & np.uint16(s.Flag.ASYNC) != 0
     is_bound = operations["source"] == s.Source.BOUND
     within = _stage_at(stages, names, operations["start"])
-    launched = is_bucket & (within == s.BACKWARD) & (is_bound | is_async)
+    launched = is_bucket & (is_bound | (is_async & (within == s.BACKWARD)))
     blocking = is_wait | (~is_async & ~is_bound)
     counts = blocking & np.isin(within, np.array(["", s.BACKWARD, s.OPTIMIZER], object))
     begin, end = operations["start"][counts], operations["end"][counts]
@@ -107,13 +107,14 @@ def _stage_at(stages: Column, names: Column, at: Column) -> Column:
 
 
 def _after_last_launch(launched: Column, backward: Column) -> tuple[Column, Column, Column]:
-    """Return (begin, end, step) from each step's last launch to the end of its backward."""
-    launched = launched.take(np.argsort(launched["start"], kind="stable"))
-    last = dict(zip(launched["step"].tolist(), launched["start"].tolist(), strict=True))
+    """Return (begin, end, step) from each backward's last launch to its end, which bounds tell, or else the stage."""
     ends = dict(zip(backward["step"].tolist(), backward["end"].tolist(), strict=True))
-    both = [(last[step], ends[step], step) for step in last.keys() & ends.keys()]
-    begin, end, steps = zip(*both, strict=True) if both else ((), (), ())
-    return np.array(begin, np.int64), np.array(end, np.int64), np.array(steps, np.uint32)
+    of_stage = np.array([ends.get(step, 0) for step in launched["step"].tolist()], np.int64)
+    until = np.where(launched["source"] == s.Source.BOUND, launched["end"], of_stage)
+    each, of = np.unique(np.stack((launched["step"].astype(np.int64), until)), axis=1, return_inverse=True)
+    last = np.zeros(each.shape[1], np.int64)
+    np.maximum.at(last, of.reshape(-1), launched["start"])
+    return last, np.maximum(each[1], last), each[0].astype(np.uint32)
 
 
 def _lengths(begin: Column, end: Column, step: Column) -> tuple[list[int], list[int]]:
