@@ -114,10 +114,9 @@ def _last(found: Negotiations) -> list[str]:
     ]
     latest = later_by_far(found.ranks, most, lambda rank: rank.late.total)
     if latest is not None:
-        out.append(
-            f"Rank {latest.rank} is ready last by more: in {latest.times:,} of {latest.negotiations:,} negotiations, "
-            f"by {ms(latest.late.mean)} ms in the mean, {ms(latest.late.max)} ms at most."
-        )
+        times = f"in {latest.times:,} of {latest.negotiations:,} negotiations"
+        by = f"by {ms(latest.late.mean)} ms in the mean, {ms(latest.late.max)} ms at most"
+        out.insert(0, f"The others wait longest for rank {latest.rank}: it is ready last {times}, {by}.")
     return out
 
 
