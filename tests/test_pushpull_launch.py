@@ -231,6 +231,32 @@ def meeting() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process], Pat
                     child.kill()
 
 
+LEAVING = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=-1)
+child.stdout.readline()
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+{ends}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        pytest.param("os.kill(os.getpid(), 9)", 137, id="killed"),
+        pytest.param("sys.exit(3)", 3, id="failed"),
+        pytest.param("", 0, id="done"),
+    ],
+)
+def test_what_a_worker_has_started_ends_with_the_job(ends, code, tmp_path):
+    """A worker is often a shell around the training: that its own process is over ends nothing below it."""
+    told = tmp_path / "pid"
+    program = (sys.executable, "-c", LEAVING.format(ends=ends), str(told))
+    assert launch(Plan(program, servers=0), os.environ) == code
+    left = int(told.read_text())
+    wait_until(lambda: not psutil.pid_exists(left) or is_over(psutil.Process(left)), 10, "the end of what is left")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel ends processes with the one that started them")
 def test_a_launcher_that_is_killed_leaves_nothing_behind(tmp_path):
     """The kernel ends servers and workers with it; the next launcher removes its folder, and no other's."""

@@ -23,6 +23,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.02
 _UP_S = 2.0
 """How long a server that nobody asks has to come up: from then on whoever traces the job knows of it."""
+_LEFT_S = 1.0
+"""How long what a child has started may outlive it: in a container nobody may take note that it has ended."""
 _PR_SET_PDEATHSIG = 1
 """Linux's prctl.h: the signal that a process gets when the thread that started it ends."""
 
@@ -50,6 +52,16 @@ class _Child:
     server: bool = False
     bereft: Path | None = None
     """The file that is there if it fails since another one did."""
+    has_group: bool = True
+    """Whether it, or what it started and has outlived it, was there when it was last polled."""
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+        code = self.process.poll()
+        # Polled all the time, and not looked for again once gone: its number may be another's then.
+        if code is not None and self.has_group:
+            self.has_group = _has_group(self.process.pid)
+        return code
 
     @property
     def blame(self) -> tuple[bool, bool]:
@@ -67,18 +79,30 @@ class _Job:
     begun: float = field(default_factory=time.monotonic)
 
     def running(self, servers: bool) -> list[_Child]:
-        return [child for child in self.children if child.server <= servers and child.process.poll() is None]
+        return [child for child in self.children if child.server <= servers and child.poll() is None]
 
     def failed(self) -> _Child | None:
         """Return a child that ended with an error; before others one for which they may have ended."""
-        failed = [child for child in self.children if child.process.poll()]
+        failed = [child for child in self.children if child.poll()]
         return min(failed, key=lambda child: child.blame, default=None)
 
+    def left(self) -> list[_Child]:
+        """Return the children that run, and those of which something that they started does."""
+        return [child for child in self.children if child.poll() is None or child.has_group]
+
     def send(self, number: int) -> None:
-        """Send a signal to every child and what it started."""
-        for child in self.running(servers=True):
-            with suppress(ProcessLookupError):
+        """Send a signal to every child and what it started, be it over itself."""
+        for child in self.left():
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, number)
+
+    def end(self, number: int, seconds: float) -> None:
+        """Send a signal to all, and wait for them, but not longer."""
+        self.send(number)
+        self.wait(seconds, servers=True)
+        end = time.monotonic() + _LEFT_S
+        while self.left() and time.monotonic() < end:
+            time.sleep(_POLL_S)
 
     def wait(self, seconds: float, servers: bool) -> None:
         """Wait for workers, and servers too if asked to, but not longer."""
@@ -91,8 +115,9 @@ def launch(plan: Plan, env: Mapping[str, str]) -> int:
     """Run *plan* to its end; return 0, or the exit code of the process that failed first.
 
     A worker that ends with an error ends the job: the others have a moment to say what they miss, then they are
-    killed. Servers end once their workers have. Where Linux can, all of them end with the thread that calls this: a
-    launcher that is killed leaves none of them behind, and the next one removes its folder.
+    killed. Servers end once their workers have, and with the job whatever its processes have started. Where Linux can,
+    all of them end with the thread that calls this: a launcher that is killed leaves none of them behind, and the next
+    one removes its folder.
 
     Raises:
         ConfigError: The program cannot be started.
@@ -116,14 +141,12 @@ def _watch(job: _Job, grace_s: float) -> int:
     first = _first_of(job, end)
     if first is None and not job.received:
         job.wait(grace_s if job.asks_servers else job.begun + _UP_S - time.monotonic(), servers=True)
-        job.send(signal.SIGTERM)  # a server whose workers never came does not know that they are gone
-        job.wait(grace_s, servers=True)
+        job.end(signal.SIGTERM, grace_s)  # a server whose workers never came does not know that they are gone
         return 0
     if first is not None:
         sys.stderr.write(f"otel-dltrace: {first.name} {_ended(first.process.returncode)}; ending the others\n")
         job.wait(end - time.monotonic(), servers=False)
-    job.send(job.received or signal.SIGTERM)
-    job.wait(grace_s, servers=True)
+    job.end(job.received or signal.SIGTERM, grace_s)
     code = first.process.returncode if first else -job.received
     return code if code >= 0 else 128 - code
 
@@ -186,6 +209,16 @@ def _children(plan: Plan, env: dict[str, str], folder: Path) -> Iterator[_Child]
             }
             name = f"local rank {local_rank} of worker {worker}"
             yield _Child(name, _spawn(plan.program, env | role), bereft=bereft)
+
+
+def _has_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's by now, as by sudo
+        return True
+    return True
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
