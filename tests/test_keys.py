@@ -9,6 +9,7 @@ from rich.console import Console
 
 from otel_dltrace.analysis.keys import Keys, RankArrivals, keys
 from otel_dltrace.analysis.last_comers import Last
+from otel_dltrace.analysis.slow_server import SlowServer
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model import semconv as s
@@ -151,6 +152,58 @@ def test_a_server_tells_waiting_from_transfer():
     assert (key.server, key.tensor, key.partition) == (0, "fc.weight", 1)
     assert (key.gather, key.push) == (spread_of(STEPS, 30), spread_of(2 * STEPS, 1))
     assert (key.wait, key.transfer.p50) == (spread_of(STEPS, 30), 6 * MS)
+
+
+def pushed_to_two(worker: float = 0.0, tensor: float = 0.0, server: float = 0.0) -> list[SpanBatch]:
+    """Return what two servers of ours saw of two workers, 1 ms apart: a *worker*, a *tensor*, a *server* is that slow.
+
+    Each server keeps two tensors, takes 0.1 ms for a push, and does one after the other, as the pushes come.
+    """
+    servers = [Rank(number, 2, role="server", nonce=9 + number) for number in range(2)]
+    for step in range(STEPS):
+        for number, keeps in enumerate(servers):
+            came = [
+                (step * 500.0 + 100 * place + rank * (1 + worker + tensor * (number == place == 1)), rank, place)
+                for rank in range(2)
+                for place in range(2)
+            ]
+            free = 0.0
+            for at, rank, place in sorted(came):
+                begin = max(at, free + 0.05)
+                free = begin + 0.1 + server * number
+                key = 2 * number + place
+                request = Descriptor(s.PHASE, s.PUSH, backend="pushpull", tensor=f"t{key}", key=key)
+                fields = {"b": rank, "level": Level.PARTITION, "size": 4096 + key}
+                keeps.add(request, step, begin, free, seq=step + 1, **fields)
+    return [server.batch() for server in servers]
+
+
+@pytest.mark.parametrize(
+    ("planted", "by", "slow_server", "late_keys"),
+    [
+        pytest.param({}, 1, None, set(), id="nothing"),
+        pytest.param({"worker": 30}, 31, None, {"t0", "t1", "t2", "t3"}, id="worker"),
+        pytest.param({"tensor": 30}, 1, None, {"t3"}, id="tensor"),
+        pytest.param(
+            {"server": 30}, 1, SlowServer(1, 4 * STEPS, round(30.1 * MS), round(0.1 * MS)), set(), id="server"
+        ),
+    ],
+)
+def test_a_slow_worker_tensor_or_server_is_told_from_the_others(planted, by, slow_server, late_keys):
+    """A push that waits behind another one is not late, and the server that it waits for is named."""
+    found = keys(pushed_to_two(**planted))
+    last = found.ranks[1].servers
+
+    assert found.slow_server == slow_server
+    assert -(-last.late // MS) == by
+    assert {key.tensor for key in found.servers if key.last and key.last.late > 20 * MS} == late_keys
+
+
+def test_the_slow_server_is_said():
+    """With how long others take for the same."""
+    assert "Server 1 takes 30.1 ms (p50) to add a push, the others 0.10 ms for pushes as large." in sentences(
+        keys(pushed_to_two(server=30))
+    )
 
 
 def test_a_push_that_is_missing_or_doubled_tells_nobody_last():

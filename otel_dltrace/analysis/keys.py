@@ -2,9 +2,10 @@
 
 Queue wait of a stage is the recorded one (start - end of the stage before it); a partition's time is from the begin of
 its first wait to the end of its last stage. Late is who begins last: on the workers to a push_pull that all ranks have,
-on a server, by one clock, to the pushes of one key and occurrence; by how much: after the one before it. What takes
-longest does so by medians, which are what is shown: by totals one slow first step would decide. Keys go by their median
-and how often they come, or the broadcasts before the first step would be the longest ones.
+on a server, by one clock, to the pushes of one key and occurrence; by how much: after the one before it, without what
+a server of ours was busy with in between, for it does one thing after the other. What takes longest does so by medians,
+which are what is shown: by totals one slow first step would decide. Keys go by their median and how often they come, or
+the broadcasts before the first step would be the longest ones.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.last_comers import Last, of_rank
 from otel_dltrace.analysis.server_keys import ServerKey, gathered_pushes, requests_of, server_keys
+from otel_dltrace.analysis.slow_server import SlowServer, slow_server
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.analysis.waits import arrivals, widen
 from otel_dltrace.analysis.worker_keys import WorkerKey, push_pulls, worker_keys
@@ -39,6 +41,7 @@ class Keys:
     ranks: tuple[RankArrivals, ...]
     workers: tuple[WorkerKey, ...]
     servers: tuple[ServerKey, ...]
+    slow_server: SlowServer | None
     uncertainty: int
     local_size: int
 
@@ -57,6 +60,7 @@ def keys(batches: Sequence[SpanBatch]) -> Keys:
         ),
         worker_keys(worker_batches(batches), joined, late),
         server_keys(requests, places, gathered, came_late),
+        slow_server(requests, places),
         int(joined.uncertainty.max(initial=0)),
         max((b.process.bind.local_world_size for b in batches if b.process.bind), default=1),
     )

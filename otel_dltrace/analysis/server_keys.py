@@ -14,8 +14,10 @@ from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
-_COLUMNS = ("key", "is_push", "is_joint", "rank", "seq", "start", "end", "wait", "tensor")
+_COLUMNS = ("key", "is_push", "is_joint", "rank", "seq", "start", "end", "wait", "came", "size", "tensor")
 _REQUEST = np.dtype([(name, "i8") for name in _COLUMNS])
+_ONE_AT_A_TIME = "pushpull"
+"""The backend whose servers do so; BytePS's have several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +44,49 @@ def _is_request(d: Descriptor) -> bool:
 
 
 def requests_of(batches: Sequence[SpanBatch]) -> tuple[Column, list[tuple[int, str]]]:
-    """Return all requests as rows of `_REQUEST`, and the (server, tensor) that they count in."""
+    """Return all requests as rows of `_REQUEST`, and the (server, tensor) that they count in.
+
+    *came* is on a clock that stands still while the server is busy with other requests.
+    """
     places: dict[tuple[int, str], int] = {}
     parts = [np.zeros(0, _REQUEST)]
     for batch in batches:
         if batch.process.bind is None or batch.process.bind.role != "server":
             continue
+        of_server, is_serial = [np.zeros(0, _REQUEST)], False
         for d, rows in by_descriptor(batch, _is_request):
             part = np.zeros(len(rows), _REQUEST)
             part["key"] = d.key << 16 | rows["partition"].astype(np.int64)
             part["is_push"], part["is_joint"], part["rank"] = d.name == s.PUSH, is_joint(d), rows["b"]
             part["tensor"] = places.setdefault((batch.rank, d.tensor), len(places))
-            for name in ("seq", "start", "end"):
+            for name in ("seq", "start", "end", "size"):
                 part[name] = rows[name]
             part["wait"] = rows["a"].astype(np.int64) * US
-            parts.append(part)
+            of_server.append(part)
+            is_serial = is_serial or d.backend == _ONE_AT_A_TIME
+        part = np.concatenate(of_server)
+        part["came"] = part["start"] - (_busy_before(part) if is_serial else 0)
+        parts.append(part)
     return np.concatenate(parts), list(places)
 
 
+def _busy_before(requests: Column) -> Column:
+    """Return for how long a server had worked on *requests* before each began: one that comes meanwhile has to wait.
+
+    Its own begin is recorded only then, so whether it came just then or before, nobody can say.
+    """
+    begins = requests["start"] + np.where(requests["is_push"] > 0, 0, requests["wait"])
+    order = np.argsort(requests["end"], kind="stable")
+    worked = np.append(0, np.cumsum((requests["end"] - begins)[order]))
+    busy: Column = worked[np.searchsorted(requests["end"][order], requests["start"], side="right")]
+    return busy
+
+
 def gathered_pushes(requests: Column) -> tuple[Column, Column]:
-    """Return the pushes that came once from each of several workers, and by how much each came last."""
+    """Return the pushes that came once from each of several workers, and by how much each came last.
+
+    What a server was busy with meanwhile is no lateness.
+    """
     pushes = requests[(requests["is_push"] > 0) & (requests["is_joint"] > 0)]
     pushes = pushes[np.lexsort((pushes["start"], pushes["seq"], pushes["key"]))]
     if not len(pushes):
@@ -73,7 +98,8 @@ def gathered_pushes(requests: Column) -> tuple[Column, Column]:
     whole = (np.bincount(pairs[:, 0]) == sizes) & (sizes > 1)
     ends = np.cumsum(sizes) - 1
     late = np.zeros(len(pushes), np.int64)
-    late[ends[whole]] = pushes["start"][ends[whole]] - pushes["start"][ends[whole] - 1]
+    last = ends[whole]
+    late[last] = np.maximum(pushes["came"][last] - pushes["came"][last - 1], 0)
     return pushes[whole[group]], late[whole[group]]
 
 

@@ -45,9 +45,14 @@ def parts(keys: Keys) -> list[RenderableType]:
 
 
 def sentences(keys: Keys) -> list[str]:
-    """Return who comes last and where the longest key spends its time, a sentence each."""
+    """Return who comes last, which server is slow, and where the longest key spends its time, a sentence each."""
     out = _who_is_last("workers", [rank.workers for rank in keys.ranks])
     out += _who_is_last("servers", [rank.servers for rank in keys.ranks], keys.local_size)
+    if slow := keys.slow_server:
+        out.append(
+            f"Server {slow.server} takes {ms(slow.push)} ms (p50) to add a push, "
+            f"the others {ms(slow.others)} ms for pushes as large."
+        )
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
         out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
     if keys.workers and keys.workers[0].longest:
