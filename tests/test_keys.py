@@ -206,6 +206,23 @@ def test_the_slow_server_is_said():
     )
 
 
+def test_keys_may_have_64_bits():
+    """Those of a profile that fit no number of servers stand as they are; ps-lite's go up to 2^64 - 1."""
+    server = Rank(0, 2, role="server", nonce=9)
+    for rank in range(2):
+        for declared, partition in ((1, 2), (2**48 - 1, 0), (2**48 - 1, 0xFFFF)):
+            request = Descriptor(s.PHASE, s.PUSH, tensor="", key=declared)
+            fields = {"seq": 1, "b": rank, "level": Level.PARTITION, "partition": partition}
+            server.add(request, 0, rank, rank + 1.0, **fields)
+
+    found = sorted(keys([server.batch()]).servers, key=lambda key: key.key)
+    assert [(key.key, key.partition, key.gather.p50) for key in found] == [
+        (1 << 16 | 2, 2, MS),
+        (2**64 - 2**16, 0, MS),
+        (2**64 - 1, 0xFFFF, MS),
+    ]
+
+
 def test_a_push_that_is_missing_or_doubled_tells_nobody_last():
     """Of half an occurrence nobody can say who came last to it."""
     server = pushed()[-1]

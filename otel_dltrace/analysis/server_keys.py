@@ -15,7 +15,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
 _COLUMNS = ("key", "is_push", "is_joint", "rank", "seq", "start", "end", "wait", "came", "size", "tensor")
-_REQUEST = np.dtype([(name, "i8") for name in _COLUMNS])
+_REQUEST = np.dtype([(name, "u8" if name == "key" else "i8") for name in _COLUMNS])  # ps-lite's keys have 64 bits
 _ONE_AT_A_TIME = "pushpull"
 """The backend whose servers do so; BytePS's have several threads."""
 
@@ -56,7 +56,7 @@ def requests_of(batches: Sequence[SpanBatch]) -> tuple[Column, list[tuple[int, s
         of_server, is_serial = [np.zeros(0, _REQUEST)], False
         for d, rows in by_descriptor(batch, _is_request):
             part = np.zeros(len(rows), _REQUEST)
-            part["key"] = d.key << 16 | rows["partition"].astype(np.int64)
+            part["key"] = rows["partition"].astype(np.uint64) | np.uint64(d.key << 16)
             part["is_push"], part["is_joint"], part["rank"] = d.name == s.PUSH, is_joint(d), rows["b"]
             part["tensor"] = places.setdefault((batch.rank, d.tensor), len(places))
             for name in ("seq", "start", "end", "size"):
@@ -108,8 +108,9 @@ def server_keys(
 ) -> tuple[ServerKey, ...]:
     """Return the keys of *requests*, whose tensors are in *places*; a push *gathered* came *late* by so many ns."""
     out = []
-    begins = np.searchsorted(gathered["key"], [*(by_key := grouped(requests, "key")), np.iinfo(np.int64).max])
-    for (key, mine), ours in zip(by_key.items(), map(slice, begins[:-1], begins[1:]), strict=True):
+    by_key = grouped(requests, "key")
+    begins = np.searchsorted(gathered["key"], np.fromiter(by_key, np.uint64))
+    for (key, mine), ours in zip(by_key.items(), map(slice, begins, [*begins[1:], len(gathered)]), strict=True):
         pushes, pulls = mine[mine["is_push"] > 0], mine[mine["is_push"] == 0]
         server, tensor = places[int(mine["tensor"][0])]
         out.append(
