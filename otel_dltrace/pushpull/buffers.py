@@ -53,7 +53,8 @@ def make_buffers(layout: Layout, folder: Path, declared_key: int, mark: int, nby
     room = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
     number_of_sums = layout.num_switches if layout.uses_host else 0
     number = 2 * layout.local_size + number_of_sums + 1
-    file = folder / f"{declared_key}-{mark:08x}" if layout.local_size > 1 else None
+    # A tensor without elements has no stage either that would tell one rank that the others have the file.
+    file = folder / f"{declared_key}-{mark:08x}" if layout.local_size > 1 and nbytes else None
     memory = _shared(file, number * room) if file else np.empty(number * room, np.uint8)
     parts = [memory[i * room : i * room + nbytes] for i in range(number)]
     ranks = layout.local_size
