@@ -49,6 +49,8 @@ class _Live:
     handles: "itertools.count[int]" = field(default_factory=itertools.count)
     parameters: set[str] = field(default_factory=set)
     """The names of what all optimizers train."""
+    left: set[tuple[str, str]] = field(default_factory=set)
+    """Root and secret of the jobs whose servers we have said goodbye to."""
 
 
 _live = _Live()
@@ -64,10 +66,15 @@ def init(env: Mapping[str, str] | None = None) -> None:
         ConfigError: A variable that cannot be used.
         PeerLostError: Another process did not come within the timeout, or does not trust us.
         MismatchError: A server refuses us: our variables say other things of the job than its own or other workers'.
+        PushPullError: We have shut down, and the job has servers: they let each worker in once.
     """
     if _live.engine is not None:
         return
     layout, options = read_env(os.environ if env is None else env)
+    if layout.distributed and (options.root, options.token) in _live.left:
+        raise PushPullError(
+            "pushpull was shut down in this process, and its job has servers: those let a worker in once"
+        )
     made = Engine(layout, options)
     made.start()
     _live.engine = made
@@ -78,6 +85,7 @@ def shutdown() -> None:
     """Say goodbye to the other processes; they may go on with what does not need us."""
     if _live.engine is not None:
         _live.engine.stop()
+        _live.left.add((_live.engine.options.root, _live.engine.options.token))
         _live.engine = None
         _live.pending.clear()
         _live.parameters.clear()
