@@ -576,6 +576,30 @@ def test_processes_that_disagree_about_a_key_are_told_so(counts, where, tmp_path
     assert any(where in message for message in done.each("message").values())
 
 
+def test_long_names_do_not_hide_what_is_wrong(tmp_path):
+    """An error has a few thousand bytes on its way to the workers; the names of tensors may have more."""
+    done = run_job(tmp_path, 'push_pull("n" * 9000 + "ab"[layout.rank], np.ones(20, np.float32))', (2, 1, 1))
+    assert done.code == 3
+    assert set(done.each("message")) == {"worker0", "worker1"}
+    assert all("declare the same tensors" in message for message in done.each("message").values())
+
+
+def test_a_name_that_is_no_text_is_refused_by_itself(tmp_path):
+    """Bytes that were decoded with surrogateescape cannot travel; the job goes on."""
+    program = """
+    try:
+        push_pull("a" + chr(0xDC80), np.ones(4, np.float32))
+    except ValueError as error:
+        say(message=str(error))
+    say(sum=push_pull("a", np.ones(4, np.float32)).tolist())
+    """
+    done = run_job(tmp_path, program, (2, 1, 1))
+    assert done.code == 0, done.stderr
+    said = "a tensor cannot be called 'a\\udc80': there is half a character in it"
+    assert set(done.each("message").values()) == {said}
+    assert list(done.each("sum").values()) == [[2.0] * 4] * 2
+
+
 COMING = """
 from otel_dltrace.pushpull.store import Store
 join = Store.join

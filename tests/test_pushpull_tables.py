@@ -4,6 +4,7 @@ import re
 from contextlib import suppress
 from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull import lateness
+from otel_dltrace.pushpull.buffers import make_buffers
 from otel_dltrace.pushpull.compression import Fp16, TopK, pack_sum, unpack
+from otel_dltrace.pushpull.contact import error_of
 from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
 from otel_dltrace.pushpull.keys import HASHES, KeyHash, key_of, partition_bound, partitions, server_of
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options, Tls, read_env
+from otel_dltrace.pushpull.peers import Peers
 from otel_dltrace.pushpull.queues import StageQueue
 from otel_dltrace.pushpull.stages import Q, Signal, Wait, stage_list, waits
 from otel_dltrace.pushpull.store import Store
@@ -495,3 +499,38 @@ def test_time_in_which_nobody_polls_makes_nobody_late(monkeypatch):
     monkeypatch.setattr(lateness, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     operation = Operation(Tensor("w", 0), np.zeros(1), 1, False, 0)
     assert [lateness.is_late(operation, Layout(), 3.0) for _ in range(5)] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize(("nbytes", "files"), [pytest.param(0, 0, id="nothing"), pytest.param(4, 1, id="a number")])
+def test_a_tensor_without_elements_has_no_shared_file(nbytes, files, tmp_path):
+    """It is done at once: a rank would remove the file before another one makes it anew, and that one would stay."""
+    make_buffers(Layout(local_size=2), tmp_path, 0, 0, nbytes)
+    assert len([*tmp_path.iterdir()]) == files
+
+
+def test_a_folder_with_too_long_a_path_is_one_sentence(tmp_path):
+    """The kernel has 108 bytes for the path of a socket, and says no more than that it is too long."""
+    folder = tmp_path / ("x" * 200)
+    with pytest.raises(ConfigError, match=r"0\.sock has \d+ bytes, and a socket's path 107 at most; set PUSHPULL_DIR"):
+        Peers(Layout(local_size=2), Options(folder=folder), SimpleNamespace()).open()
+
+
+class Exhausted(grpc.RpcError, grpc.Call):
+    """What gRPC raises of a limit."""
+
+    __abstractmethods__ = frozenset()  # of a call's many methods two are asked
+
+    def __init__(self, details: str) -> None:
+        self.code, self.details = (lambda: grpc.StatusCode.RESOURCE_EXHAUSTED), (lambda: details)
+
+
+@pytest.mark.parametrize(
+    ("details", "asks"),
+    [
+        pytest.param("Received message larger than max (9 vs. 4)", True, id="message"),
+        pytest.param("received metadata size exceeds hard limit", False, id="metadata"),
+    ],
+)
+def test_the_partition_size_is_asked_for_where_a_message_is_too_large(details, asks):
+    """Of gRPC's limits that alone follows from it."""
+    assert ("is BYTEPS_PARTITION_BYTES the same everywhere?" in str(error_of(Exhausted(details), "it"))) is asks

@@ -565,3 +565,53 @@ def test_asynchronous_training_meets_in_one_model(tmp_path):
     assert all(done.each("moved").values())
     weights = list(done.each("weights").values())
     assert weights[0] == weights[1]
+
+
+def test_a_name_that_is_there_twice_is_said(tmp_path):
+    """Of a list of parameters: nobody could tell the two apart."""
+    program = """
+try:
+    bps.broadcast_parameters([("w", torch.ones(2)), ("w", torch.zeros(2))])
+except bps.PushPullError as error:
+    say(message=str(error))
+"""
+    done = run_job(tmp_path, START + program, (1, 1, 0), torch=True)
+    says = "'w' is twice in what is to be broadcast; give each tensor its own name"
+    assert done.each("message") == {"worker0": says}, done.stderr
+
+
+AGAIN = """
+import time
+bps.push_pull(torch.ones(2), name="w")
+bps.shutdown()
+begin = time.monotonic()
+try:
+    bps.init()
+    say(sum=bps.push_pull(torch.ones(2), name="w", average=False).tolist())
+except bps.PushPullError as error:
+    say(message=str(error), at_once=time.monotonic() - begin < 10)
+"""
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        pytest.param((1, 1, 0), {"sum": [1.0, 1.0]}, id="alone"),
+        pytest.param((1, 2, 0), {"sum": [2.0, 2.0]}, id="one machine"),
+        pytest.param(
+            (2, 1, 1),
+            {
+                "message": "pushpull was shut down in this process, and its job has servers: "
+                "those let a worker in once",
+                "at_once": True,
+            },
+            id="with servers",
+        ),
+    ],
+)
+def test_who_has_shut_down_joins_no_servers_again(counts, says, tmp_path):
+    """They are gone by then, or hold the others' sums: said at once, not after the timeout."""
+    done = run_job(tmp_path, START + AGAIN, counts, {"PUSHPULL_TIMEOUT": "30"}, torch=True)
+    assert {who: lines[-1] for who, lines in done.said.items() if "worker" in who} == {
+        f"worker{rank}": says for rank in range(counts[0] * counts[1])
+    }, done.stderr

@@ -11,6 +11,8 @@ from otel_dltrace.pushpull.transport import credential, method
 _RETRY_S = 0.05
 _NO_TRUST = ("SSL routines", "security handshaker", "Verification")
 """What gRPC says of a server that listens already, and whose certificate or ours is not right."""
+_TOO_LARGE = "message larger than max"
+"""What gRPC says of a message that is longer than its receiver's partitions."""
 _MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
     # The first two are the server's own sentences.
     grpc.StatusCode.ABORTED: (PeerLostError, "{details}"),
@@ -23,10 +25,7 @@ _MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
     grpc.StatusCode.CANCELLED: (PeerLostError, "{where} ended while it was asked"),
     grpc.StatusCode.UNAVAILABLE: (PeerLostError, "{where} is gone or cannot be reached ({details})"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (PeerLostError, "{where} did not answer in time; set PUSHPULL_TIMEOUT higher?"),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: (
-        MismatchError,
-        "{where} refuses us: {details}; is BYTEPS_PARTITION_BYTES the same everywhere?",
-    ),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (MismatchError, "{where} refuses us: {details}"),
 }
 
 
@@ -60,4 +59,7 @@ def error_of(error: BaseException, where: str) -> PushPullError:
     if not isinstance(error, grpc.Call):
         return PeerLostError(f"{where}: {error}")
     kind, sentence = _MEANING.get(error.code(), (PeerLostError, "{where}: {details}"))
-    return kind(sentence.format(where=where, details=error.details()))
+    details = error.details() or ""
+    if _TOO_LARGE in details:
+        details += "; is BYTEPS_PARTITION_BYTES the same everywhere?"
+    return kind(sentence.format(where=where, details=details))

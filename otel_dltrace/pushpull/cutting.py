@@ -2,7 +2,7 @@
 
 from otel_dltrace.pushpull.buffers import fingerprint, make_buffers
 from otel_dltrace.pushpull.compression import COMPRESSIBLE
-from otel_dltrace.pushpull.errors import MismatchError
+from otel_dltrace.pushpull.errors import MismatchError, shown
 from otel_dltrace.pushpull.keys import PARTITION_BITS, key_of, partition_bound, partitions, server_of
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
@@ -28,12 +28,12 @@ class Cutter:
         """
         dtype = str(values.dtype)
         if tensor.busy:
-            raise MismatchError(f"{tensor.name!r} is being pushed already; wait for it, or use another name")
+            raise MismatchError(f"{shown(tensor.name)} is being pushed already; wait for it, or use another name")
         if tensor.buffers is None:
             self._shape(tensor, dtype, values.nbytes)
         elif (dtype, values.nbytes) != (tensor.dtype, tensor.nbytes):
             raise MismatchError(
-                f"{tensor.name!r} had {tensor.nbytes} bytes of {tensor.dtype}, now {values.nbytes} of {dtype}; "
+                f"{shown(tensor.name)} had {tensor.nbytes} bytes of {tensor.dtype}, now {values.nbytes} of {dtype}; "
                 "use another name"
             )
         tensor.busy = True
@@ -50,10 +50,10 @@ class Cutter:
 
     def _shape(self, tensor: Tensor, dtype: str, nbytes: int) -> None:
         if dtype not in DTYPES:
-            raise MismatchError(f"{tensor.name!r} is of dtype {dtype}; only {', '.join(DTYPES)} can be pushed")
+            raise MismatchError(f"{shown(tensor.name)} is of dtype {dtype}; only {', '.join(DTYPES)} can be pushed")
         number = len(partitions(nbytes, self.bound))
         if number >> PARTITION_BITS:
-            raise MismatchError(f"{tensor.name!r} has {number} partitions; set BYTEPS_PARTITION_BYTES higher")
+            raise MismatchError(f"{shown(tensor.name)} has {number} partitions; set BYTEPS_PARTITION_BYTES higher")
         big = nbytes >= self.options.min_compress_bytes and dtype in COMPRESSIBLE
         compressor = tensor.compressor if big else None
         tensor.stages = stage_list(self.layout, compressor is not None)

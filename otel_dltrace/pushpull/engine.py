@@ -12,7 +12,7 @@ from otel_dltrace.pushpull import lateness, trace
 from otel_dltrace.pushpull.client import Servers
 from otel_dltrace.pushpull.compression import Compressor
 from otel_dltrace.pushpull.cutting import Cutter
-from otel_dltrace.pushpull.errors import PeerLostError, PushPullError
+from otel_dltrace.pushpull.errors import PeerLostError, PushPullError, shown
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.peers import Peers
@@ -20,7 +20,7 @@ from otel_dltrace.pushpull.queues import StageQueue
 from otel_dltrace.pushpull.stages import Q, Signal, stage_list, waits
 from otel_dltrace.pushpull.tasks import Operation, Task, Tensor
 from otel_dltrace.pushpull.trace import PushPull
-from otel_dltrace.pushpull.wire import Values
+from otel_dltrace.pushpull.wire import Values, name_bytes
 from otel_dltrace.pushpull.work import Work
 
 _PACKING = (Q.COMPRESS, Q.DECOMPRESS)
@@ -77,10 +77,15 @@ class Engine:
         self._end(PushPullError("pushpull was shut down"), "")
 
     def declare(self, name: str, priority: int = 0, compressor: Compressor | None = None) -> Tensor:
-        """Give *name* its key: processes of a job declare the same names in the same order."""
+        """Give *name* its key: processes of a job declare the same names in the same order.
+
+        Raises:
+            MismatchError: No tensor can be called so.
+        """
         with self._lock:
             tensor = self._tensors.get(name)
             if tensor is None:
+                name_bytes(name)
                 tensor = self._tensors[name] = Tensor(name, len(self._tensors), priority, compressor)
             return tensor
 
@@ -147,7 +152,7 @@ class Engine:
 
     def _give_up(self, operation: Operation) -> None:
         after, where = f"{self.options.timeout_s:g} s", lateness.where(operation, self._queues)
-        self.fail(PeerLostError(f"{operation.tensor.name!r} is not done after {after}: {where}"))
+        self.fail(PeerLostError(f"{shown(operation.tensor.name)} is not done after {after}: {where}"))
 
     def fail(self, error: PushPullError) -> None:
         """Give up, with all that is under way, and tell the others why."""

@@ -2,6 +2,13 @@
 
 from otel_dltrace.model.errors import DltraceError
 
+_LONGEST = 100
+
+
+def shown(name: str) -> str:
+    """Return *name* as a sentence quotes it, a long one without its middle: gRPC has a few thousand bytes for one."""
+    return repr(name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}...{name[-_LONGEST // 2 :]}")
+
 
 class PushPullError(DltraceError, RuntimeError):
     """Base of the errors of this room."""

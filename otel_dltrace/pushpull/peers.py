@@ -21,6 +21,8 @@ _MESSAGE = struct.Struct("<BxxxIQ")
 _HELLO = struct.Struct("<I")
 _FAILED, _BYE = 254, 255
 _LONGEST = 4096
+_LONGEST_PATH = 107
+"""Linux's unix(7): sun_path has 108 bytes, the last of which is 0."""
 _RETRY_S = 0.02
 _GOODBYE_S = 1.0
 """How long the other local ranks have to make room for the last word, all together: one of them may stand still."""
@@ -54,13 +56,19 @@ class Peers:
 
         Raises:
             PeerLostError: One of them did not come within the timeout.
+        ConfigError: They cannot meet in that folder.
         """
         if self.layout.local_size == 1:
             return
-        make_private(self.options.folder)
-        end = time.monotonic() + self.options.timeout_s
         me = self.layout.local_rank
         path = self.options.folder / f"{me}.sock"
+        if len(os.fsencode(path)) > _LONGEST_PATH:
+            raise ConfigError(
+                f"{path} has {len(os.fsencode(path))} bytes, and a socket's path {_LONGEST_PATH} at most; "
+                "set PUSHPULL_DIR to a shorter one"
+            )
+        make_private(self.options.folder)
+        end = time.monotonic() + self.options.timeout_s
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as waiting:
             waiting.bind(str(path))

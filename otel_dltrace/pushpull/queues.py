@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from otel_dltrace.model.queue_types import QueueType
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError, shown
 from otel_dltrace.pushpull.stages import Wait
 
 
@@ -142,9 +142,9 @@ class StageQueue:
         for source, mark in self._signals.get(task.key, {}).items():
             if mark != task.mark:
                 return MismatchError(
-                    f"key {task.key} is {task.name!r} here and another tensor on local rank {source}: declare the "
+                    f"key {task.key} is {shown(task.name)} here and another tensor on local rank {source}: declare the "
                     "same tensors with the same sizes in the same order everywhere"
                 )
         if gone := missing & self._left:
-            return PeerLostError(f"local rank {min(gone)} has shut down and never got to {task.name!r}")
+            return PeerLostError(f"local rank {min(gone)} has shut down and never got to {shown(task.name)}")
         return None

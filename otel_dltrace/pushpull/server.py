@@ -13,7 +13,7 @@ from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull import trace
 from otel_dltrace.pushpull.compression import pack_sum, unpack
 from otel_dltrace.pushpull.contact import error_of, greet
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, shown
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.store import Store
@@ -210,7 +210,7 @@ class Server:
             except asyncio.TimeoutError:
                 absent = ", ".join(map(str, self.store.missing(request)))
                 raise PeerLostError(
-                    f"no push of {request.name!r} (key {request.key}, round {request.round}) from worker {absent} "
+                    f"no push of {shown(request.name)} (key {request.key}, round {request.round}) from worker {absent} "
                     f"within {self.options.timeout_s:g} s"
                 ) from None
             if not self.store.failure and self.store.missing(request):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, shown
 from otel_dltrace.pushpull.keys import PARTITION_BITS
 from otel_dltrace.pushpull.wire import Request, Values
 
@@ -151,7 +151,9 @@ class Store:
     def _check_missing(self, request: Request) -> None:
         gone = [worker for worker in self.missing(request) if worker in self.left]
         if gone:
-            raise PeerLostError(f"worker {gone[0]} has left and never pushed round {request.round} of {request.name!r}")
+            raise PeerLostError(
+                f"worker {gone[0]} has left and never pushed round {request.round} of {shown(request.name)}"
+            )
 
     def _entry(self, request: Request) -> _Entry:
         if not self.knows(request.worker):
@@ -173,8 +175,8 @@ class Store:
         first = self._names.setdefault(request.name, request)
         if first.key >> PARTITION_BITS != request.key >> PARTITION_BITS:
             raise MismatchError(
-                f"{request.name!r} has the key {request.key} on worker {request.worker}, and {first.key} on worker "
-                f"{first.worker}; declare the same tensors in the same order everywhere"
+                f"{shown(request.name)} has the key {request.key} on worker {request.worker}, and {first.key} on "
+                f"worker {first.worker}; declare the same tensors in the same order everywhere"
             )
 
     @staticmethod
@@ -195,4 +197,4 @@ def _facts(request: Request) -> tuple[str, str, int, bool]:
 
 
 def _named(request: Request) -> str:
-    return f"key {request.key} ({request.name!r}, {request.nbytes} bytes of {request.dtype})"
+    return f"key {request.key} ({shown(request.name)}, {request.nbytes} bytes of {request.dtype})"

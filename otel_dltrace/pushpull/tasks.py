@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.pushpull.buffers import Buffers
 from otel_dltrace.pushpull.compression import Compressor, Packer
-from otel_dltrace.pushpull.errors import MismatchError, PushPullError
+from otel_dltrace.pushpull.errors import MismatchError, PushPullError, shown
 from otel_dltrace.pushpull.trace import PushPull
 from otel_dltrace.pushpull.wire import Request, Values
 
@@ -35,7 +35,7 @@ class Tensor:
             MismatchError: It was pushed otherwise: what that left out, and the others' packing, cannot be changed.
         """
         if self.buffers is not None and self.compressor != compressor:
-            raise MismatchError(f"{self.name!r} was pushed with another compression; use another name")
+            raise MismatchError(f"{shown(self.name)} was pushed with another compression; use another name")
         self.compressor = compressor
 
 

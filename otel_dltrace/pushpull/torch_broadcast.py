@@ -3,6 +3,8 @@
 import io
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from otel_dltrace.pushpull import torch_ops as bps
-from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.errors import PushPullError, shown
 
 _REFUSED = -1
 """The size of a state that its root does not send."""
@@ -29,12 +31,16 @@ def broadcast_parameters(
         prefix: Goes before each name.
 
     Raises:
-        PushPullError: No process has that rank: nobody would give any values.
+        PushPullError: No process has that rank: nobody would give any values; or a name is there twice.
     """
     _check_root(root_rank)
     items = params.items() if isinstance(params, Mapping) else params
+    tensors = sorted(((name, value) for name, value in items if isinstance(value, Tensor)), key=itemgetter(0))
+    for (name, _), (following, _) in pairwise(tensors):
+        if name == following:
+            raise PushPullError(f"{shown(name)} is twice in what is to be broadcast; give each tensor its own name")
     handles = []
-    for name, value in sorted((name, value) for name, value in items if isinstance(value, Tensor)):
+    for name, value in tensors:
         values = value.detach()
         # What the others push is apart: tied parameters are one memory, which the first result would change.
         pushed = values if bps.rank() == root_rank else torch.zeros_like(values)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otel_dltrace.pushpull import torch_ops as bps
 from otel_dltrace.pushpull.compression import Compressor
-from otel_dltrace.pushpull.errors import PushPullError
+from otel_dltrace.pushpull.errors import PushPullError, shown
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -57,7 +57,7 @@ class _Gradients:
         name = self.given.get(parameter, f"push_pull.noname.{len(taken)}")
         if self.asynchronous and name in taken:  # the servers would give it the other one's value
             raise PushPullError(
-                f"{name!r} is a parameter of another DistributedOptimizer; with BYTEPS_ENABLE_ASYNC give "
+                f"{shown(name)} is a parameter of another DistributedOptimizer; with BYTEPS_ENABLE_ASYNC give "
                 "named_parameters names of their own"
             )
         taken.add(name)

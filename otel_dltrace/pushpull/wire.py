@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_dltrace.pushpull.errors import MismatchError
+from otel_dltrace.pushpull.errors import MismatchError, shown
 
 Values = NDArray[np.generic]
 VERSION: Final = 1
@@ -40,11 +40,24 @@ class Request:
         return self.nbytes // np.dtype(self.dtype).itemsize
 
 
+def name_bytes(name: str) -> bytes:
+    """Return a tensor's *name* as it travels.
+
+    Raises:
+        MismatchError: It is too long, or no text.
+    """
+    try:
+        found = name.encode()
+    except UnicodeEncodeError:  # bytes that were decoded with surrogateescape
+        raise MismatchError(f"a tensor cannot be called {shown(name)}: there is half a character in it") from None
+    if len(found) > _MAX_NAME:
+        raise MismatchError(f"a tensor's name of {len(found)} bytes is too long: the longest has {_MAX_NAME}")
+    return found
+
+
 def encode(request: Request, payload: bytes | memoryview = b"") -> bytes:
     """Return *request* and its *payload* as one message."""
-    name = request.name.encode()
-    if len(name) > _MAX_NAME:
-        raise MismatchError(f"a tensor's name of {len(name)} bytes is too long: the longest has {_MAX_NAME}")
+    name = name_bytes(request.name)
     head = _HEAD.pack(
         VERSION,
         request.packing,
