@@ -409,7 +409,7 @@ def test_the_largest_start_step_is_taken(tmp_path):
 
 def test_an_import_never_adds_to_a_run(two_workers, capsys):
     """What is there stays as it is."""
-    assert main(["import", "byteps", str(FILES), "-o", str(two_workers)]) == 2
+    assert main(["import", "byteps", str(FILES / "bps_hand_comm_root.json"), "-o", str(two_workers)]) == 2
     assert "is there already" in capsys.readouterr().err
     assert len(read_run(two_workers)) == 2
 
@@ -479,3 +479,16 @@ def test_a_gzipped_file_is_refused_with_what_to_do(tmp_path, capsys):
     assert main(["import", "byteps", str(packed), "-o", str(tmp_path / "RUN")]) == 2
     assert f"{packed} is gzipped; give what `zcat` makes of it" in capsys.readouterr().err
     assert not (tmp_path / "RUN").exists()
+
+
+def test_a_folder_s_gzipped_file_is_found(tmp_path, capsys):
+    """One that was packed is said to be; a copy beside the file itself is none more."""
+    plain, packed = tmp_path / "0" / "comm.json", tmp_path / "0" / "comm.json.gz"
+    plain.parent.mkdir()
+    packed.write_bytes(gzip.compress((FILES / "bps_hand_comm_root.json").read_bytes()))
+    assert main(["import", "byteps", str(tmp_path), "-o", str(tmp_path / "RUN")]) == 2
+    assert f"{packed} is gzipped; give what `zcat` makes of it" in capsys.readouterr().err
+
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    assert main(["import", "byteps", str(tmp_path), "-o", str(tmp_path / "RUN")]) == 0
+    assert "from 1 file" in capsys.readouterr().out

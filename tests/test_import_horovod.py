@@ -225,6 +225,14 @@ def test_a_pipe_is_read(pack, tmp_path):
     assert read_run(tmp_path / "RUN")[0]["span_id"].tolist() == read_run(plain)[0]["span_id"].tolist()
 
 
+def test_a_timeline_in_utf16_is_refused_with_what_to_do(tmp_path, capsys):
+    """As an editor of Windows saves it: it was called one that ends inside a record."""
+    wide = tmp_path / "timeline.json"
+    wide.write_bytes(timeline("horovod_mpi_np2").decode().encode("utf-16"))
+    assert main(["import", "horovod", str(wide), "-o", str(tmp_path / "RUN")]) == 2
+    assert f"{wide} is UTF-16, and a timeline is UTF-8; give what `iconv -f UTF-16" in capsys.readouterr().err
+
+
 def test_a_torn_gzip_is_refused(tmp_path, capsys):
     """With what to do, and nothing is left of the run."""
     torn, run = tmp_path / "torn.json.gz", tmp_path / "RUN"

@@ -21,7 +21,7 @@ def find(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         wanted = [path]
         if path.is_dir():
-            wanted = [one for one in _files(path) if kind_by_name(one.name) and one.is_file()]
+            wanted = [one for one in _files(path) if kind_by_name(one.name) and one.is_file() and not _is_copy(one)]
         if not wanted:
             raise TraceFormatError(f"{path} holds no comm.json, server_profile.json or van profile of BytePS")
         for one in wanted:
@@ -41,6 +41,11 @@ def _files(folder: Path) -> Iterator[Path]:
             seen.add(real)
             waiting += sorted(link for inner in folders if (link := here / inner).is_symlink())
             yield from (here / file for file in files)
+
+
+def _is_copy(path: Path) -> bool:
+    """Return whether *path* is what `gzip --keep` has made of the file beside it."""
+    return path.suffix == ".gz" and path.with_suffix("").is_file()
 
 
 def _absolute(path: Path) -> Path:

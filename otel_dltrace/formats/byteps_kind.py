@@ -21,7 +21,7 @@ class _Mark(NamedTuple):
 
 _MARKS = (
     _Mark(Kind.VAN, (b"_van_recv_",), lambda name: "_van_" in name),
-    _Mark(Kind.COMM, (b'"Comm.',), lambda name: name == "comm.json"),
+    _Mark(Kind.COMM, (b'"Comm.',), lambda name: name in {"comm.json", "comm.json.gz"}),
     _Mark(Kind.SERVER, (b'"push-', b'"pull-'), lambda name: "server_profile" in name),
 )
 

@@ -11,8 +11,10 @@ _IS_CHROME = (
     "is a Chrome trace as `otel-dltrace export --to chrome` writes it, which is for viewers; "
     "give the run directory that it was made from to `otel-dltrace report` or `export`"
 )
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _GZIP = b"\x1f\x8b"
 _IS_PACKED = "is gzipped; give what `zcat` makes of it, in a file or through a pipe (/dev/stdin)"
+_IS_UTF16 = "is UTF-16, and a timeline is UTF-8; give what `iconv -f UTF-16 -t UTF-8` makes of it"
 _IS_BYTEPS = "is BytePS's, not a timeline of Horovod; read it with `otel-dltrace import byteps`"
 _IS_BYTESCHEDULER = "is ByteScheduler's; read it with `otel-dltrace import bytescheduler`"
 
@@ -21,6 +23,8 @@ def instead_of_byteps(head: bytes) -> str:
     """Return what a file that begins with *head* is instead of one of BytePS, and what to do; "" if it may be one."""
     if head.startswith(_GZIP):
         return _IS_PACKED
+    if head.startswith(_UTF16):
+        return _IS_UTF16
     if _BYTESCHEDULER.search(head):
         return _IS_BYTESCHEDULER
     return _IS_CHROME if _CHROME.match(head) else ""
