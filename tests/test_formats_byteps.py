@@ -193,6 +193,42 @@ def test_names_that_byteps_did_not_escape_are_read(tensor):
     assert bool(comm.notes) is not is_json
 
 
+BARE = "names in it lack the prefix Comm. that BytePS gives them; an export writes it"
+NO_UTF8 = "names in it are not UTF-8: what cannot be read is \ufffd, and names that differ there alone are one"
+ESCAPED = "names in it have control characters written as JSON's escapes; BytePS writes none: was it a backslash?"
+
+
+@pytest.mark.parametrize("suffix", [b"", b" "], ids=["as BytePS writes it", "as any JSON"])
+@pytest.mark.parametrize(
+    ("name", "tensor", "notes"),
+    [
+        pytest.param(b"a", "a", (BARE,), id="no prefix"),
+        pytest.param(b"Comm.a\xff", "a\ufffd", (NO_UTF8,), id="no utf-8"),
+        pytest.param("Comm.a\ufffd".encode(), "a\ufffd", (), id="a replacement of its own"),
+        pytest.param(b"Comm.a\\b", "a\b", (ESCAPED,), id="a backslash"),
+        pytest.param(b"Comm.a\tb", "a\tb", (), id="a control character as it is"),
+    ],
+)
+def test_names_that_may_have_been_others_are_told(name, tensor, notes, suffix):
+    """What is not known of a name is said, whichever way the file is read."""
+    data = text_of(comm_of((Series("byteps.x"), TS, 7))).replace(b"Comm.byteps.x", name)
+    comm = read_comm(data.replace(b'"ms"', b'"ms"' + suffix))
+
+    assert (comm.events(), comm.notes) == ([(Series(tensor), TS, 7)], notes)
+
+
+def test_events_of_others_beside_those_of_byteps_are_left_out():
+    """A profiler's, in one file with them: what says that it is of another category is none of BytePS."""
+    other = {"ph": "X", "pid": "FW", "name": "FW.conv", "ts": 1, "dur": 1, "tid": "0", "cat": "operator"}
+    own = {"ph": "X", "pid": "Comm.a", "name": "Comm.a", "ts": 5, "dur": 2, "tid": "total"}
+    comm = read_comm(json.dumps([other, own, own | {"cat": "Comm"}]).encode())
+
+    assert (comm.events(), comm.notes) == (
+        [(Series("a"), 5, 2)] * 2,
+        ("1 events are none of BytePS and were left out",),
+    )
+
+
 def test_an_event_that_byteps_did_not_write_is_left_out_and_told():
     """What is no complete event of a tensor is counted; those beside it are kept."""
     strange = [
@@ -310,7 +346,7 @@ def test_what_is_written_is_read_again(events):
     read = read_comm(data)
 
     assert sorted(read.events()) == sorted(utf8(events))
-    assert read.notes == ()
+    assert set(read.notes) <= {ESCAPED}
     assert len(json.loads(data)["traceEvents"]) == len(events)
     assert text_of(read) == text_of(comm_of(*utf8(events)))  # names that cannot be written may become the same
 

@@ -6,7 +6,7 @@ What an event says is who (a tensor, a partition's key, a stage) and when; there
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ from otel_dltrace.model.text import clean
 TOTAL = "total"
 NO_KEY = -1
 _PREFIX = "Comm."
+_CATEGORY = "Comm"
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _KEY = re.compile(r"-?[0-9]{1,14}")
 _BEYOND = 1 << 32  # what 32 bits hold
 _AT_ONCE = 1 << 14
@@ -87,23 +89,44 @@ def joined(parts: Sequence[Comm]) -> Comm:
 def read_comm(data: bytes) -> Comm:
     """Return the events of a ``comm.json``; *notes* says what of it is missing. Never raises."""
     laid_out = comm_layout.read(data)
-    if laid_out is not None:
-        comm = _from_layout(laid_out)
-        if comm is not None:
-            return comm
-    found = read_events(data.decode("utf-8-sig", "replace"), _raw_event)
-    return _from_events(found.events, (*found.notes, *([_UNESCAPED] if found.is_raw else [])))
+    comm = _from_layout(laid_out) if laid_out is not None else None
+    if comm is None:
+        found = read_events(data.decode("utf-8-sig", "replace"), _raw_event)
+        comm = _from_events(found.events, (*found.notes, *([_UNESCAPED] if found.is_raw else [])))
+    return replace(comm, notes=(*comm.notes, *_doubts(comm, data)))
 
 
 _UNESCAPED = "names in it are not escaped, so it is no JSON; they were taken as they stand"
+_NO_UTF8 = "names in it are not UTF-8: what cannot be read is \ufffd, and names that differ there alone are one"
+_ESCAPED = "names in it have control characters written as JSON's escapes; BytePS writes none: was it a backslash?"
+_BARE = "names in it lack the prefix Comm. that BytePS gives them; an export writes it"
+
+
+def _doubts(comm: Comm, data: bytes) -> Iterator[str]:
+    """Yield in which way names may not be what they were."""
+    names = "".join(series.tensor + series.stage for series in comm.series)
+    if "\ufffd" in names and not _is_utf8(data):
+        yield _NO_UTF8
+    if b"\\" in data and _UNESCAPED not in comm.notes and _CONTROL.search(names):
+        yield _ESCAPED
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _from_layout(laid_out: comm_layout.Layout) -> Comm | None:
     """Return the events of a file that is laid out as BytePS does; None if one of them is no event of BytePS."""
     quoted = [text for who in laid_out.whose for text in who]
     texts = _unquoted(quoted)
-    notes = () if texts is not None else (_UNESCAPED,)
+    notes: tuple[str, ...] = () if texts is not None else (_UNESCAPED,)
     texts = [text[1:-1] for text in quoted] if texts is None else texts
+    if not all(map(_has_prefix, texts[::3])):
+        notes = (*notes, _BARE)
     try:
         series = [_series(*texts[i : i + 3]) for i in range(0, len(texts), 3)]
     except (ValueError, TypeError, AttributeError):
@@ -126,24 +149,31 @@ def _unquoted(quoted: list[str]) -> list[str] | None:
 def _from_events(events: Sequence[Any], notes: tuple[str, ...]) -> Comm:
     known: dict[Series, int] = {}
     rows: list[tuple[int, int, int]] = []
-    strange = 0
+    strange, is_bare = 0, False
     for event in events:
         try:
             series, ts, dur = _event(event)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
             strange += 1
             continue
+        is_bare = is_bare or not _has_prefix(event["pid"])
         rows.append((known.setdefault(series, len(known)), ts, dur))
     if strange:
         notes = (*notes, f"{strange:,} events are none of BytePS and were left out")
+    if is_bare:
+        notes = (*notes, _BARE)
     which, ts, dur = np.array(rows, np.int64).reshape(-1, 3).T
     return Comm(list(known), which.astype(np.int32), ts.copy(), dur.copy(), notes)
 
 
 def _event(event: Any) -> tuple[Series, int, int]:
-    if event["ph"] != "X":
-        raise ValueError(event["ph"])
+    if event["ph"] != "X" or event.get("cat", _CATEGORY) != _CATEGORY:
+        raise ValueError(event)
     return _series(str(event["pid"]), event["name"], str(event["tid"])), _us(event["ts"]), _us(event["dur"])
+
+
+def _has_prefix(pid: Any) -> bool:
+    return str(pid).startswith(_PREFIX)
 
 
 def _raw_event(text: str, at: int) -> tuple[Event, int] | None:
