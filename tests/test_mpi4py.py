@@ -462,6 +462,49 @@ def test_requests_end_as_they_are_waited_for(tmp_path: Path) -> None:
     assert not any(batch["flags"] & Flag.TRUNCATED)
 
 
+NO_TYPES = """
+import mpi4py
+mpi4py.rc.errors = "fatal"
+import numpy as np
+from mpi4py import MPI
+
+own = MPI.COMM_WORLD.Dup()
+own.Set_errhandler(MPI.ERRORS_RETURN)
+some, freed = np.ones(4), MPI.DOUBLE.Create_contiguous(2)
+freed.Free()
+calls = [
+    lambda: own.Send([some, 1, MPI.DATATYPE_NULL], 0),
+    lambda: own.Irecv([some, (None, 1), freed], 0),
+    lambda: own.Sendrecv([some, 1, freed], 0, 0, some),
+    lambda: own.Alltoallw([some, ([1], [0]), [freed]], [some.copy(), ([1], [0]), [MPI.DOUBLE]]),
+]
+for call in calls:
+    try:
+        call()
+    except (MPI.Exception, ValueError) as error:
+        print(type(error).__name__)
+MPI.Finalize()
+try:
+    MPI.COMM_WORLD.Send([some, MPI.DOUBLE], "nobody")
+except TypeError:
+    print("all raised")
+"""
+
+
+def test_no_question_of_ours_ends_a_program_whose_call_raises(tmp_path: Path) -> None:
+    """MPI has its own handler for what is asked about no type, and after the end; it may be the one that ends all."""
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path) as place:
+        place.write(NO_TYPES)
+        untraced, traced = (mpiexec(place, 1, ["program.py"], traced=traced).split() for traced in (False, True))
+        (batch,) = place.spans()
+    assert untraced[-2:] == ["all", "raised"]
+    assert traced == untraced
+    failed = [batch.descriptor_of(row).name for row in range(len(batch)) if batch["flags"][row] & Flag.ERROR]
+    assert sorted(failed) == ["alltoallw", "irecv", "recv", "send", "send"]
+
+
 class OnDevice:
     """An array that only says where it lies, as what is on a device may."""
 

@@ -92,12 +92,27 @@ def _total(count: Any, ranks: int) -> int:
 
 
 def _size_of(datatype: Any) -> int:
-    return int((_of_code(datatype) if isinstance(datatype, str) else datatype).Get_size())
+    return int(_to_ask(datatype).Get_size())
 
 
 def _extent_of(datatype: Any) -> int:
     """Return how many bytes it is from one element of *datatype* to the next, with what lies between."""
-    return int((_of_code(datatype) if isinstance(datatype, str) else datatype).Get_extent()[1])
+    return int(_to_ask(datatype).Get_extent()[1])
+
+
+def _to_ask(datatype: Any) -> Any:
+    """Return the type that *datatype* is or names, if it is one.
+
+    MPI may end the program for a question about none, or one that was freed: its own error handler is asked then, and
+    not that of the communicator, which may have the call merely raise.
+
+    Raises:
+        LookupError: It is none.
+    """
+    known = _of_code(datatype) if isinstance(datatype, str) else datatype
+    if not known:
+        raise LookupError("a null datatype")
+    return known
 
 
 @lru_cache(maxsize=256)

@@ -175,6 +175,7 @@ def _finalize_begins(_args: Args, _kwargs: Kwargs) -> Any:
 def _finalized(span: Any, _result: object) -> None:
     operation, number = span
     operation.close(number)
+    current.comm = None  # whoever asks MPI anything from now on ends the program
 
 
 def _finalize_failed(span: Any, error: BaseException) -> None:
