@@ -505,12 +505,74 @@ def test_no_question_of_ours_ends_a_program_whose_call_raises(tmp_path: Path) ->
     assert sorted(failed) == ["alltoallw", "irecv", "recv", "send", "send"]
 
 
+WRONG = """
+import sys
+import numpy as np
+from mpi4py import MPI
+
+some, own = np.ones(3), MPI.COMM_WORLD.Dup()
+under_way = own.Irecv(some.copy(), 0, 7)
+calls = [
+    lambda: own.Send(some, "a"),
+    lambda: own.Send(some, [1]),
+    lambda: own.Isend(some, 0, "a"),
+    lambda: own.Recv(some, np.zeros(2)),
+    lambda: own.Sendrecv([some, 1, MPI.DATATYPE_NULL], 0, 0, some),
+    lambda: own.Bcast(some, "a"),
+    lambda: own.gather(some, "a"),
+    lambda: own.probe("a"),
+    lambda: own.Create_group([0]),
+    lambda: MPI.Comm.Send(),
+    lambda: MPI.Request.Waitall(request for request in [under_way]),
+    lambda: MPI.Prequest.Startall(5),
+]
+for call in calls:
+    try:
+        call()
+        sys.exit("it is not wrong")
+    except (TypeError, MPI.Exception):
+        pass
+own.Send(some, 0.0, 7)
+under_way.Wait()
+own.Barrier()
+"""
+
+
+def test_what_a_call_refuses_is_told_as_its_error_and_by_nobody_else(tmp_path: Path) -> None:
+    """Ranks, tags, types and groups that are none: no peer, no number, and the next calls have theirs."""
+    (batch,) = spans_of(WRONG, 1, tmp_path)
+    rows = [
+        (batch.descriptor_of(row).name, *(int(batch[name][row]) for name in ("a", "b", "size", "seq")))
+        for row in batch["start"].argsort()
+        if batch["flags"][row] & Flag.ERROR
+    ]
+    assert rows == [
+        ("send", -1, 0, 24, 0),
+        ("send", -1, 0, 24, 0),
+        ("isend", 0, -1, 24, 0),
+        ("recv", -1, -1, 24, 0),
+        ("recv", -1, -1, 24, 0),
+        ("send", 0, 0, 0, 0),
+        ("bcast", 0, -1, 24, 0),
+        ("gather", 0, -1, 24, 0),
+        ("probe", -1, -1, 0, 0),
+        ("create_group", 0, -1, 0, 0),
+    ]
+    assert {batch.errors[number][0] for number in batch["error"].tolist() if number} == {
+        "TypeError",
+        "mpi4py.MPI.Exception",
+    }
+    good = {batch.descriptor_of(row).name: int(batch["seq"][row]) for row in batch["start"].argsort()}
+    assert {name: good[name] for name in ("irecv", "send", "barrier")} == {"irecv": 1, "send": 1, "barrier": 1}
+
+
 class OnDevice:
     """An array that only says where it lies, as what is on a device may."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, **more: Any) -> None:
         """Lie where *array* does."""
-        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3, "strides": None, "keep": array}
+        said = {**array.__array_interface__, "version": 3, "strides": None, "keep": array}
+        self.__cuda_array_interface__ = said | more
 
 
 class Lent:
@@ -547,6 +609,7 @@ def specifications() -> dict[str, tuple[object, tuple[int, str]]]:
         "array of a device": (OnDevice(six), (48, "")),
         "array of a device with count": ([OnDevice(six), 4], (32, "")),
         "array of a device with type": ([OnDevice(six), "d"], (48, "d")),
+        "array of a device of which mpi4py warns": (OnDevice(six, descr=[("", "<f4"), ("", "<f4")]), (48, "")),
         "array that is lent": (Lent(six), (48, "")),
         "array with gaps that is lent": (Lent(six[::2]), (0, "")),
         "nothing": (None, (0, "")),

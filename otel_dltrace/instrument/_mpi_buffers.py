@@ -1,6 +1,7 @@
 """How many bytes of which type an argument of mpi4py means: a buffer, ``[data, count, datatype]``, an object."""
 
 from functools import lru_cache
+from math import prod
 from operator import index
 from typing import Any
 
@@ -29,23 +30,30 @@ def content_of(value: Any, *, is_object: bool, ranks: int = 0, is_vector: bool =
         try:
             return value.nbytes, value.dtype
         except AttributeError:
-            return int(_viewed(value, is_object=is_object).nbytes), getattr(value, "typecode", "")
-    except (TypeError, ValueError, AttributeError, LookupError, ZeroDivisionError, BufferError):
+            return _nbytes_of(value, is_object=is_object), getattr(value, "typecode", "")
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, BufferError):
         return NOTHING  # wrong, or not to be known: that is for the call to say
 
 
-def _viewed(data: Any, *, is_object: bool = False) -> Any:
-    """Return *data*, or its memory as mpi4py sees it, which devices and other libraries may hand out, too."""
+def _nbytes_of(data: Any, *, is_object: bool = False) -> int:
+    """Return how many bytes *data* has, whose memory devices and other libraries may hand out, too."""
     if hasattr(data, "nbytes"):
-        return data
+        return int(data.nbytes)
     try:
-        return memoryview(data)
+        return memoryview(data).nbytes
     except TypeError:
         if is_object:
             raise
-        from mpi4py import MPI
+    on_device = getattr(data, "__cuda_array_interface__", None)
+    if on_device is not None:  # mpi4py warns of some, which it is to do once: in the call
+        return prod(on_device["shape"]) * _typed_size(on_device)
+    from mpi4py import MPI
 
-        return MPI.memory.frombuffer(data, readonly=True)
+    return int(MPI.memory.frombuffer(data, readonly=True).nbytes)
+
+
+def _typed_size(on_device: Any) -> int:
+    return int(on_device["typestr"][2:])
 
 
 def _size_of_one(data: Any) -> int:
@@ -53,7 +61,7 @@ def _size_of_one(data: Any) -> int:
     known = getattr(data, "itemsize", None)
     if known is None:
         on_device = getattr(data, "__cuda_array_interface__", None)
-        known = on_device["typestr"][2:] if on_device else memoryview(data).itemsize
+        known = _typed_size(on_device) if on_device else memoryview(data).itemsize
     return int(known)
 
 
@@ -74,7 +82,7 @@ def _of_specification(value: Any, ranks: int, is_vector: bool) -> Content:
         return _total(count, ranks) * each, named
     apart = each if datatype is None else _extent_of(datatype)
     start = 0 if is_vector or offset is None else index(offset) * apart
-    return (_viewed(data).nbytes - start) // apart * each, named
+    return (_nbytes_of(data) - start) // apart * each, named
 
 
 def _is_datatype(value: Any) -> bool:

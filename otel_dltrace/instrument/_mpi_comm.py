@@ -6,7 +6,7 @@ from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of, name_of
 from otel_dltrace.instrument._mpi_family import Call
-from otel_dltrace.instrument._mpi_groups import NOBODY, Group, Groups
+from otel_dltrace.instrument._mpi_groups import Group, Groups, number_of
 from otel_dltrace.instrument._mpi_requests import Part, Requests
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.operation import Descriptor
@@ -89,9 +89,8 @@ class Comm:
         return NOTHING
 
     def peer(self, group: Group, handle: Any, rank: Any, default: int) -> int:
-        """Return the rank in the world of *rank* in *group*; NOBODY for any, and for none."""
-        here = default if rank is None else rank
-        return group.rank_in_world(handle, here) if here >= 0 else NOBODY
+        """Return the rank in the world of *rank* in *group*; NOBODY for any, for none, and for what is no rank."""
+        return group.rank_in_world(handle, number_of(rank, default))
 
     def settle(self, group: Group, handle: Any, series: str, part: Part, status: Any) -> None:
         """Learn from *status* who has sent, with which tag, and how much."""

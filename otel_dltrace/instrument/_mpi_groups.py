@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, repeat
+from operator import index
 from typing import Any
 
 from otel_dltrace.model.identity import h64
@@ -21,6 +22,16 @@ _MOST_NUMBERED = 1 << 17
 """Of so many ranks and tags, sent to or received from, a group counts the messages; each takes a fifth of a KB."""
 MOST_DESCRIBED = MAX_DESCRIPTORS // 2
 """Descriptors of operations, a few for each group that has an id; groups that a program makes further on have none."""
+
+
+def number_of(value: Any, default: int = NOBODY) -> int:
+    """Return the rank or tag *value*, *default* for None; NOBODY where it is no number, which the call will refuse."""
+    if value is None:
+        return default
+    try:
+        return int(value) if isinstance(value, float) else index(value)  # mpi4py takes both
+    except (TypeError, ValueError, OverflowError):
+        return NOBODY
 
 
 class Group:
@@ -96,9 +107,9 @@ class Group:
 
     def side(self, handle: Any, rank: Any, tag: Any, *, sends: bool) -> Side:
         """Return the other side of a message for which a call on *handle* is given *rank* and *tag*; keep it."""
-        peer = NOBODY if rank is None else self.rank_in_world(handle, rank)
-        number = int(tag or 0) if sends or tag is not None else -1
-        is_any = not sends and (rank is None or rank < 0 or number < 0)
+        given, number = number_of(rank), number_of(tag, 0 if sends else -1)
+        peer = self.rank_in_world(handle, given)
+        is_any = not sends and (given < 0 or number < 0)
         sides = self.sends if sends else self.receives
         if len(sides) >= _MOST_SIDES:  # a program may count with its tags
             sides.clear()

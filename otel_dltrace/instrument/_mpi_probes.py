@@ -8,7 +8,7 @@ from typing import Any
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
 from otel_dltrace.instrument._mpi_comm import Comm, Matched
 from otel_dltrace.instrument._mpi_family import Call, Form
-from otel_dltrace.instrument._mpi_groups import NOBODY, Group
+from otel_dltrace.instrument._mpi_groups import NOBODY, Group, number_of
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._mpi_running import ask_for_status
 from otel_dltrace.instrument._sites import Args, Kwargs
@@ -27,9 +27,9 @@ class Probe:
         self._since = monotonic_ns()
         self._operation: Operation | None = None
         if not call.name.lower().startswith("i"):
-            source, tag = call.argument(call.peer, args, kwargs), call.argument(call.tag, args, kwargs)
+            source, tag = call.argument(call.peer, args, kwargs), number_of(call.argument(call.tag, args, kwargs))
             peer = comm.peer(group, handle, source, NOBODY)
-            self._operation = comm.operation(call.span, group, NOTHING, P2P, peer, -1 if tag is None else tag, 0)
+            self._operation = comm.operation(call.span, group, NOTHING, P2P, peer, tag, 0)
 
     def finish(self, result: Any) -> None:
         """Write what was found."""

@@ -150,7 +150,9 @@ class Requests:
             return None
         at = 1 if many else 0
         given = args[at] if len(args) > at else kwargs.get("requests")
-        requests: Sequence[Any] = (given or ()) if many else (given,)
+        if many and not hasattr(given, "__len__"):
+            return None  # mpi4py refuses it; to look into it may use it up
+        requests: Sequence[Any] = given if many else (given,)
         pending = [self._pending.get(id(request)) for request in requests]
         if not any(pending):
             return None

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from operator import index
 from typing import Any
 
 from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
 from otel_dltrace.instrument._mpi_comm import Comm
 from otel_dltrace.instrument._mpi_family import Call, Form, Role
-from otel_dltrace.instrument._mpi_groups import NOBODY, Group
+from otel_dltrace.instrument._mpi_groups import NOBODY, Group, number_of
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Source
@@ -55,9 +56,9 @@ class Running:
     def create(self, series: str, flags: int) -> list[Part]:
         """Begin the making of a group; its members alone make one by `Create_group`."""
         members = self._given("group") if "tag" in self._call.positions else None
-        if not members or self._call.on_class:
+        if self._call.on_class or not isinstance(members, self._comm.module.Group) or not members:
             return self.collective(series, flags)
-        makers = self._comm.groups.makers(self._group, members, self._given("tag") or 0)
+        makers = self._comm.groups.makers(self._group, members, number_of(self._given("tag"), 0))
         operation = self._comm.operation(self._call.span, makers, NOTHING, COLLECTIVE, 0, NOBODY, flags)
         return [Part(operation, makers.number(), counted=(makers, "", None))]
 
@@ -80,7 +81,7 @@ class Running:
 
     def _send(self, span: str, peer: str, tag: str, series: str, flags: int) -> Part:
         group = self._group
-        given, number = self._given(peer), self._given(tag) or 0
+        given, number = self._given(peer), number_of(self._given(tag), 0)
         to = self._comm.peer(group, self._handle, given, NOBODY)
         content = self._moved(given, self._content)
         operation = self._comm.operation(span, group, content, P2P, to, number, flags, series)
@@ -93,11 +94,11 @@ class Running:
 
     def _receive(self, span: str, peer: str, tag: str, content: Any, series: str, flags: int) -> Part:
         comm, group, handle = self._comm, self._group, self._handle
-        given, number = self._given(peer), self._given(tag)
+        given, number = self._given(peer), number_of(self._given(tag))
         content = self._moved(given, content)
         source = comm.peer(group, handle, given, NOBODY)
-        is_any = given is None or given == comm.any or number is None or number < 0
-        operation = comm.operation(span, group, content, P2P, source, -1 if number is None else number, flags, series)
+        is_any = number_of(given, comm.any) == comm.any or number < 0
+        operation = comm.operation(span, group, content, P2P, source, number, flags, series)
         seq = 0 if is_any else group.number_message(series, source, number, sends=False)
         counted = group, series, False
         if not is_any and not self._call.is_object:
@@ -120,7 +121,7 @@ class Running:
 
     def _moved(self, rank: Any, content: tuple[int, Any]) -> tuple[int, Any]:
         """Return what moves of *content* to or from *rank*: nothing, where that is nobody."""
-        return (0, content[1]) if rank == self._comm.nobody else content
+        return (0, content[1]) if rank is not None and number_of(rank) == self._comm.nobody else content
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -208,9 +209,10 @@ def _can_be_given(module: Any, call: Call, args: Args, kwargs: Kwargs) -> bool:
     if not call.takes:
         return True
     handle, given = args[0], call.argument(call.takes[0][0], args, kwargs)
-    if call.span in _ROOT_GIVES and handle.rank != (call.argument(call.root, args, kwargs) or 0):
-        return True
     try:
+        root = index(call.argument(call.root, args, kwargs) or 0)
+        if call.span in _ROOT_GIVES and handle.rank != root:
+            return True
         others = getattr(handle, "remote_size", handle.size)  # of an intercommunicator those on the other side
         has_parts = call.span not in _EACH_A_PART or len(list(given)) == others
         module.pickle.dumps(given)

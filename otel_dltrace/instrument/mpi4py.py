@@ -48,7 +48,7 @@ def _here() -> Comm | None:
 
 def _begin(call: Call, args: Args, kwargs: Kwargs) -> Any:
     comm = _here()
-    if comm is None:
+    if comm is None or not args:
         return None
     if call.role is Role.PROBE:
         return begin_probe(comm, call, args, kwargs)
@@ -90,8 +90,8 @@ def _start_begins(args: Args, _kwargs: Kwargs) -> Any:
 
 def _startall_begins(args: Args, kwargs: Kwargs) -> Any:
     comm = _here()
-    requests = args[1] if len(args) > 1 else kwargs.get("requests", ())
-    return None if comm is None else comm.requests.start_begins(requests)
+    requests = args[1] if len(args) > 1 else kwargs.get("requests")
+    return comm.requests.start_begins(requests) if comm is not None and hasattr(requests, "__len__") else None
 
 
 def _started(begun: Any, _result: object) -> None:
@@ -107,13 +107,13 @@ def _start_failed(begun: Any, error: BaseException) -> None:
 
 def _free_begins(args: Args, _kwargs: Kwargs) -> Any:
     comm = _here()
-    if comm is not None:
+    if comm is not None and args:
         comm.requests.freed(args[0])
 
 
 def _cancel_begins(args: Args, _kwargs: Kwargs) -> Any:
     comm = _here()
-    if comm is not None:
+    if comm is not None and args:
         comm.requests.cancelled(args[0])
 
 

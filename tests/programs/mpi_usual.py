@@ -59,6 +59,12 @@ for wrong in (
     lambda: here.Send(values, 0, 1 << 40),
     lambda: here.Allreduce("no buffer", total),
     lambda: here.Recv(total, "0"),
+    lambda: here.Send(values, "0"),
+    lambda: here.Send(values, 0, "5"),
+    lambda: here.Send(values, [0]),
+    lambda: here.Send([values, 1, MPI.DATATYPE_NULL], 0),
+    lambda: here.Bcast(values, "0"),
+    lambda: here.bcast(None, "0"),
     lambda: here.send(lambda: None, 0, 5),
     lambda: here.Send("no buffer", 0, 5),
     lambda: here.Recv("no buffer", 0, 5),
@@ -70,6 +76,8 @@ with suppress(MPI.Exception):
     here.Recv(total[:1], 0, 5)
 here.Send(values, 0, 5)
 here.Recv(total, 0, 5)
+here.Send(values, 0.0, 5.0)
+here.Recv(total, 0.0, 5.0)
 here.Allreduce(values, total)
 here.Free()
 MPI.COMM_SELF.Allreduce(values, total)
