@@ -190,6 +190,48 @@ def test_ranks_that_run_different_programs_are_one_run(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("dltrace-ocean_wind-*"))) == 1
 
 
+BOTH = """
+import os
+
+if {mpi_first}:
+    from mpi4py import MPI
+import torch
+import torch.distributed as dist
+
+import otel_dltrace
+
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank, world_size=2)
+from mpi4py import MPI
+
+for _ in range(3):
+    with otel_dltrace.step():
+        dist.all_reduce(torch.ones(2))
+        MPI.COMM_WORLD.allreduce(rank)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("mpi_first", [True, False], ids=["MPI first", "torch first"])
+def test_a_program_of_mpi_and_torch_is_one_run(tmp_path: Path, mpi_first: bool) -> None:
+    """Whichever begins first; and all its ranks take the same numbers for those of their steps."""
+    pytest.importorskip("torch")
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path) as place:
+        place.write(BOTH.format(mpi_first=mpi_first))
+        mpiexec(place, 2, ["program.py"], traced=True)
+        batches = sorted(place.spans(), key=lambda batch: batch.process.bind.rank)
+        runs = len(place.runs())
+    assert [(b.process.bind.rank, b.process.bind.world_size) for b in batches] == [(0, 2), (1, 2)]
+    assert runs == 1
+    numbers = [
+        [int(b["seq"][row]) for row in b["start"].argsort() if b.descriptor_of(row).kind == "step"] for b in batches
+    ]
+    assert len(numbers[0]) == 3
+    assert numbers[0] == numbers[1]
+
+
 HYDRA = "PMI_RANK=0 PMI_SIZE=1"
 
 

@@ -46,7 +46,7 @@ def _nbytes_of(data: Any, *, is_object: bool = False) -> int:
             raise
     on_device = getattr(data, "__cuda_array_interface__", None)
     if on_device is not None:  # mpi4py warns of some, which it is to do once: in the call
-        return prod(on_device["shape"]) * _typed_size(on_device)
+        return int(prod(on_device["shape"])) * _typed_size(on_device)
     from mpi4py import MPI
 
     return int(MPI.memory.frombuffer(data, readonly=True).nbytes)

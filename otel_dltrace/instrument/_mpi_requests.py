@@ -152,7 +152,7 @@ class Requests:
         given = args[at] if len(args) > at else kwargs.get("requests")
         if many and not hasattr(given, "__len__"):
             return None  # mpi4py refuses it; to look into it may use it up
-        requests: Sequence[Any] = given if many else (given,)
+        requests: Any = given if many else (given,)
         pending = [self._pending.get(id(request)) for request in requests]
         if not any(pending):
             return None

@@ -9,6 +9,7 @@ from otel_dltrace.instrument._launcher import has_servers_run
 from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._torch_groups import numbers_with_rank_0
 from otel_dltrace.instrument._torch_store import PATIENCE_S, Start, bind_from_store
+from otel_dltrace.model.identity import Bind
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import Tracer
 
@@ -45,7 +46,7 @@ class Binding:
         if self._starts > 1:
             loop_of(self._tracer).interrupted()  # the step that is open is of the start before
             step = self._tracer.steps.upcoming
-        self._asking = Start(store, rank, size, next(self._turns), step, monotonic_ns())
+        self._asking = Start(store, rank, size, next(self._turns), step, monotonic_ns(), self._under_way(rank, size))
         self._tracer.is_joining = True
         self._before, self._chances, self._pid = numbers_with_rank_0(), 0, os.getpid()
         on_begin = self._tracer.steps.on_begin
@@ -53,6 +54,13 @@ class Binding:
             self.met()
         if self._asking is not None and self.poll not in on_begin:
             on_begin.insert(0, self.poll)  # what rank 0 said comes before what others make of the environment
+
+    def _under_way(self, rank: int, size: int) -> Bind | None:
+        """Return the run that MPI has bound this process to, if the first process group has the same ranks."""
+        bound = self._tracer.recorder.bound
+        if bound is None or self._starts > 1 or self._tracer.recorder.home.get("alone"):
+            return None  # a forked child has its parent's
+        return bound if (bound.rank, bound.world_size) == (rank, size) else None
 
     @property
     def is_asking(self) -> bool:

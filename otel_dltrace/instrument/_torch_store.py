@@ -32,6 +32,7 @@ class Start:
         nth: Which start this process has seen so, in all its recordings.
         step: The first step in it; None: the current one.
         since: When it was (monotonic ns); 0: now.
+        run: The run that this process is in already, as the same rank of as many: MPI began before, and it goes on.
     """
 
     store: Any
@@ -40,6 +41,7 @@ class Start:
     nth: int = 1
     step: int | None = None
     since: int = 0
+    run: Bind | None = None
 
     @property
     def key(self) -> str:
@@ -66,6 +68,15 @@ def bind_from_store(tracer: Tracer, start: Start, *, has_met: bool = True, patie
 
 
 def _say(tracer: Tracer, start: Start) -> dict[str, Any]:
+    run = start.run
+    job, job_name, generation = (run.job, run.job_name, run.generation) if run else _drawn(tracer, start)
+    said = {"job": job, "job_name": job_name, "gen": generation, "at": time()}
+    start.store.set(start.key, json.dumps(said))
+    return said
+
+
+def _drawn(tracer: Tracer, start: Start) -> tuple[str, str, str]:
+    """Return the job, its name, and a generation that no other start has."""
     root = start.store
     while hasattr(root, "underlying_store"):
         root = root.underlying_store
@@ -76,9 +87,7 @@ def _say(tracer: Tracer, start: Start) -> dict[str, Any]:
     number = max(root.add(GENERATION_KEY, 1), earlier + 1)
     known = tracer.environment.job or (before.job if before else "")
     job = known or root.compare_set(JOB_KEY, "", str(uuid.uuid4())).decode()
-    said = {"job": job, "job_name": tracer.job_name, "gen": f"{number}.{os.urandom(8).hex()}", "at": time()}
-    start.store.set(start.key, json.dumps(said))
-    return said
+    return job, tracer.job_name, f"{number}.{os.urandom(8).hex()}"
 
 
 def _heard(start: Start, patience_s: float) -> dict[str, Any] | None:

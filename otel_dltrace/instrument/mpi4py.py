@@ -146,7 +146,7 @@ def _initialised(since: int, _result: object) -> None:
     if comm is None:
         return
     tracer, world = comm.tracer, comm.groups.world
-    if tracer.recorder.bound is None:
+    if tracer.recorder.bound is None and not tracer.is_joining:  # else torch's ranks agree on a run, and count
         tracer.steps.group_seq = lambda: world.last
         _bind(tracer, comm.groups.rank, comm.groups.size)
     if since and tracer.recorder.level >= Level.COLLECTIVE:
