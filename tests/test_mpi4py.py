@@ -17,6 +17,8 @@ from typing import Any, cast
 import pytest
 from ring_files import read_own
 
+from otel_dltrace.analysis.failures import Failure, failures
+from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.instrument import _mpi_groups
 from otel_dltrace.instrument._mpi_buffers import content_of, name_of
 from otel_dltrace.instrument._mpi_calls import CALLS
@@ -606,6 +608,54 @@ def test_what_a_call_refuses_is_told_as_its_error_and_by_nobody_else(tmp_path: P
     }
     good = {batch.descriptor_of(row).name: int(batch["seq"][row]) for row in batch["start"].argsort()}
     assert {name: good[name] for name in ("irecv", "send", "barrier")} == {"irecv": 1, "send": 1, "barrier": 1}
+
+
+ABORTING = """
+import sys
+import otel_dltrace
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+world.allreduce(1)
+try:
+    world.Abort("no code")
+except TypeError:
+    pass
+if world.rank:
+    {abort}
+world.allreduce(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("abort", "operation", "error"),
+    [
+        pytest.param("world.Abort(7)", "exit", ("mpi4py.MPI.Abort", "code 7"), id="outside any step"),
+        pytest.param(
+            "with otel_dltrace.step(): world.Abort(7)", "rank.step", ("mpi4py.MPI.Abort", "code 7"), id="in a step"
+        ),
+        pytest.param(
+            "sys.excepthook = lambda *_: world.Abort(1); 1 / 0",
+            "exit",
+            ("ZeroDivisionError", "division by zero"),
+            id="for an error",
+        ),
+    ],
+)
+def test_a_rank_that_aborts_has_the_first_error(
+    tmp_path: Path, abort: str, operation: str, error: tuple[str, str]
+) -> None:
+    """MPI lets no line of the program follow, and ends the others."""
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec")
+    with a_place(tmp_path) as place:
+        place.write(ABORTING.format(abort=abort))
+        place.finish(place.popen([*RUN, str(MPIEXEC), "-n", "2", sys.executable, "program.py"], **ALLOWED))
+        place.wait_for_rings()
+        (run,) = place.runs()
+        told = failures(read_run(run)).found
+    step = 0 if operation == "rank.step" else None
+    assert told == (Failure(*error, operation, "worker", (1,), 1, step, 1, 0),)
 
 
 class OnDevice:

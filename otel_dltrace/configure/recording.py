@@ -18,10 +18,9 @@ from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import bind_from_home, run_directory_name
 from otel_dltrace.model.plan import parse_level
-from otel_dltrace.model.semconv import EXIT
 from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record import guard
-from otel_dltrace.record.blocks import phase
+from otel_dltrace.record.blocks import note_end
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
@@ -203,20 +202,15 @@ def _stop_at_exit() -> None:
 
 @guard.guarded
 def _note_what_ended_the_program() -> None:
-    """Have the step that is open say which error the interpreter has told of, which nobody had caught.
+    """Have it told which error the interpreter has told of, which nobody had caught.
 
-    An interactive one goes on after it, and one that it had told of before is of something else. Outside any step it is
-    a phase that says it, unless nothing was recorded.
+    An interactive one goes on after it, and one that it had told of before is of something else.
     """
     error = getattr(sys, "last_value", None)
     tracer = live.tracer
     if tracer is None or error is _told_before or hasattr(sys, "ps1") or not isinstance(error, BaseException):
         return
-    if tracer.steps.is_open:
-        tracer.steps.fail(error)
-    elif tracer.recorder.ring is not None:
-        at_exit = phase(EXIT).__enter__()
-        at_exit.__exit__(type(error), error, None)
+    note_end(tracer, error)
 
 
 def flush(timeout: float = EXIT_S) -> bool:

@@ -8,8 +8,10 @@ is, of the class that it has, whoever made it and whatever it is compared or pic
 import ctypes
 import dataclasses
 import gc
+import sys
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any
@@ -24,6 +26,7 @@ from otel_dltrace.instrument._mpi_running import begin_call
 from otel_dltrace.instrument._mpi_usual import is_usual, shortened
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
+from otel_dltrace.record.blocks import note_end
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import Tracer, live
 
@@ -90,7 +93,7 @@ def _start_begins(args: Args, _kwargs: Kwargs) -> Any:
 
 def _startall_begins(args: Args, kwargs: Kwargs) -> Any:
     comm = _here()
-    requests = args[1] if len(args) > 1 else kwargs.get("requests")
+    requests: Any = args[1] if len(args) > 1 else kwargs.get("requests")
     return comm.requests.start_begins(requests) if comm is not None and hasattr(requests, "__len__") else None
 
 
@@ -126,6 +129,7 @@ def _requests() -> list[tuple[str, Site]]:
     ]
     return [
         *waits,
+        ("Comm", Site(MODULE, "Abort", _abort_begins)),
         *(("Request", Site(MODULE, name, _free_begins, level=Level.COLLECTIVE)) for name in ("Free", "free")),
         *(("Request", Site(MODULE, name, _cancel_begins, level=Level.COLLECTIVE)) for name in ("Cancel", "cancel")),
         ("Prequest", _site("Start", _start_begins, _started, _start_failed)),
@@ -181,6 +185,28 @@ def _finalized(span: Any, _result: object) -> None:
 def _finalize_failed(span: Any, error: BaseException) -> None:
     operation, number = span
     operation.close(number, error=error)
+
+
+class Abort(Exception):  # noqa: N818  -- the report calls it so
+    """What a program that calls `Abort` ends with, where it handles no error."""
+
+    __module__ = MODULE
+
+
+def _abort_begins(args: Args, kwargs: Kwargs) -> None:
+    """Note why the job ends: no line of the program comes after this, and nothing is ours to wait for.
+
+    The drain reads what is recorded when the process is gone. One that calls this for an error that it has caught, or
+    that its `sys.excepthook` is told of, ends by that.
+    """
+    comm = _here()
+    code = args[1] if len(args) > 1 else kwargs.get("errorcode", 0)
+    if comm is None or not args or not args[0] or not hasattr(code, "__index__"):
+        return  # it will be refused, and the program goes on
+    error = sys.exc_info()[1] or (None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+    note_end(comm.tracer, error or Abort(f"code {index(code)}"))
+    if comm.tracer.steps.is_open:
+        comm.tracer.steps.end()
 
 
 # -- in place -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from time import monotonic_ns
 from types import TracebackType
 
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
-from otel_dltrace.model.semconv import DEVICE_STAGES, Flag, Level
+from otel_dltrace.model.semconv import DEVICE_STAGES, EXIT, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.operation import Open, Operation, end_before_inner, open_span
 from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase, whole
@@ -236,6 +236,15 @@ class phase:  # noqa: N801
             steps.block(self._name, self.start, end, self._mark)
             if error is not None:
                 steps.fail_stage(self._name, end, error)
+
+
+def note_end(tracer: Tracer, error: BaseException) -> None:
+    """Have the step that is open say that *error* ends the program; outside any step a phase, if there are records."""
+    if tracer.steps.is_open:
+        tracer.steps.fail(error)
+    elif tracer.recorder.ring is not None:
+        at_exit = phase(EXIT).__enter__()
+        at_exit.__exit__(type(error), error, None)
 
 
 class operation:  # noqa: N801
