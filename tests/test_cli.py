@@ -306,3 +306,19 @@ def test_a_disk_that_is_full_is_one_sentence(arguments, tmp_path):
         2,
         "otel-dltrace: the output: No space left on device; make room for it\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        pytest.param(["report", "nowhere"], 2, "", id="an error"),
+        pytest.param(["export", "RUN", "--to", "otlp", "-o", "-"], 0, '{"resourceSpans"', id="a note"),
+    ],
+)
+def test_without_standard_error_nothing_of_it_is_on_standard_output(arguments, code, printed, tmp_path):
+    """Another program may read that."""
+    a_run(tmp_path / "RUN", compacted=False)
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "otel_dltrace", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+
+    assert (done.returncode, {line[:16] for line in done.stdout.splitlines()}) == (code, {printed} - {""})

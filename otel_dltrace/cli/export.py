@@ -14,13 +14,13 @@ device is written to as it is, and -o - is standard output.
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from otel_dltrace.cli.export_formats import FORMATS
 from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
+from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     tell_damage(args.runs)
     _tell_older(sorted(path for path in form.older(output, places) if path.exists() and path not in places))
     if args.to == "byteps" and not has_stages(spans):
-        print(f"otel-dltrace: no stage of a partition is in there, only totals; {FINEST}", file=sys.stderr)
+        tell(f"no stage of a partition is in there, only totals; {FINEST}")
     return 0
 
 
@@ -115,7 +115,7 @@ def _distinct(runs: Sequence[Path]) -> list[Path]:
 
 def _tell(output: Path, places: Sequence[Path], what: str) -> None:
     if is_stream(output):  # it may be standard output, in which no word of ours belongs
-        print(f"otel-dltrace: {what} written", file=sys.stderr)
+        tell(f"{what} written")
         return
     size = sum(path.stat().st_size for place in places for path in _files(place))
     print(f"{_named(places)}: {what}, {size / 1e6:.1f} MB")
@@ -124,7 +124,7 @@ def _tell(output: Path, places: Sequence[Path], what: str) -> None:
 def _tell_older(paths: Sequence[Path]) -> None:
     if paths:
         verb = "is" if len(paths) == 1 else "are"
-        print(f"otel-dltrace: {_named(paths)} {verb} of an earlier export, and no part of this one", file=sys.stderr)
+        tell(f"{_named(paths)} {verb} of an earlier export, and no part of this one")
 
 
 _LEAST_BYTES = 16 << 10

@@ -2,14 +2,12 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rich.console import Console
-
+from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import short_path
@@ -93,7 +91,7 @@ def _finished_without(held: HeldDrain, config: Config, began: float) -> list[Pat
 def _say_where_it_goes_on(directory: Path, since: float) -> None:
     """Say where to look for what the drain, which is not ended with us, will have read of the rings."""
     where = ", ".join(map(short_path, _runs_since(directory, since))) or f"a run directory in {directory}"
-    print(f"otel-dltrace: the drain goes on by itself: what is left of the spans goes to {where}", file=sys.stderr)
+    tell(f"the drain goes on by itself: what is left of the spans goes to {where}")
 
 
 def _runs_since(directory: Path, since: float) -> list[Path]:
@@ -120,6 +118,6 @@ def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:
             # No signal: one that is still starting would die of it, and leave everything unread.
             out, _ = drain.communicate(b"!", timeout=DRAIN_ENDS_S)
     except subprocess.TimeoutExpired:
-        Console(stderr=True).print("otel-dltrace: the drain is still busy; it goes on by itself")
+        tell("the drain is still busy; it goes on by itself")
         return []
     return [Path(os.fsdecode(line)) for line in out.splitlines()]

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from otel_dltrace._version import __version__
-from otel_dltrace.cli.printing import print_no_more
+from otel_dltrace.cli.printing import print_no_more, tell
 from otel_dltrace.model.errors import DltraceError
 
 COMMANDS = (
@@ -68,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(args.run(args))
         print(end="", flush=True)  # here, and not when Python ends, we can say that nobody reads
     except DltraceError as error:
-        print(f"otel-dltrace: {error}", file=sys.stderr)
+        tell(str(error))
         return 2
     except FileNotFoundError:
         if _is_somewhere():
             raise
-        print("otel-dltrace: the working directory has been removed: cd to one that is there", file=sys.stderr)
+        tell("the working directory has been removed: cd to one that is there")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        print(f"otel-dltrace: {error.filename or 'the output'}: {error.strerror}; make room for it", file=sys.stderr)
+        tell(f"{error.filename or 'the output'}: {error.strerror}; make room for it")
         print_no_more()
         return 2
     return code

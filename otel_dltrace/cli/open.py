@@ -9,11 +9,11 @@ A job's name stands for its newest run in OTEL_DLTRACE_DIR. For Perfetto the ste
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from otel_dltrace.analysis.select import select
+from otel_dltrace.cli.printing import tell
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.run_reader import read_run
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         return _perfetto(args, path, base)
     print(_address(args, base, trace))
     if not is_sent(path):
-        _say(f"nothing of {short_path(path)} has reached a collector so far; --in perfetto shows what is on disk")
+        tell(f"nothing of {short_path(path)} has reached a collector so far; --in perfetto shows what is on disk")
     return 0
 
 
@@ -94,9 +94,5 @@ def _perfetto(args: argparse.Namespace, path: Path, base: str) -> int:
         parts = urlsplit(base)
         serve_once(file, f"{parts.scheme}://{parts.netloc}", links.PERFETTO_PORT)
     else:
-        _say(f"the trace is in {short_path(file)}: drop it on {base}, or let --serve hand it to the address above")
+        tell(f"the trace is in {short_path(file)}: drop it on {base}, or let --serve hand it to the address above")
     return 0
-
-
-def _say(sentence: str) -> None:
-    print(f"otel-dltrace: {sentence}", file=sys.stderr)

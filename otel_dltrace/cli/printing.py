@@ -1,6 +1,13 @@
-"""What to do where nobody takes what is printed."""
+"""Where what commands say goes: notes to standard error, and what to do where nobody takes what is printed."""
 
 import os
+import sys
+
+
+def tell(sentence: str) -> None:
+    """Print *sentence* on standard error; nowhere if that is closed: `print` would take standard output for it."""
+    if sys.stderr is not None:
+        print(f"otel-dltrace: {sentence}", file=sys.stderr)
 
 
 def print_no_more() -> None:

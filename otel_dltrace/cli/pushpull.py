@@ -10,12 +10,12 @@ code is that of the process that failed first.
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
+from otel_dltrace.cli.printing import tell
 from otel_dltrace.configure.sources import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
@@ -110,7 +110,7 @@ def _files_at_end(env: Mapping[str, str], *, alone: bool) -> Iterator[None]:
 
     for told in (told for root in held.roots for told in read_summaries(root)):
         for note in told["summary"].get("trouble", ()):
-            sys.stderr.write(f"otel-dltrace: {note}\n")
+            tell(note)
 
 
 def _is_traced(env: Mapping[str, str], *, alone: bool) -> bool:
@@ -171,7 +171,7 @@ def _say_apart(env: Mapping[str, str], names: Sequence[str]) -> None:
     """Say which of *names* are missing in *env*, by which the hosts of a job know that they are of one."""
     if missing := [name for name in names if not env.get(name)]:
         same = " and ".join(missing)
-        sys.stderr.write(f"otel-dltrace: give all hosts of the job the same {same}, or each is traced apart\n")
+        tell(f"give all hosts of the job the same {same}, or each is traced apart")
 
 
 def _job_name(program: Sequence[str]) -> str:

@@ -6,11 +6,11 @@ says (OTEL_EXPORTER_OTLP_ENDPOINT): without it, nothing is sent. Open spans are 
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
@@ -78,10 +78,7 @@ def _send_waiting(root: Path) -> bool:
         except PermissionError:
             others += 1
             where = short_path(folder)
-            print(
-                f"otel-dltrace: {where} cannot be written by you; who wrote the run can send what waits there",
-                file=sys.stderr,
-            )
+            tell(f"{where} cannot be written by you; who wrote the run can send what waits there")
     return not others
 
 

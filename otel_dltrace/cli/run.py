@@ -10,14 +10,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 
 from otel_dltrace.cli.held_drain import HeldDrain, hold_drain
-from otel_dltrace.cli.printing import print_no_more
+from otel_dltrace.cli.printing import print_no_more, tell
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
@@ -56,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
     with hold_drain(config) as drain:
         code = _run_program(program, env)
     if not drain.roots:
-        print(f"otel-dltrace: {_why_nothing(drain)}", file=sys.stderr)
+        tell(_why_nothing(drain))
     try:
         if not args.no_report:
             _report([root for root in drain.roots if root.is_dir()])
     finally:  # also behind a report that was interrupted
         for root in drain.roots:
             what = f"{read_summary(root, left=drain.left)}; in" if root.is_dir() else "somebody has removed"
-            print(f"otel-dltrace: {what} {short_path(root)}", file=sys.stderr)
+            tell(f"{what} {short_path(root)}")
     return code
 
 
@@ -73,11 +72,11 @@ def _report(roots: Sequence[Path]) -> None:
         print_reports(roots)
         print(end="", flush=True)
     except DltraceError as error:
-        print(f"otel-dltrace: {error}", file=sys.stderr)
+        tell(str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001  -- rich exits where nobody reads on
         print_no_more()
         if not isinstance(error.__context__ or error, BrokenPipeError):
-            print(f"otel-dltrace: no report: {type(error).__name__}: {error}", file=sys.stderr)
+            tell(f"no report: {type(error).__name__}: {error}")
 
 
 def _why_nothing(drain: HeldDrain) -> str:

@@ -1,11 +1,11 @@
 """The arguments by which commands choose steps and ranks of runs, and the reading of them."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from otel_dltrace.analysis.select import select
+from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.export.damage import damage_of, nothing_in
 from otel_dltrace.export.run_reader import read_run
@@ -56,4 +56,4 @@ def tell_damage(runs: Sequence[Path]) -> None:
     """Say which files of *runs* are in no figure, as they could not be read."""
     for run in runs:
         if damage := damage_of(run):
-            print(f"otel-dltrace: without what is damaged in {run}: {'; '.join(damage)}", file=sys.stderr)
+            tell(f"without what is damaged in {run}: {'; '.join(damage)}")
