@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from otel_dltrace.cli.relay import Relay
 from tests import servers
 from tests.support import Place
 
@@ -55,10 +58,15 @@ def interrupt(run: "subprocess.Popen[str]") -> None:
 
 
 def hears(process: "subprocess.Popen[str]") -> bool:
-    """Return whether a Ctrl-C is meant for *process*: for `run` it is not as long as its program runs."""
+    """Return whether a Ctrl-C ends *process*."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught, 16) & 1 << signal.SIGINT - 1)
+
+
+def waits_for_its_drain(run: "subprocess.Popen[str]") -> bool:
+    """Return whether there is no program any more that a Ctrl-C is for."""
+    return len(Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()) == 1
 
 
 def writing_end(pipe: Path) -> int | None:
@@ -75,7 +83,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain(place):
     (drain,) = place.drains()
     drain.suspend()
     interrupt(run)
-    servers.wait_until(lambda: hears(run), what="the end of the program")
+    servers.wait_until(lambda: waits_for_its_drain(run), what="the end of the program")
     interrupt(run)
     ended = place.finish(run, 30)
     drain.resume()
@@ -179,3 +187,48 @@ def test_modules_of_the_working_directory_are_not_the_drain_s(place):
 
     assert done.returncode == 0
     assert "1 spans recorded, none lost" in done.stderr
+
+
+LISTENING = """
+    import signal, sys
+    heard = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    print("ready", flush=True)
+    for _ in range(int(sys.argv[1])):
+        print(signal.Signals(signal.sigwait(heard)).name, flush=True)
+"""
+
+
+def test_a_program_hears_each_signal_once(place):
+    """Whether it is sent to `run` alone, as a batch system does, or to the whole group, as a terminal does."""
+    names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGUSR1"]
+    program = [sys.executable, str(place.write(LISTENING)), str(2 * len(names))]
+    command = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--", *program]
+    command = ["env", "--default-signal=INT,QUIT", *command]
+    pipe = subprocess.PIPE
+    run = subprocess.Popen(
+        command, cwd=place.folder, env=place.env(), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    place.children.append(run)
+    heard = [run.stdout.readline()]
+    for name in names:
+        for send in (os.killpg, os.kill):
+            send(run.pid, signal.Signals[name])
+            heard.append(run.stdout.readline())
+            time.sleep(0.2)  # two that come at once are one
+
+    assert (heard, run.wait(60)) == (["ready\n", *(f"{name}\n" for name in names for _ in range(2))], 0)
+
+
+def test_a_signal_that_comes_before_the_program_ends_it(monkeypatch):
+    """It would go on by itself, without us."""
+    start = subprocess.Popen
+
+    def started_late(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        if command[0] == "sleep":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return start(command, **options)
+
+    monkeypatch.setattr("otel_dltrace.cli.relay.subprocess.Popen", started_late)
+
+    assert Relay().run(["sleep", "60"], dict(os.environ)) == -signal.SIGTERM

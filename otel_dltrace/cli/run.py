@@ -2,14 +2,12 @@
 
     otel-dltrace run -- torchrun --nproc-per-node 2 train.py
 
-The drain is started first; the exit code is the program's.
+The drain is started first; the exit code is the program's, which gets the signals that are sent to the command.
 """
 
 import argparse
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from otel_dltrace.cli.held_drain import HeldDrain, hold_drain
 from otel_dltrace.cli.printing import print_no_more, tell
+from otel_dltrace.cli.relay import Relay
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import ConfigError, DltraceError
@@ -118,16 +117,7 @@ def _name_of_programs(program: list[str]) -> dict[str, str]:
 
 def _run_program(program: list[str], env: dict[str, str]) -> int:
     try:
-        child = subprocess.Popen(program, env=env)
+        code = Relay().run(program, env)
     except OSError as error:
         raise ConfigError(f"{program[0]} cannot be started: {error.strerror}") from None
-    # A Ctrl-C reaches the program by itself; we stay to report on it.
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda received, _frame: child.send_signal(received))
-    try:
-        code = child.wait()
-    finally:
-        for number, handler in before.items():  # what comes now is meant for us
-            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
