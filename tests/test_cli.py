@@ -322,3 +322,31 @@ def test_without_standard_error_nothing_of_it_is_on_standard_output(arguments, c
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
 
     assert (done.returncode, {line[:16] for line in done.stdout.splitlines()}) == (code, {printed} - {""})
+
+
+@pytest.mark.parametrize("compacted", [True, False], ids=["Parquet", "segments"])
+def test_a_path_that_no_encoding_has_is_read_and_printed(compacted, tmp_path):
+    """A run may have been moved there; whatever standard output takes."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff"))
+    folder.mkdir()
+    a_run(tmp_path / "RUN", compacted=compacted).rename(folder / "RUN")
+    for arguments in (["report"], ["export", "--to", "chrome", "-o", str(folder / "y.json")]):
+        command = [sys.executable, "-m", "otel_dltrace", *arguments, str(folder / "RUN")]
+        env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=240, check=False)
+
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(rb"d\udcff/y.json: ")
+
+
+def test_what_an_encoding_has_not_is_shown_all_the_same(tmp_path):
+    """As Python shows it in errors."""
+    command = [sys.executable, "-m", "otel_dltrace", "collector", "--print", "gateway"]
+    texts = [
+        subprocess.run(
+            command, env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=True
+        ).stdout
+        for encoding in ("ascii", "utf-8")
+    ]
+
+    assert texts[0] == texts[1].decode().encode("ascii", "backslashreplace")

@@ -14,6 +14,7 @@ import keyword
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from otel_dltrace._version import __version__
 from otel_dltrace.cli.printing import print_no_more, tell
@@ -61,6 +62,8 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code: 2 for what a user can mend."""
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding has not is shown all the same, as in errors
+        sys.stdout.reconfigure(errors="backslashreplace")
     # One command loads no other's libraries: the drain starts beside a training that waits for nobody.
     named = [name for name in argv[:1] if name in COMMANDS]
     args = make_parser(named or COMMANDS).parse_args(argv)

@@ -1,5 +1,9 @@
-"""Files in Arrow's stream format and Parquet, read as far as they are whole."""
+"""Files in Arrow's stream format and Parquet, read as far as they are whole.
 
+Paths go to Arrow as bytes: of text it takes only what is UTF-8.
+"""
+
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +22,9 @@ def read_stream(path: Path) -> pa.Table | None:
     return pa.Table.from_batches(batches) if batches else None
 
 
-def stream_batches(path: Path, opened: Callable[[str], pa.NativeFile] = pa.OSFile) -> Iterator[pa.RecordBatch]:
+def stream_batches(path: Path, opened: Callable[[bytes], pa.NativeFile] = pa.OSFile) -> Iterator[pa.RecordBatch]:
     """Yield the same one by one; where the stream is torn or damaged, they end."""
-    with suppress(*UNREADABLE), opened(str(path)) as source, pa.ipc.open_stream(source) as reader:
+    with suppress(*UNREADABLE), opened(os.fsencode(path)) as source, pa.ipc.open_stream(source) as reader:
         for batch in reader:
             batch.validate(full=True)  # else a flipped bit has a text end anywhere in memory
             yield batch
@@ -49,7 +53,7 @@ def read_through(path: Path) -> Stream:
         UNREADABLE: No stream begins there.
     """
     batches, is_whole = list[pa.RecordBatch](), False
-    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+    with pa.memory_map(os.fsencode(path)) as source, pa.ipc.open_stream(source) as reader:
         with suppress(*UNREADABLE):
             for batch in reader:
                 batch.validate(full=True)
@@ -61,4 +65,4 @@ def read_through(path: Path) -> Stream:
 
 def open_parquet(path: Path) -> pq.ParquetFile:
     """Open a Parquet file whose pages are to be as they were written."""
-    return pq.ParquetFile(path, page_checksum_verification=True)
+    return pq.ParquetFile(pa.OSFile(os.fsencode(path)), page_checksum_verification=True)

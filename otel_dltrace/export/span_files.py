@@ -3,6 +3,7 @@
 Beside them a file for each process that stands still: what it has open, which is in no other file yet.
 """
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def held_files(folder: Path) -> list[SpanFile]:
 
 def _held(path: Path) -> pa.NativeFile | None:
     try:
-        return pa.memory_map(str(path))  # an OSFile has no fileno() before pyarrow 25
+        return pa.memory_map(os.fsencode(path))  # an OSFile has no fileno() before pyarrow 25
     except OSError:
         return None
 
@@ -66,7 +67,8 @@ def segment_number(path: Path) -> int:
 def replaced_segments(parquet: Path) -> list[str]:
     """Return the names of the segments whose spans are in *parquet*."""
     try:
-        metadata = pq.read_schema(parquet).metadata or {}
+        with parquet.open("rb") as file:  # Arrow takes no name that is not UTF-8
+            metadata = pq.read_schema(file).metadata or {}
         names = metadata.get(b"segments", b"").decode()
     except UNREADABLE:
         return []
