@@ -64,6 +64,14 @@ TRACE = f"{trace_id(BIND, 2):032x}"
 SPAN = f"{rank_step_id(Bind('job', '1.00', 'demo', rank=1, world_size=2), 2):016x}"
 
 
+def test_an_address_that_is_none_is_one_sentence(run, capsys):
+    """Also one of which Python takes no part."""
+    assert main(["open", "demo", "--step", "2", "--url", "http://["]) == 2
+    assert capsys.readouterr().err == (
+        "otel-dltrace: 'http://[' is no address of jaeger: write --url http://HOST:PORT\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "address"),
     [

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     config = Config.from_env()
     _check_viewer(args)
     base = args.url.rstrip("/") if args.url else viewer_url(os.environ, args.viewer)
-    if urlsplit(base).scheme not in ("http", "https"):
+    if not _is_address(base):
         raise ConfigError(f"{base!r} is no address of {args.viewer}: write --url http://HOST:PORT")
     path = find_run(args.run_or_job, Path(config.directory))
     trace = find_step(path, args.step, args.rank, config.span_budget)
@@ -60,6 +60,13 @@ def run(args: argparse.Namespace) -> int:
     if not is_sent(path):
         tell(f"nothing of {short_path(path)} has reached a collector so far; --in perfetto shows what is on disk")
     return 0
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in ("http", "https")
+    except ValueError:  # a bracket that is not closed
+        return False
 
 
 def _check_viewer(args: argparse.Namespace) -> None:
