@@ -98,7 +98,7 @@ def test_a_report_rests_on_what_can_be_read(tmp_path, capsys, name, harm, told):
 
     assert main(["report", str(run)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"; without what is damaged: {told}. All times" in said
+    assert f"; without what cannot be read: {told}. All times" in said
     assert "; none known to be lost; " in said
 
 
@@ -112,7 +112,7 @@ def test_an_export_says_what_is_not_in_it(tmp_path, capsys, form):
     garble(parquet)
 
     assert main(["export", str(run), "--to", form, "-o", out]) == 0
-    told = f"otel-dltrace: without what is damaged in {run}: {parquet.relative_to(run)} is damaged\n"
+    told = f"otel-dltrace: without what cannot be read in {run}: {parquet.relative_to(run)} is damaged\n"
     assert capsys.readouterr().err == told
 
 
@@ -131,7 +131,7 @@ def test_reports_without_a_last_line_say_it_as_well(tmp_path, capsys, command):
     garble(parquet)
 
     assert main([*(word.format(whole=whole) for word in command), str(run)]) == 0
-    told = f"otel-dltrace: without what is damaged in {run}: {parquet.relative_to(run)} is damaged\n"
+    told = f"otel-dltrace: without what cannot be read in {run}: {parquet.relative_to(run)} is damaged\n"
     assert capsys.readouterr().err == told
 
 
@@ -166,13 +166,27 @@ def test_a_run_that_may_not_be_read_is_said(capsys, closed):
     assert all(line.startswith(said) and "permission denied; who wrote" in line for line in lines), lines
 
 
+@pytest.mark.parametrize("name", ["run.json", "drain.json", "descriptors.arrows", SEGMENT, PARQUET])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(name):
+    """Who wrote it can let us read it."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        run = a_run(Path(folder, "run"), compacted=name == PARQUET)
+        (file,) = run.glob(name) if name == "run.json" else (run / HOSTS[1]).glob(name)
+        file.chmod(0)
+        with nobody():
+            (said,) = damage_of(run)
+
+    assert said.startswith(f"{file.relative_to(run)} cannot be read: permission denied")
+
+
 def said_of(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     """Return on which ranks the report of *run* rests and what it calls damaged, having exported it, too."""
     capsys.readouterr()
     assert main(["report", str(run)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert main(["export", "--to", "chrome", "-o", str(run.with_name("trace.json")), str(run)]) == 0
-    damage = said.partition("without what is damaged: ")[2].partition(". All times")[0]
+    damage = said.partition("without what cannot be read: ")[2].partition(". All times")[0]
     return said.partition("Rests on: ranks ")[2].partition(";")[0], damage
 
 

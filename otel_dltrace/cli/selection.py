@@ -56,4 +56,4 @@ def tell_damage(runs: Sequence[Path]) -> None:
     """Say which files of *runs* are in no figure, as they could not be read."""
     for run in runs:
         if damage := damage_of(run):
-            tell(f"without what is damaged in {run}: {'; '.join(damage)}")
+            tell(f"without what cannot be read in {run}: {'; '.join(damage)}")

@@ -1,5 +1,6 @@
 """What cannot be read in a run directory, and is left out of all that is said of the run."""
 
+import os
 from pathlib import Path
 
 from otel_dltrace.export import columns
@@ -10,11 +11,14 @@ from otel_dltrace.export.run_reader import host_folders, read_named, read_proces
 from otel_dltrace.export.span_files import OPEN, span_files
 
 _NAMES = "descriptors.arrows"
+_CLOSED = "cannot be read: permission denied"
 _FOREIGN = "is no file of a run"
 
 
 def damage_of(run: Path) -> list[str]:
-    """Return a sentence for each damaged file of *run*; numbers are checked in Parquet alone, which has checksums.
+    """Return a sentence for each file of *run* that cannot be read.
+
+    Numbers are checked in Parquet alone, which has checksums.
 
     Raises:
         RunNotFoundError: There is no run directory at *run*.
@@ -31,7 +35,12 @@ def nothing_in(run: Path) -> str:
 
 def _in_run(info: Path) -> list[tuple[Path, str]]:
     is_fine = not info.exists() or isinstance(read_object(info).get("schema"), int)
-    return [] if is_fine else [(info, "is damaged: which version wrote the run is not known")]
+    return [] if is_fine else [(info, f"{_harm(info)}: which version wrote the run is not known")]
+
+
+def _harm(path: Path) -> str:
+    """Return what is wrong with a JSON file that tells nothing."""
+    return "is damaged" if os.access(path, os.R_OK, effective_ids=True) else _CLOSED
 
 
 def _in_folder(folder: Path) -> list[tuple[Path, str]]:
@@ -54,7 +63,7 @@ def _unnamed(folder: Path, summary: Path, has_spans: bool) -> str:
     if not summary.exists():
         what = "is missing" if has_spans else ""
     elif not isinstance(known, dict) or len(named) < len(entries_of(known)):
-        what = "is damaged"
+        what = _harm(summary)
     else:
         unnamed = len(writers - named.keys())
         what = f"does not name {unnamed} of {len(writers)} processes" if unnamed else ""
@@ -69,6 +78,8 @@ def _trouble(path: Path, *, is_whole: bool) -> str:
         return _in_parquet(path) if path.suffix == ".parquet" else _in_stream(path, is_whole=is_whole)
     except FileNotFoundError:
         return "is missing"
+    except PermissionError:
+        return _CLOSED
     except UNREADABLE:
         return "is damaged"
 

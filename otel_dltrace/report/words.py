@@ -130,7 +130,7 @@ def rests_on(g: Guards) -> str:
         parts.append("more may come: a drain has not ended (`otel-dltrace recover` does the work of one that is gone)")
     if g.damage:
         more = f" and {len(g.damage) - _MOST_DAMAGE} more" * (len(g.damage) > _MOST_DAMAGE)
-        parts.append(f"without what is damaged: {', '.join(map(plain, g.damage[:_MOST_DAMAGE]))}{more}")
+        parts.append(f"without what cannot be read: {', '.join(map(plain, g.damage[:_MOST_DAMAGE]))}{more}")
     return f"Rests on: {'; '.join(parts)}. {_clocks_of_times(g)}"
 
 
