@@ -8,17 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
+from rich.text import Text
 from runs import MS, Rank, ddp, rendered
 
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank
 from otel_dltrace.analysis.select import select
 from otel_dltrace.analysis.stragglers import Straggler, Stragglers
+from otel_dltrace.analysis.utilisation import UtilisationRow
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import COLLECTIVE
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.json import to_json
+from otel_dltrace.report.machine import MOST_ROWS, figure, utilisation_parts
 from otel_dltrace.report.text import write
 from otel_dltrace.report.words import drift, ms, plain, rate, size, verdict
 from tests.test_damage import a_run
@@ -255,3 +258,37 @@ def test_each_world_of_a_job_has_a_report(tmp_path, capsys):
         ["world", "default"],
         ["world", "rollout"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        pytest.param(size((1 << 20) - 1), "1.0 MiB", id="size"),
+        pytest.param(size((1 << 20) - 60), "1023.9 KiB", id="size, smaller"),
+        pytest.param(rate(99.999), "100.0", id="rate"),
+        pytest.param(figure(99.99, "W"), "100 W", id="figure"),
+    ],
+)
+def test_a_number_that_is_rounded_up_has_the_digits_of_what_it_becomes(said, text):
+    """No 1024.0 KiB, and no 100.00 beside 100.0."""
+    assert said == text
+
+
+USED, STILL = (UtilisationRow("node-0", -1, "CPU busy", "", "1", 3, high, high, high) for high in (0.5, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "last"),
+    [
+        pytest.param([USED] * 2, "", id="none is left out"),
+        pytest.param([USED, STILL], "1 stayed at 0: --json has all", id="at 0"),
+        pytest.param([USED] * (MOST_ROWS + 2), "2 more: --json has all", id="more"),
+        pytest.param([USED] * (MOST_ROWS + 2) + [STILL], "2 more, 1 stayed at 0: --json has all", id="both"),
+        pytest.param([STILL] * 3, "Nothing that was sampled was used: 3 stayed at 0; --json has all", id="nothing"),
+    ],
+)
+def test_what_the_table_of_the_machines_leaves_out_is_counted(rows, last):
+    """What stayed at 0 apart; no table without a row."""
+    *_, part = utilisation_parts(rows)
+
+    assert (part.plain.strip() if isinstance(part, Text) else "") == last

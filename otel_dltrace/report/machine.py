@@ -100,18 +100,21 @@ def basis(found: Saturation) -> str:
 
 
 def utilisation_parts(rows: Sequence[UtilisationRow]) -> list[RenderableType]:
-    """Return the table of what was used."""
+    """Return the table of what was used; in words where there is nothing to put in it."""
     if not rows:
         return []
+    used = [row for row in rows if row.max > 0]
+    still = f"{len(rows) - len(used)} stayed at 0" if len(used) < len(rows) else ""
+    if not used:
+        return [Text(f"\nNothing that was sampled was used: {still}; --json has all", style="dim")]
     table = new_table(["host", "of", "what"], ["samples", "mean", "p95", "max"])
-    shown = [row for row in rows if row.max > 0][:MOST_ROWS]
-    for row in shown:
+    for row in used[:MOST_ROWS]:
         who = f"rank {row.rank}" if row.rank >= 0 else row.of
         figures = (figure(value, row.unit) for value in (row.mean, row.p95, row.max))
         table.add_row(Text(plain(row.host)), Text(plain(who)), row.what, f"{row.samples:,}", *figures)
-    left = len(rows) - len(shown)
-    more = f"{left} more, those that stayed at 0 among them: --json has all" if left else ""
-    return section("What was used", table, more)
+    more = f"{len(used) - MOST_ROWS} more" if len(used) > MOST_ROWS else ""
+    left = ", ".join(filter(None, (more, still)))
+    return section("What was used", table, f"{left}: --json has all" if left else "")
 
 
 def figure(value: float, unit: str) -> str:
@@ -120,5 +123,5 @@ def figure(value: float, unit: str) -> str:
         return f"{value:.0%}"
     if unit in ("By", "By/s"):
         return size(round(value)) + unit.removeprefix("By")
-    number = f"{value:,.1f}" if value < SMALL else f"{value:,.0f}"
+    number = f"{value:,.1f}" if round(value, 1) < SMALL else f"{value:,.0f}"
     return number + _SUFFIXES.get(unit, "")

@@ -28,13 +28,13 @@ def rate(per_second: float) -> str:
     """Return a number per second, with three digits or more; a large model's steps take minutes."""
     if 0 < per_second < 1:
         return f"{per_second:#.3g}"  # with its zeros: 0.50 says less than 0.500
-    return f"{per_second:,.2f}" if per_second < _MANY else f"{per_second:,.1f}"
+    return f"{per_second:,.2f}" if round(per_second, 2) < _MANY else f"{per_second:,.1f}"
 
 
 def size(count: int) -> str:
     """Return a number of bytes in the unit that keeps it short."""
     value, unit = float(count), 0
-    while value >= _KIB and unit < len(_UNITS) - 1:
+    while round(value, 1) >= _KIB and unit < len(_UNITS) - 1:
         value, unit = value / _KIB, unit + 1
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{count} B"
 
