@@ -53,7 +53,8 @@ class Part:
 class RunScaling:
     """One run of *ranks* ranks, of which *told* tell of steps; *first* are the steps called *apart*, *steady* the rest.
 
-    *speed_up* and *efficiency* are None where a rate is not known.
+    *speed_up* and *efficiency* are None where a rate is not known, *efficiency* also of a run with no more ranks than
+    the first.
     """
 
     name: str
@@ -89,7 +90,8 @@ def _rate(run: RunScaling, by_samples: bool) -> float:
 
 def _compared(run: RunScaling, rate: float, base_ranks: int, base_rate: float) -> RunScaling:
     speed_up = rate / base_rate if rate and base_rate else None
-    efficiency = None if speed_up is None else speed_up * base_ranks / run.ranks
+    has_more = run.ranks > base_ranks  # with as many, efficiency would be the speed-up again
+    efficiency = speed_up * base_ranks / run.ranks if speed_up is not None and has_more else None
     return RunScaling(run.name, run.ranks, run.told, run.apart, run.first, run.steady, speed_up, efficiency)
 
 

@@ -16,7 +16,7 @@ _DEFINITIONS = (
     "step: that of the slowest rank; steps/s: of the slowest rank, the time between steps included; "
     "samples/s: of all ranks together, where all tell their batch sizes",
     "speed-up: {rate} of the run, by that of the run with the fewest ranks; "
-    "efficiency: speed-up by how many times the ranks",
+    "efficiency, of more ranks than that: speed-up by how many times the ranks",
     "communication: the part of the ranks' time in which any operation is under way, computation beside it or not; "
     "exposed: the part in which a rank is blocked by it",
     "negotiation: its share of communication: as Horovod's timeline tells, without one the wait for the last rank",
