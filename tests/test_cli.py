@@ -120,7 +120,8 @@ def read_until(terminal: int, pattern: bytes) -> bytes:
     ("arguments", "says"),
     [
         pytest.param(["report", "nowhere"], "nowhere", id="no such run"),
-        pytest.param(["report", "nowhere", "--steps", "9-2"], "--steps '9-2'", id="steps"),
+        pytest.param(["report", "R", "--steps", "9-x"], "write A-B with both ends, N, or all", id="steps"),
+        pytest.param(["report", "R", "--steps", "9-2"], "'9-2' ends before it starts", id="steps, the wrong way round"),
         pytest.param(["run"], "write it after --", id="no program"),
         pytest.param(["run", "--", "no-such-program"], "no-such-program cannot be started", id="unknown program"),
         pytest.param(["run", "--level", "fine", "--", "true"], "'fine'", id="level"),
@@ -135,6 +136,39 @@ def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd, monkeypatc
     lines = [line for line in capfd.readouterr().err.splitlines() if line]
     assert len(lines) == 1
     assert says in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        pytest.param("report R --rank x", "--rank 'x' is no whole number; write 3, for example", id="number"),
+        pytest.param("report R --by foo", "--by 'foo' is none of key, negotiation", id="choice"),
+        pytest.param("export R", "--to is missing", id="option"),
+        pytest.param("report", "RUN is missing", id="argument"),
+        pytest.param("report R --rank", "--rank: expected one argument", id="value"),
+        pytest.param("report R --foo", "there is no argument --foo", id="no such option"),
+        pytest.param("drain --linger nan", "--linger: 'nan' is not a number of seconds from 0 on: write 5, ", id="own"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(line, says, capsys):
+    """Without a page of usage before it."""
+    with pytest.raises(SystemExit, match="2"):
+        main(line.split())
+
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"otel-dltrace: {says}")
+    assert said.endswith(" --help` says what there is")
+
+
+def test_a_command_that_is_none_is_one_sentence(capsys):
+    """With those that are."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["repot"])
+
+    commands = ", ".join(COMMANDS)
+    assert capsys.readouterr().err == (
+        f"otel-dltrace: COMMAND 'repot' is none of {commands}; `otel-dltrace --help` says what there is\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["drain", "recover"])

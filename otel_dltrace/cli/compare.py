@@ -14,7 +14,7 @@ from rich.console import Console
 
 from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.cli.report import WIDTH
-from otel_dltrace.cli.selection import selected, steps_of, tell_damage
+from otel_dltrace.cli.selection import add_steps, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.report.json import to_json
@@ -24,7 +24,7 @@ from otel_dltrace.report.scaling import write_scaling
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, two or more")
-    parser.add_argument("--steps", metavar="A-B", help="only these steps, by ordinal, both ends included")
+    add_steps(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 

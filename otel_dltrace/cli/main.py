@@ -12,9 +12,11 @@ import errno
 import importlib
 import keyword
 import os
+import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from typing import NoReturn
 
 from otel_dltrace._version import __version__
 from otel_dltrace.cli.printing import print_no_more, tell
@@ -36,13 +38,36 @@ COMMANDS = (
 )
 """Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``; that of a name
 which Python keeps for itself has an underscore behind it."""
+_REWORDED = (
+    (r"argument (\S+): invalid int value: (.*)", r"\1 \2 is no whole number; write 3, for example"),
+    (r"argument (\S+): invalid choice: ('[^']*') \(choose from (.*)\)", r"\1 \2 is none of \3"),
+    (r"argument (\S+): (.*)", r"\1: \2"),
+    (r"the following arguments are required: (.*)", r"\1 is missing"),
+    (r"unrecognized arguments: (.*)", r"there is no argument \1"),
+)
+"""What argparse says of a wrong command line, and what we say."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without a page of what would be right."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say *message* in our words, and end."""
+        wrong, begin, choices = message.partition("(choose from ")
+        message = wrong + begin + choices.replace("'", "")  # which Python quotes depends on its version
+        for pattern, ours in _REWORDED:
+            if found := re.fullmatch(pattern, message):
+                message = found.expand(ours)
+                break
+        tell(f"{message}; `{self.prog} --help` says what there is")
+        self.exit(2)
+
+
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of the commands *names*."""
-    parser = argparse.ArgumentParser("otel-dltrace", description=__doc__, formatter_class=_AS_WRITTEN)
+    parser = Parser("otel-dltrace", description=__doc__, formatter_class=_AS_WRITTEN)
     parser.add_argument("--version", action="version", version=f"otel-dltrace {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in names:

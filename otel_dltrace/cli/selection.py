@@ -16,8 +16,14 @@ from otel_dltrace.model.spans import SpanBatch
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add ``--steps`` and ``--rank``."""
-    parser.add_argument("--steps", metavar="A-B", help="only these steps, by ordinal, both ends included")
+    add_steps(parser)
     parser.add_argument("--rank", type=int, action="append", metavar="N", help="only this rank; may be given again")
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Add ``--steps``."""
+    about = "only these steps, by ordinal: A-B with both ends, N for one, or `all`"
+    parser.add_argument("--steps", metavar="A-B", help=about)
 
 
 def steps_of(args: argparse.Namespace) -> Window | None:
@@ -31,8 +37,10 @@ def steps_of(args: argparse.Namespace) -> Window | None:
         return None
     try:
         return Window.parse(f"{text}-{text}" if text.isdecimal() else text)
-    except ConfigError:
-        raise ConfigError(f"--steps {text!r} is no range of steps; write A-B, both ends included") from None
+    except ConfigError as error:
+        if "ends before" in str(error):
+            raise ConfigError(f"--steps {text!r} ends before it starts; write A-B with A not above B") from None
+        raise ConfigError(f"--steps {text!r} is no range of steps; write A-B with both ends, N, or all") from None
 
 
 def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None) -> list[SpanBatch]:
