@@ -384,3 +384,15 @@ def test_what_an_encoding_has_not_is_shown_all_the_same(tmp_path):
     ]
 
     assert texts[0] == texts[1].decode().encode("ascii", "backslashreplace")
+
+
+@pytest.mark.parametrize("redirected", ["--linger 0 >&-", "--linger 0 --while-open <&-"])
+def test_a_drain_needs_neither_standard_input_nor_output(redirected, tmp_path):
+    """Nobody reads then, or nobody keeps it; it ends, and leaves nothing."""
+    with a_place(tmp_path) as place:
+        command = ["sh", "-c", f"exec {sys.executable} -m otel_dltrace drain {redirected}"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=place.env(), stderr=subprocess.PIPE, text=True, timeout=240, check=False
+        )
+
+        assert (done.returncode, done.stderr, list(place.rings.iterdir())) == (0, "", [])

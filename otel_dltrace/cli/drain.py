@@ -11,6 +11,7 @@ import resource
 import select
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -89,16 +90,13 @@ def run(args: argparse.Namespace) -> int:
     drain.delivery_s = args.deliver
     signal.signal(signal.SIGTERM, lambda number, frame: _stop(drain, number, frame))
     bell = config.rings / f"{name}.bell"
-    pause = Bell(bell, drain, sys.stdin.fileno() if args.while_open else None, args.linger)
     try:
-        drain.run(pause)
+        drain.run(Bell(bell, drain, _keeper(drain, args), args.linger))
     finally:
         bell.unlink(missing_ok=True)
         (config.rings / f"{name}.lock").unlink(missing_ok=True)
     with suppress(BrokenPipeError):  # who started us did not wait
-        for root in drain.runs.roots:
-            out.buffer.write(os.fsencode(root) + b"\n")  # whatever the locale can say of it
-        out.flush()
+        _print_roots(out, drain.runs.roots)
     log = config.rings / f"{name}.log"
     if log.exists() and not log.stat().st_size:
         log.unlink()
@@ -112,6 +110,21 @@ def _allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # what the system allows at all may be less by now
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _keeper(drain: Drain, args: argparse.Namespace) -> int | None:
+    """Return the descriptor on which whoever keeps *drain* tells that it may end, None for none."""
+    if args.while_open and sys.stdin is None:  # closed: nobody keeps it
+        drain.linger = args.linger
+    return sys.stdin.fileno() if args.while_open and sys.stdin is not None else None
+
+
+def _print_roots(out: TextIO | None, roots: Iterable[Path]) -> None:
+    if out is None:  # closed: nobody reads
+        return
+    for root in roots:
+        out.buffer.write(os.fsencode(root) + b"\n")  # whatever the locale can say of it
+    out.flush()
 
 
 def _print_to(fd: int) -> TextIO:
