@@ -590,6 +590,13 @@ def test_a_bad_name_hides_no_other_that_it_begins_with():
     ]
 
 
+def test_an_answer_that_cannot_be_written_is_trouble():
+    """It left a file with nothing, or half of it, in it."""
+    found = Child.ask("import sys, json; answer = [{1, 2}]", {})
+
+    assert (found.answer, found.trouble) == (None, "TypeError: Object of type set is not JSON serializable")
+
+
 def test_python_itself_is_no_framework():
     """We follow its garbage collector, and import nothing for that."""
     assert "gc " not in "".join(finding.what for finding in frameworks.check(import_them=False))
@@ -684,7 +691,7 @@ def test_the_last_run_is_looked_at(figures, verdict, tmp_path):
     """What was lost or rejected is a problem, what waits is worth a note."""
     folder = tmp_path / "dltrace-job-00000000" / "hosts" / "node"
     folder.mkdir(parents=True)
-    (folder / "drain.json").write_text(json.dumps({"summary": figures}))
+    (folder / "drain.json").write_text(json.dumps({"summary": figures, "processes": [], "ended": True}))
     (found,) = runs.check(Config(directory=str(tmp_path), ring_directory=str(tmp_path / "rings")))
 
     assert found.verdict == verdict
@@ -692,12 +699,23 @@ def test_the_last_run_is_looked_at(figures, verdict, tmp_path):
     assert " ago: 5 spans recorded" in found.what
 
 
+def test_of_a_run_under_way_what_is_read_so_far_is_told(tmp_path):
+    """Nobody knows yet that none is lost."""
+    folder = tmp_path / "dltrace-job-00000000" / "hosts" / "node"
+    folder.mkdir(parents=True)
+    told = {"summary": {}, "processes": [], "ended": False, "so_far": 7}
+    (folder / "drain.json").write_text(json.dumps(told))
+    (found,) = runs.check(Config(directory=str(tmp_path), ring_directory=str(tmp_path / "rings")))
+
+    assert found.what.endswith(": 7 spans recorded; the drain is at work, or was killed")
+
+
 def test_the_last_run_is_the_one_that_began_last(tmp_path):
     """The figures of an earlier run are written anew when its drain has lingered, or by `recover`."""
     for number, name in enumerate(["dltrace-later-00000000", "dltrace-earlier-00000000"]):
         folder = tmp_path / name / "hosts" / "node"
         folder.mkdir(parents=True)
-        (folder / "drain.json").write_text(json.dumps({"summary": {"spans": 5}}))
+        (folder / "drain.json").write_text(json.dumps({"summary": {"spans": 5}, "processes": []}))
         (folder.parents[1] / "run.json").write_text("{}")
         os.utime(folder.parents[1] / "run.json", (1000 - number, 1000 - number))
         os.utime(folder / "drain.json", (2000 + number, 2000 + number))

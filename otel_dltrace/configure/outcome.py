@@ -1,12 +1,12 @@
 """What became of a run's spans, as its drains have written it down."""
 
-import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.model.summary import summary_line
+from otel_dltrace.model.summary import summary_line, told_in
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
 
@@ -25,23 +25,18 @@ def read_summary(run: Path, *, is_over: bool = True, left: str = "") -> str:
     *left* is why they have left some in the rings.
     """
     is_over = is_over and not left
-    lines = [summary_line(told["summary"], is_over=is_over) for told in _told(run, "*")]
+    lines = [summary_line(told["summary"], is_over=is_over) for told in _told(run)]
     if not (lines and is_over):
         lines.append(left or "the drain is still at work")
     return "; ".join(lines)
 
 
-def _told(run: Path, hosts: str) -> list[dict[str, Any]]:
+def _told(run: Path, hosts: str = "*") -> list[dict[str, Any]]:
     found = []
     for path in sorted(run.glob(f"hosts/{hosts}/drain.json")):
-        try:
-            told = json.loads(path.read_text())
-            summary = dict(told["summary"])
-            summary["spans"] = summary.get("spans", 0) + told.get("so_far", 0)
-            found.append({"summary": summary, "processes": list(told["processes"])})
-        except (OSError, TypeError, ValueError, KeyError):
-            continue  # not there yet, or damaged
-    return found
+        with suppress(OSError):  # gone by now
+            found.append(told_in(path.read_text(errors="replace")))
+    return [told for told in found if told is not None]
 
 
 def host_is_drained(run: Path, ranks: int, deadline: float) -> bool:

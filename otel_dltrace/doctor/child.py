@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Child:
                 return cls(None, f"no answer after {timeout_s:.0f} s", "", timed_out=True)
             except OSError as error:
                 return cls(None, error.strerror or str(error), "")
-            if out.exists():
+            with suppress(FileNotFoundError, ValueError):  # it failed before it wrote, or as it did
                 return cls(json.loads(out.read_text()), "", done.stderr)
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return cls(None, lines[-1].strip() if lines else f"exit code {done.returncode}", done.stderr)

@@ -1,19 +1,18 @@
 """What became of the last run's spans, and what earlier ones left behind."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
-from otel_dltrace.model.summary import summary_line
+from otel_dltrace.model.summary import summary_line, told_in
 from otel_dltrace.record.ring_file import writer_is_alive
 from otel_dltrace.settings.config import Config
 
 AREA = "last run"
+_AT_WORK = "; the drain is at work, or was killed"
 _UNITS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
 
@@ -39,11 +38,14 @@ def _begun(run: Path) -> float:
 def _host(run: Path, ago: str, path: Path) -> Finding:
     typed = quote(str(run))
     try:
-        figures: dict[str, Any] = dict(json.loads(path.read_text())["summary"])
-    except (OSError, TypeError, ValueError, KeyError):
+        told = told_in(path.read_text(errors="replace"))
+    except OSError:
+        told = None
+    if told is None:
         return Finding(AREA, NOTE, f"{run.name}, {ago}: {path.name} cannot be read", f"otel-dltrace report {typed}")
+    figures, is_over = told["summary"], told["ended"]
     otlp = figures.get("otlp", {})
-    what = f"{run.name}, {ago}: {summary_line(figures)}"
+    what = f"{run.name}, {ago}: {summary_line(figures, is_over=is_over)}{'' if is_over else _AT_WORK}"
     lost = any(figures.get(name) for name in figures if name.startswith(("lapped_", "unrecorded", "dropped_by")))
     if lost:
         return Finding(

@@ -1,10 +1,25 @@
 """The one line that says what became of a run's spans, from the figures that its drains wrote down."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 REFUSED = "refused by the collector"
 """Why spans were dropped that a collector said no to for good."""
+
+
+def told_in(text: str) -> dict[str, Any] | None:
+    """Return what the *text* of a ``drain.json`` tells: ``summary``, ``processes`` and ``ended``; None if it is damaged.
+
+    The spans are also those that are read and not counted yet.
+    """
+    try:
+        told = json.loads(text)
+        summary = dict(told["summary"])
+        summary["spans"] = summary.get("spans", 0) + told.get("so_far", 0)
+        return {"summary": summary, "processes": list(told["processes"]), "ended": bool(told.get("ended"))}
+    except (TypeError, ValueError, KeyError):
+        return None
 
 
 def summary_line(figures: Mapping[str, Any], *, is_over: bool = True) -> str:
