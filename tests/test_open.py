@@ -6,6 +6,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+import sys
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -100,6 +101,32 @@ def test_a_step_of_a_very_large_world_is_in_the_trace_of_its_rank(run, tmp_path,
 
     assert shard > 0
     assert capsys.readouterr().out.rstrip().endswith(f"/{trace_id(bind, 4, shard):032x}")
+
+
+def test_the_budget_is_that_of_the_run(run, tmp_path, capsys, monkeypatch):
+    """Whoever looks may have another."""
+    monkeypatch.setenv("OTEL_DLTRACE_SPAN_BUDGET", "100")
+    told = json.loads((run / "hosts/node-0/drain.json").read_text())
+    traces = {}
+    for budget in (None, 100, 20):
+        more = {} if budget is None else {"span_budget": budget}
+        (run / "hosts/node-0/drain.json").write_text(json.dumps(told | more))
+        assert main(["open", str(run), "--step", "2", "--rank", "1", "--in", "tempo"]) == 0
+        traces[budget] = capsys.readouterr().out.strip().rpartition("/")[2]
+
+    bind = replace(BIND, rank=1)
+    of = {budget: f"{trace_id(bind, 2, share_of(1, 2, 0, budget, 2).shard):032x}" for budget in (100, 20)}
+    assert traces == {None: of[100], **of}
+    assert of[100] != of[20]
+
+
+def test_a_drain_writes_the_budget_down(place):
+    """It is that of its programs."""
+    program = str(place.write("import otel_dltrace\nwith otel_dltrace.step():\n    pass\n"))
+    place.command("run", "--no-report", "--", sys.executable, program, OTEL_DLTRACE_SPAN_BUDGET="20")
+    (told,) = (json.loads(path.read_text()) for path in place.folder.glob("dltrace-*/hosts/*/drain.json"))
+
+    assert told["span_budget"] == 20
 
 
 def test_grafana_gets_the_trace_and_its_time(run, capsys):

@@ -61,7 +61,7 @@ class Drain:
         self.dispatch = Dispatch(self.outlet, self.time, self.serving.settle_roots)
         self._scanned, self._served = guard.guarded(self._scan), guard.guarded(self._serve)
         self.rings = RingFolder(self.serving)
-        self.runs = RunFolders(self.serving.quota, self._delivered)
+        self.runs = RunFolders(self.serving.quota, self._delivered, self.serving.budget)
         self._ends = RunEnds()
         self._sent = Delivered(self._figures)
         self._due = 0.0

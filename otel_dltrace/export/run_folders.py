@@ -23,6 +23,7 @@ class RunFolders:
     Args:
         quota: Bytes that a host may keep of a job, in all of its runs.
         delivered: Returns what became of a run's spans and metrics on their way out, for its summary.
+        budget: Spans per trace over OTLP, which is written down; None: it is not known.
 
     Attributes:
         roots: The run directories that there were.
@@ -30,8 +31,8 @@ class RunFolders:
         totals: Their figures so far, by the run directory.
     """
 
-    def __init__(self, quota: int, delivered: Callable[[Path], dict[str, Any]]) -> None:
-        self._quota, self._delivered = quota, delivered
+    def __init__(self, quota: int, delivered: Callable[[Path], dict[str, Any]], budget: int | None = None) -> None:
+        self._quota, self._delivered, self._budget = quota, delivered, budget
         self.roots: dict[Path, None] = {}
         self.writers: dict[Path, RunWriter] = {}
         self.totals: dict[Path, dict[str, Any]] = {}
@@ -46,6 +47,7 @@ class RunFolders:
         writer = self.writers.get(root)
         if writer is None:
             writer = self.writers[root] = RunWriter(root, host_folder_name(process.host, process.boot_id))
+            writer.span_budget = self._budget
         if writer.is_gone or not writer.is_open:
             writer.open()
         writer.name_run(bind)

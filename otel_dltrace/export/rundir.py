@@ -34,6 +34,7 @@ class RunWriter:
     Attributes:
         removed: How many spans were in the folder when somebody removed it.
         so_far: How many spans are of rings that no figure counts yet.
+        span_budget: Spans per trace, by which ranks share a trace; None: not known.
         comm_steps: Which completions of a tensor BytePS's variables ask for, as ``10-20``; "" if for none or all.
     """
 
@@ -51,6 +52,7 @@ class RunWriter:
         self.processes: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
         self.comm_steps = ""
+        self.span_budget: int | None = None
         self.so_far = 0
         self._inherited: dict[str, Any] | None = None
         self._run: dict[str, Any] = {}
@@ -76,6 +78,7 @@ class RunWriter:
         self._inherited = summary = before.get("summary", {})
         self._kept = summary.get("spans", 0) - summary.get("removed", 0)
         self.comm_steps = str(before.get("comm_steps", ""))
+        self.span_budget = before.get("span_budget", self.span_budget)
         self.number = int(before.get("next_segment", 1))
 
     def _open_descriptors(self) -> None:
@@ -247,6 +250,8 @@ class RunWriter:
             }
             if self.so_far:
                 value["so_far"] = self.so_far
+            if self.span_budget is not None:
+                value["span_budget"] = self.span_budget
             if self.comm_steps:
                 value["comm_steps"] = self.comm_steps
             write_json(self.folder / "drain.json", value)

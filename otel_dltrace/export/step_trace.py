@@ -47,11 +47,14 @@ def find_run(name: str, directory: Path) -> Path:
 
 
 def find_step(run: Path, step: int, rank: int | None, budget: int) -> StepTrace:
-    """Return *step* of *run* on *rank* (the lowest there, if None); *budget* is that of the spans of a trace.
+    """Return *step* of *run* on *rank* (the lowest there, if None).
+
+    *budget* is that of spans per trace, unless the run tells its own.
 
     Raises:
         RunNotFoundError: There is no such run, rank or step.
     """
+    budget = next((told["span_budget"] for told in read_summaries(run) if "span_budget" in told), budget)
     found: dict[int, StepTrace] = {}
     steps: set[int] = set()
     ranks: set[int] = set()

@@ -9,7 +9,7 @@ REFUSED = "refused by the collector"
 
 
 def told_in(text: str) -> dict[str, Any] | None:
-    """Return what the *text* of a ``drain.json`` tells: ``summary``, ``processes`` and ``ended``; None if it is damaged.
+    """Return what the *text* of a ``drain.json`` tells: ``summary``, ``processes``, ``ended``; None if it is damaged.
 
     The spans are also those that are read and not counted yet.
     """
