@@ -669,6 +669,22 @@ def test_a_folder_that_cannot_be_written_is_told(monkeypatch):
     assert [finding.area for finding in problems(examine({}, import_frameworks=False))] == ["run directory"]
 
 
+def test_a_bad_variable_leaves_the_others_as_they_are(tmp_path):
+    """What is said of rings and runs is of those that programs will have."""
+    env = {"OTEL_DLTRACE_LEVEL": "x", "OTEL_DLTRACE_QUOTA": "y", "OTEL_DLTRACE_RING_SIZE": "1M"}
+    config = environment.config_of({**env, "OTEL_DLTRACE_DIR": str(tmp_path)})
+
+    assert config == Config(ring_size=1 << 20, directory=str(tmp_path))
+
+
+def test_the_folder_for_runs_is_not_blamed_for_that_of_rings(tmp_path, monkeypatch):
+    """That of rings has a variable of its own, here with a folder that can be."""
+    monkeypatch.setattr("otel_dltrace.settings.config._ring_directory", lambda: "/proc/rings")
+    rings = tmp_path / "rings"
+
+    assert problems(host.run_directory({"OTEL_DLTRACE_DIR": str(tmp_path)}, Config(ring_directory=str(rings)))) == []
+
+
 def test_a_fork_that_would_hang_is_told():
     """Where the drain is a thread of the program, gRPC is in it."""
     env = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "GRPC_ENABLE_FORK_SUPPORT": "0"}

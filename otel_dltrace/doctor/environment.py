@@ -107,17 +107,27 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def config_of(env: Mapping[str, str]) -> Config:
-    """Return the configuration that *env* describes, the default one where it cannot be used."""
+    """Return the configuration that *env* describes, without the variables in it that cannot be used."""
+    left = _without_bad(env)
     elsewhere = tempfile.gettempdir()
-    ways: tuple[Callable[[], Config], ...] = (
-        lambda: Config.from_env(env),
-        lambda: Config.from_env({}),
-        lambda: Config(directory=elsewhere),  # where we are cannot be written
-        lambda: Config(directory=elsewhere, ring_directory=elsewhere),  # nor can /dev/shm
-    )
-    for way in ways:
+    # Where we are cannot be written, nor can /dev/shm.
+    places = {}, {VARIABLES["directory"]: elsewhere}, {VARIABLES[n]: elsewhere for n in ("directory", "ring_directory")}
+    for place in places:
         try:
-            return way()
+            return Config.from_env({**left, **place})
         except ConfigError:
             continue
     raise ConfigError(f"not even {elsewhere} can be written: set TMPDIR to a folder that can be")
+
+
+def _without_bad(env: Mapping[str, str]) -> dict[str, str]:
+    left = dict(env)
+    while True:
+        try:
+            Config.from_env(left)
+        except ConfigError as error:
+            bad = _NAME.match(str(error))
+            if bad is None or left.pop(bad.group(), None) is None:
+                return left  # it is a default that cannot be used
+        else:
+            return left

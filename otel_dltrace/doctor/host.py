@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from otel_dltrace.export.otlp.settings import GRPC
@@ -100,7 +101,7 @@ def run_directory(env: Mapping[str, str], config: Config) -> list[Finding]:
     """Return where runs are written, whether they can be, and how much room there is."""
     asked = env.get(VARIABLES["directory"], "").strip() or "."
     try:
-        Config(directory=asked)
+        replace(config, directory=asked)  # the folder for rings is looked at elsewhere
     except ConfigError as error:
         return [Finding("run directory", PROBLEM, str(error), f"set {VARIABLES['directory']} to a folder that can be")]
     there = _nearest(Path(config.directory))
