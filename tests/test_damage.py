@@ -135,6 +135,19 @@ def test_reports_without_a_last_line_say_it_as_well(tmp_path, capsys, command):
     assert capsys.readouterr().err == told
 
 
+def test_a_folder_of_runs_names_them(tmp_path, capsys):
+    """The newest first: one of them was meant."""
+    for age, name in enumerate(["dltrace-new-1", "dltrace-old-2"]):
+        run = a_run(tmp_path / name, compacted=False)
+        os.utime(run / "run.json", (1000 - age, 1000 - age))
+
+    assert main(["report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"otel-dltrace: {tmp_path} is no run directory: it holds some; give one of them, the newest first: "
+        "dltrace-new-1, dltrace-old-2\n"
+    )
+
+
 @contextmanager
 def nobody() -> Iterator[None]:
     """Be a user whom permissions bind, as root is not."""

@@ -27,6 +27,7 @@ from otel_dltrace.model.spans import Process, SpanBatch, concatenate
 FRESH_S = 120.0
 """What processes have open is written each ten seconds, or its drain is gone; hosts' clocks may differ."""
 _PIECE = 1 << 15
+_MOST_NAMES = 8
 
 
 def host_folders(run: Path) -> list[Path]:
@@ -38,9 +39,7 @@ def host_folders(run: Path) -> list[Path]:
     """
     try:
         if not _is_folder(run / "hosts"):
-            raise RunNotFoundError(
-                f"{run} is no run directory: it has no folder hosts/; give one that a traced run printed"
-            )
+            raise RunNotFoundError(f"{run} is no run directory: {_instead(run)}")
         folders = sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
         for folder in folders:
             with suppress(FileNotFoundError):  # removed just now
@@ -51,6 +50,16 @@ def host_folders(run: Path) -> list[Path]:
     if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
     return folders
+
+
+def _instead(run: Path) -> str:
+    """Return what to give in place of *run*, which is none: one that is in it."""
+    inside = sorted(run.glob("dltrace-*/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if not inside:
+        return "it has no folder hosts/; give one that a traced run printed"
+    names = ", ".join(path.parent.name for path in inside[:_MOST_NAMES])
+    more = f" and {len(inside) - _MOST_NAMES} more" * (len(inside) > _MOST_NAMES)
+    return f"it holds some; give one of them, the newest first: {names}{more}"
 
 
 def _is_folder(path: Path) -> bool:
