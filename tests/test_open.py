@@ -3,10 +3,10 @@
 import gzip
 import json
 import socket
+import sys
 import threading
 import urllib.error
 import urllib.request
-import sys
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
