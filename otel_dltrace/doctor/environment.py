@@ -111,7 +111,11 @@ def config_of(env: Mapping[str, str]) -> Config:
     left = _without_bad(env)
     elsewhere = tempfile.gettempdir()
     # Where we are cannot be written, nor can /dev/shm.
-    places = {}, {VARIABLES["directory"]: elsewhere}, {VARIABLES[n]: elsewhere for n in ("directory", "ring_directory")}
+    places: tuple[dict[str, str], ...] = (
+        {},
+        {VARIABLES["directory"]: elsewhere},
+        {VARIABLES[n]: elsewhere for n in ("directory", "ring_directory")},
+    )
     for place in places:
         try:
             return Config.from_env({**left, **place})
