@@ -865,6 +865,9 @@ def test_who_comes_last_is_told_even_if_no_stage_shows_why():
             lambda: [*ddp(2)[:1], Rank(1, 2).batch()], "1 of 2 ranks have no step here: 1", id="rank without steps"
         ),
         pytest.param(
+            lambda: ddp(2, steps=1), "only 1 steady step was closed by all ranks, and it takes 5", id="one step"
+        ),
+        pytest.param(
             lambda: ddp(2, steps=5), "only 4 steady steps were closed by all ranks, and it takes 5", id="too few steps"
         ),
         pytest.param(

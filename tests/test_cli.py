@@ -50,6 +50,13 @@ def test_help_of_run_lists_the_variables(capsys):
     assert [name for name in VARIABLES.values() if f"  {name} " not in text] == []
 
 
+def test_help_of_run_shows_defaults_as_the_readme_does(capsys):
+    """A number of bytes in the unit that one would write."""
+    lines = [line.split()[:2] for line in help_of("run", capsys).splitlines() if line.startswith("  OTEL_DLTRACE")]
+
+    assert {tuple(line) for line in lines} >= {("OTEL_DLTRACE_QUOTA", "5G"), ("OTEL_DLTRACE_RING_SIZE", "4M")}
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_packaged_completion_is_that_of_the_commands(shell, capsys):
     """An option added without `make docs` would not be completed."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.text import Text
 from runs import MS, Rank, ddp, rendered
 
 from otel_dltrace.analysis.compose import RunReport, analyse
@@ -13,7 +14,7 @@ from otel_dltrace.analysis.select import select_metrics
 from otel_dltrace.analysis.slow import SlowStage
 from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.analysis.throughput import Rates, throughput
-from otel_dltrace.analysis.timings import Timing, timings
+from otel_dltrace.analysis.timings import StageTimings, Timing, Timings, timings
 from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
@@ -23,6 +24,7 @@ from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.usage import CPU, DISK_WRITE, Usage, usages
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.machine import figure, sentence
+from otel_dltrace.report.timings import timing_parts
 
 # -- throughput ----------------------------------------------------------------------------------
 
@@ -474,3 +476,22 @@ def test_metrics_are_cut_to_what_is_looked_at():
 
     assert sorted(found.value.tolist()) == [2.0, 2.0, 3.0, 4.0]
     assert select_metrics([metrics], [Rank(0).batch()]) == []
+
+
+@pytest.mark.parametrize(
+    ("stages", "note"),
+    [
+        pytest.param(
+            ["train_batch", "grad_sync"],
+            "train_batch and grad_sync (communication that a rank is blocked in) lie over other rows",
+            id="both",
+        ),
+        pytest.param(["train_batch", "forward"], "train_batch lies over other rows", id="one"),
+        pytest.param(["forward"], "", id="none"),
+    ],
+)
+def test_what_lies_over_other_rows_has_a_row(stages, note):
+    """At level `step` nothing tells of `grad_sync`."""
+    *_, part = timing_parts(Timings(1, tuple(StageTimings(name, False, (), None, 0, False) for name in stages)), 1)
+
+    assert (part.plain if isinstance(part, Text) else "") == note

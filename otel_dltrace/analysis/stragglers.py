@@ -161,7 +161,8 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
     if drifted:
         return f"rank {spell(drifted)} numbers its steps differently from the others"
     if len(steps) < MIN_STEPS:
-        return f"only {len(steps)} steady steps were closed by all ranks, and it takes {MIN_STEPS}"
+        steady = "steady step was" if len(steps) == 1 else "steady steps were"
+        return f"only {len(steps)} {steady} closed by all ranks, and it takes {MIN_STEPS}"
     return ""
 
 

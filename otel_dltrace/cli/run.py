@@ -38,10 +38,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _variables() -> str:
     meaning = dict(re.findall(r"^ +(\w+): (.+)$", Config.__doc__ or "", re.MULTILINE))
-    defaults = {f.name: str(int(f.default) if isinstance(f.default, bool) else f.default) for f in fields(Config)}
+    defaults = {f.name: _shown(f.default) for f in fields(Config)}
     width, wide = (max(map(len, column.values())) for column in (VARIABLES, defaults))
     lines = (f"  {VARIABLES[name]:{width}} {defaults[name]:{wide}} {meaning.get(name, '')}" for name in VARIABLES)
     return "\n".join(line.replace("``", "") for line in lines)
+
+
+def _shown(default: object) -> str:
+    """Return *default* as it would be written: 4M, and not 4194304."""
+    if not isinstance(default, int):
+        return str(default)
+    shifts = ((30, "G"), (20, "M"))
+    return next((f"{default >> bits}{unit}" for bits, unit in shifts if default >= 1 << bits), str(int(default)))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from otel_dltrace.report.words import ms, plain, rate
 
 MOST_RANKS = 4
 """Ranks that a part shows: the ones that spend most on it."""
-_NOTE = f"{TRAIN_BATCH} and {GRAD_SYNC} (communication that a rank is blocked in) lie over other rows"
+_OVER_OTHERS = {TRAIN_BATCH: TRAIN_BATCH, GRAD_SYNC: f"{GRAD_SYNC} (communication that a rank is blocked in)"}
 
 
 def timing_parts(timings: Timings, since: int) -> list[RenderableType]:
@@ -27,7 +27,13 @@ def timing_parts(timings: Timings, since: int) -> list[RenderableType]:
     hidden = max((len(stage.ranks) for stage in timings.stages), default=0) - MOST_RANKS
     more = f"the {MOST_RANKS} ranks that spend most on a stage: --json has all" if hidden > 0 else ""
     title = f"Timings from step {since} on, of the steps that had them"
-    return section(title, table, _NOTE, more) if timings.stages else []
+    return section(title, table, _note(timings), more) if timings.stages else []
+
+
+def _note(timings: Timings) -> str:
+    """Return which of the rows lie over others."""
+    names = [_OVER_OTHERS[stage.name] for stage in timings.stages if stage.name in _OVER_OTHERS]
+    return f"{' and '.join(names)} lie{'s' * (len(names) == 1)} over other rows" if names else ""
 
 
 def rates(found: Rates) -> list[str]:
