@@ -1,16 +1,11 @@
 """What the ``.pth`` file loads in every Python process while ``OTEL_DLTRACE`` is set."""
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
+from otel_dltrace.settings.program import program_name
 
-def _is_command(words: Sequence[str]) -> bool:
-    """Return whether *words* start a command of ours, which says itself what is wrong with a variable."""
-    return words[1:3] == ["-m", "otel_dltrace"] or Path(*words[1:2]).name == "otel-dltrace"
-
-
-if not _is_command(sys.orig_argv):  # `sys.argv` is not there yet
+# A command of ours says itself what is wrong with a variable; `sys.argv` is not there yet.
+if program_name(sys.orig_argv) not in ("otel_dltrace", "otel-dltrace"):
     from otel_dltrace.configure.sources import autostart
 
     autostart()

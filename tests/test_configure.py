@@ -1,9 +1,19 @@
 """Settings: good ones are read once, bad ones are one sentence, and training goes on."""
 
+import json
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from otel_dltrace import Config
+from otel_dltrace.configure.outcome import host_is_drained, say_where
+from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.record import guard
+from otel_dltrace.record.launch import DrainStarter
+from otel_dltrace.record.process_id import boot_id
 from otel_dltrace.settings.config import VARIABLES
 
 
@@ -73,7 +83,7 @@ BAD = [
 def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
     """`Config.from_env` says what, which value, and what to do."""
     with pytest.raises(ConfigError, match=cure) as caught:
-        Config.from_env({variable: value})
+        Config.from_env({variable: value}).check_writable({variable: value})
     assert value in str(caught.value)
     assert variable in str(caught.value)
 
@@ -81,23 +91,214 @@ def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        pytest.param({"level": 3}, "OTEL_DLTRACE_LEVEL=3 is of type int; it must be a text", id="level"),
-        pytest.param({"steps": None}, "OTEL_DLTRACE_STEPS=None is of type NoneType; it must be a text", id="steps"),
+        pytest.param({"level": 3}, "level=3 is of type int; it must be a text", id="level"),
+        pytest.param({"steps": None}, "steps=None is of type NoneType; it must be a text", id="steps"),
+        pytest.param({"metrics": "yes"}, "metrics='yes' is of type str; it must be True or False", id="bool"),
+        pytest.param({"quota": "5G"}, "quota='5G' is of type str; it must be a whole number", id="number"),
+        pytest.param({"world": ""}, "world='' is no name", id="no world"),
+        pytest.param({"directory": "/x/\udcff"}, "directory='/x/\\udcff' is not UTF-8", id="no text"),
+        pytest.param({"ring_directory": "/proc/x"}, "ring_directory='/proc/x' cannot be written", id="rings"),
+        pytest.param({"level": Path("phase")}, "level=PosixPath('phase') is of type PosixPath", id="path for a level"),
+        pytest.param({"job": Path("jj")}, "job=PosixPath('jj') is of type PosixPath", id="path for a job"),
         pytest.param(
-            {"metrics": "yes"}, "OTEL_DLTRACE_METRICS='yes' is of type str; it must be True or False", id="bool"
+            {"span_budget": True}, "span_budget=True is of type bool; it must be a whole number", id="flag for a number"
         ),
-        pytest.param({"quota": "5G"}, "OTEL_DLTRACE_QUOTA='5G' is of type str; it must be a whole number", id="number"),
-        pytest.param({"world": ""}, "OTEL_DLTRACE_WORLD='' is no name", id="no world"),
-        pytest.param({"directory": "/x/\udcff"}, "OTEL_DLTRACE_DIR='/x/\\udcff' is not UTF-8", id="no text"),
-        pytest.param({"ring_directory": "/proc/x"}, "OTEL_DLTRACE_RING_DIR='/proc/x' cannot be written", id="rings"),
+        pytest.param({"directory": "/a\0b"}, "directory='/a\\x00b' is no path", id="NUL"),
+        pytest.param({"steps": "1-" + "9" * 5000}, "steps='1-9999", id="window that nobody can read"),
+        pytest.param({"steps": "first=" + "9" * 5000}, "steps='first=9999", id="number that nobody can read"),
     ],
 )
 def test_a_bad_field_raises(fields, told):
-    """`Config` says which variable it would be, which value, and what it must be."""
+    """`Config` says which field it is, which value, and what it must be."""
     with pytest.raises(ConfigError) as caught:
-        Config(**fields)
+        Config(**fields).check_writable(told=fields)
 
     assert str(caught.value).startswith(told)
+
+
+def test_a_bad_value_is_called_as_it_was_said():
+    """By the field that the program told, else by the variable that was set, which may be one of BytePS's."""
+    env = {"OTEL_DLTRACE_LEVEL": "x", "BYTEPS_TRACE_DIR": "~nobody-of-this-name/x"}
+    said = []
+    for more, told in (({}, {}), ({}, {"level": "y"}), ({"BYTEPS_TRACE_ON": "1"}, {}), ({}, {"nonsense": 1})):
+        with pytest.raises(ConfigError) as caught:
+            Config.from_env({**env, **more}, **told)
+        said.append(str(caught.value).partition(";")[0])
+
+    assert said == [
+        "OTEL_DLTRACE_LEVEL='x' is no level",
+        "level='y' is no level",
+        "BYTEPS_TRACE_DIR='~nobody-of-this-name/x' names a user who has no home directory",
+        "'nonsense' is no field of the configuration",
+    ]
+
+
+def test_what_is_not_to_be_written_need_not_be_writable():
+    """Who only reads a configuration may stand anywhere."""
+    Config.from_env({"OTEL_DLTRACE_DIR": "/proc"}, here="/proc")
+    with pytest.raises(ConfigError, match=r"^OTEL_DLTRACE_DIR='/proc' cannot be written"):
+        Config.from_env({"OTEL_DLTRACE_DIR": "/proc"}).check_writable({"OTEL_DLTRACE_DIR": "/proc"})
+
+
+GONE = """
+import os, sys
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+import otel_dltrace
+otel_dltrace.instrument()
+with otel_dltrace.step():
+    pass
+print("trained")
+"""
+
+
+def test_a_working_directory_that_is_gone_ends_no_program(place):
+    """It is needed only where no folder is told."""
+    untold = place.run(GONE, OTEL_DLTRACE_DIR="")
+    told = place.run(GONE, OTEL_DLTRACE_DIR=str(place.folder))
+
+    said = "OTEL_DLTRACE_DIR='.' is relative to the working directory, which has been removed; tracing is off"
+    assert (untold.stdout, untold.stderr) == ("trained\n", f"otel_dltrace: {said}\n")
+    place.wait_for_rings()
+
+    assert (told.stdout, sum(map(len, place.spans()))) == ("trained\n", 1)
+
+
+def test_a_folder_that_is_told_is_the_one_that_must_be_writable(place):
+    """Not the one that the program stands in."""
+    program = f"""
+import os
+os.chdir("/proc")
+import otel_dltrace
+otel_dltrace.start(directory={str(place.folder)!r})
+with otel_dltrace.step():
+    pass
+"""
+    place.run(program, OTEL_DLTRACE_DIR="")
+    place.wait_for_rings()
+
+    assert sum(map(len, place.spans())) == 1
+
+
+def test_the_same_configuration_is_the_same_behind_a_chdir(place):
+    """Paths are those of where the recording began."""
+    program = """
+import os, otel_dltrace
+os.mkdir("elsewhere")
+otel_dltrace.start(level="step", directory="runs")
+os.chdir("elsewhere")
+otel_dltrace.start(level="step", directory="runs")
+print("asked twice")
+"""
+    result = place.run(program)
+
+    assert (result.stdout, result.stderr) == ("asked twice\n", "")
+
+
+def test_a_drain_is_told_nothing_that_its_configuration_has_not(place):
+    """A program that says itself what to record is drained, whatever BytePS's variables say."""
+    program = """
+import otel_dltrace
+otel_dltrace.start(otel_dltrace.Config(), level="step")
+with otel_dltrace.step():
+    pass
+"""
+    place.run(program, BYTEPS_TRACE_ON="1", BYTEPS_TRACE_END_STEP="1", OTEL_DLTRACE="0")
+    place.wait_for_rings()
+
+    assert sum(map(len, place.spans())) == 1
+
+
+def test_a_misspelt_variable_is_told(place):
+    """Tracing goes on; one that only begins like ours may be Kubernetes'."""
+    more = {"OTEL_DLTRACE_LEVELL": "step", "OTEL_DLTRACE_SERVICE_HOST": "10.0.0.1"}
+    result = place.run("import otel_dltrace\nwith otel_dltrace.step():\n    pass", OTEL_DLTRACE="1", **more)
+    misspelt, _summary = result.stderr.splitlines()
+    place.wait_for_rings()
+
+    what = "OTEL_DLTRACE_LEVELL is no variable that we know, and does nothing; did you mean OTEL_DLTRACE_LEVEL?"
+    assert misspelt == f"otel_dltrace: {what}"
+    assert sum(map(len, place.spans())) == 1
+
+
+@pytest.mark.parametrize("variable", ["OTEL_DLTRACE_RUN", "OTEL_SERVICE_NAME"])
+def test_blanks_are_nothing_said(place, variable):
+    """There is one run directory, which is called after the program."""
+    result = place.command("run", "--no-report", "--", sys.executable, str(place.write(STEP)), **{variable: "  "})
+
+    assert result.returncode == 0, result.stderr
+    assert [path.name.rpartition("-")[0] for path in place.runs()] == ["dltrace-program"]
+
+
+STEP = """
+import otel_dltrace
+with otel_dltrace.step():
+    pass
+"""
+
+
+def test_run_says_that_the_sdk_is_disabled(place):
+    """Nothing is traced then, and nobody else would say why."""
+    result = place.command("run", "--", "true", OTEL_SDK_DISABLED="true")
+
+    assert result.stderr == "otel-dltrace: nothing was traced: OTEL_SDK_DISABLED=true forbids it\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "printed"),
+    [
+        pytest.param({}, "['process', 'torch_world'] True", id="neither"),
+        pytest.param({"OTEL_SDK_DISABLED": "true"}, "[] False", id="all"),
+        pytest.param({"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "dltrace_process"}, "[] True", id="one source"),
+    ],
+)
+def test_what_opentelemetry_disables_no_program_enables(place, env, printed):
+    """As where `OTEL_DLTRACE=1` asks for tracing."""
+    program = """
+import otel_dltrace
+otel_dltrace.instrument("process")
+from otel_dltrace.instrument.registry import _registry
+from otel_dltrace.record.tracer import live
+print(sorted(_registry._on), live.tracer is not None)
+"""
+    assert place.run(program, **env).stdout == f"{printed}\n"
+
+
+@pytest.mark.parametrize("options", [(), ("-X", "faulthandler"), ("-u",)], ids=" ".join)
+def test_a_command_says_itself_what_is_wrong(place, options):
+    """Whatever options its Python has."""
+    command = [sys.executable, *options, "-m", "otel_dltrace", "report", "x"]
+    result = place.finish(place.popen(command, OTEL_DLTRACE="1", OTEL_DLTRACE_LEVEL="bogus"))
+
+    assert "tracing is off" not in result.stderr
+
+
+def test_where_the_spans_will_be_is_said_of_a_drain_that_is_slow(capsys, tmp_path, monkeypatch):
+    """It has not made the run directory yet."""
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.chdir(tmp_path)
+    say_where(
+        tmp_path / "dltrace-job-1", False, DrainStarter("home", tmp_path, "auto", {}, lambda _ring: None), is_over=False
+    )
+
+    assert capsys.readouterr().err == (
+        "otel_dltrace: the drain did not finish (it has not answered yet; if it is gone, `otel-dltrace recover` does "
+        "its work); the spans will be in dltrace-job-1; read them with: otel-dltrace report dltrace-job-1\n"
+    )
+
+
+def test_a_host_waits_for_its_own_processes(tmp_path):
+    """Another whose name only begins like its own is another."""
+    host = host_folder_name(os.uname().nodename, boot_id().hex())
+    told = json.dumps({"summary": {"processes": 1}, "processes": [{}]})
+    drained = []
+    for name in (f"{os.uname().nodename}-2-0123abcd", host, f"{host}-2"):
+        (tmp_path / "hosts" / name).mkdir(parents=True)
+        (tmp_path / "hosts" / name / "drain.json").write_text(told)
+        drained.append([host_is_drained(tmp_path, ranks, 0.0) for ranks in (1, 2)])
+
+    assert drained == [[False, False], [True, False], [True, True]]
 
 
 def test_a_folder_may_be_a_path(tmp_path):
@@ -252,7 +453,7 @@ def test_a_program_that_records_nothing_has_no_ring(place):
         ),
         pytest.param(
             "'torch', 'horovod'",
-            "'horovod' was asked for, but horovod is not installed: pip install 'otel-dltrace[horovod]'",
+            "'horovod' was asked for, but horovod is not installed: pip install '.[horovod]'",
             id="absent, of an extra of ours",
         ),
         pytest.param("3", "start() takes a Config, or its fields by name, and not 3", id="no name"),

@@ -183,8 +183,8 @@ def test_a_window_is_a_union(text, steps):
     "text", ["", "5", "5-3", "first=0", "every=0", "every=-1", "first=x", "1-2-3", "all,", "first = 5"]
 )
 def test_a_malformed_window_is_refused(text):
-    """The sentence names the variable and its value."""
-    with pytest.raises(ConfigError, match=r"^OTEL_DLTRACE_STEPS="):
+    """The sentence names the field and its value."""
+    with pytest.raises(ConfigError, match=r"^steps="):
         Window.parse(text)
 
 

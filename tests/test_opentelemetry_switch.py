@@ -227,22 +227,56 @@ def test_what_is_asked_for_by_name_and_absent_is_one_sentence(caplog: pytest.Log
     assert live.tracer is None
 
 
-def test_a_configuration_file_says_what_a_source_records(place: Place) -> None:
-    """Its options are the fields of our configuration."""
+def configured(place: Place, sources: str, program: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run *program* under a configuration file that says *sources* of ours."""
     pytest.importorskip("opentelemetry.configuration")
-    file = place.write(
-        """
-        file_format: "1.0"
-        instrumentation/development:
-          python:
-            dltrace_torch_training: {level: step}
-        """,
-        "otel.yaml",
-    )
-    program = "from otel_dltrace.record.tracer import live; print(live.tracer.recorder.level)"
-    done = instrumented(place, program, OTEL_CONFIG_FILE=str(file))
+    text = f'file_format: "1.0"\ninstrumentation/development:\n  python: {sources}\n'
+    return instrumented(place, program, OTEL_CONFIG_FILE=str(place.write(text, "otel.yaml")), **env)
 
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        pytest.param("{dltrace_torch_training: {level: step}}", id="one"),
+        pytest.param("{dltrace_process: {}, dltrace_torch_training: {level: step}}", id="the second one"),
+        pytest.param("{dltrace_process: {level: step}, dltrace_torch_training: {}}", id="the first one"),
+        pytest.param("{dltrace_process: {quota: 7}, dltrace_torch_training: {level: step}}", id="each its own"),
+    ],
+)
+def test_a_configuration_file_says_what_a_source_records(place: Place, sources: str) -> None:
+    """Its options are the fields of our configuration; what it leaves open the variables say."""
+    pytest.importorskip("torch")
+    program = """
+        from otel_dltrace.settings.config import Config
+        from otel_dltrace.record.tracer import live
+        print(Config.from_env(live.tracer.starter._env) == Config.from_env(level="step", **QUOTA))
+    """.replace("QUOTA", str({"quota": 7} if "quota" in sources else {}))
+    said = {"RUN": "r", "JOB": "j", "SPAN_BUDGET": "77", "STEPS": "3-4", "DIR": str(place.folder / "x")}
+    done = configured(place, sources, program, **{f"OTEL_DLTRACE_{name}": text for name, text in said.items()})
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param("ring_size: 8M", "ring_size='8M' is of type str; it must be a whole number", id="text"),
+        pytest.param("metrics: 1", "metrics=1 is of type int; it must be True or False", id="number for a flag"),
+        pytest.param("steps: 10", "steps=10 is of type int; it must be a text", id="number for a text"),
+        pytest.param("level: bogus", "level='bogus' is no level", id="level"),
+        pytest.param("levl: step", "'levl' is no field of the configuration", id="misspelt"),
+    ],
+)
+def test_what_a_configuration_file_says_wrong_is_one_sentence(place: Place, options: str, said: str) -> None:
+    """Tracing is off, also of the sources of which it says nothing."""
+    pytest.importorskip("torch")
+    sources = f"{{dltrace_process: {{}}, dltrace_torch_training: {{{options}}}, dltrace_pushpull: {{}}}}"
+    done = configured(place, sources, OWN)
+
+    assert done.stdout == "False\n"
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"otel_dltrace: {said}")
+    assert sentence.endswith("; tracing is off")
 
 
 def test_our_variables_are_options_of_their_command(place: Place) -> None:

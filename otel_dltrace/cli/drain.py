@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.lock is None:
         # Who asked for us can mend it. A training process that started us keeps its spans, without metrics.
         MetricSettings.from_env(os.environ)
+    config.check_writable()
     make_ring_folder(config.rings)
     name = args.home or ALL_RINGS
     lock = args.lock if args.lock is not None else take_lock(config.rings / f"{name}.lock")

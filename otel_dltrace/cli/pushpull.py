@@ -25,6 +25,7 @@ from otel_dltrace.record.tracer import live
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.process import JOB_NAME
 from otel_dltrace.settings.program import program_name
+from otel_dltrace.settings.said import said
 from otel_dltrace.settings.switch import is_switched_on
 
 _ONE_OR_MORE = {"workers": 1, "local_ranks": 1, "servers": 0}
@@ -134,12 +135,14 @@ def traced_environment(program: Sequence[str], env: Mapping[str, str], *, alone:
     """
     if not _is_traced(env, alone=alone):
         return env
-    Config.from_env(env)
+    Config.from_env(env).check_writable(env)
     run, launch = VARIABLES["run"], VARIABLES["launch"]
     if not alone:
         _say_apart(env, (run,))
-    own = {launch: os.urandom(8).hex()} if alone and env.get(run) else {}
-    return _at_partition({JOB_NAME: _job_name(program), run: os.urandom(8).hex(), **own, **env})
+    agreed = {JOB_NAME: _job_name(program), run: os.urandom(8).hex()}
+    if alone and said(env, run):
+        agreed[launch] = os.urandom(8).hex()
+    return _at_partition({**env, **{name: value for name, value in agreed.items() if not said(env, name)}})
 
 
 def server_environment(env: Mapping[str, str]) -> Mapping[str, str]:
@@ -149,27 +152,27 @@ def server_environment(env: Mapping[str, str]) -> Mapping[str, str]:
         ConfigError: It is not told what a server has to know of its job.
     """
     needed = ["DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "PUSHPULL_TOKEN"]
-    if (env.get("DMLC_NUM_SERVER") or "1") != "1":
+    if (said(env, "DMLC_NUM_SERVER") or "1") != "1":
         needed.append("DMLC_SERVER_ID")
-    if missing := [name for name in needed if not env.get(name)]:
+    if missing := [name for name in needed if not said(env, name)]:
         raise ConfigError(f"serve: a server has to be told of its job; not set: {', '.join(missing)}")
     env = {**env, _ROLE: "server"}
     if not is_switched_on(env):
         return env
     job = VARIABLES["job"]
-    is_named = any(env.get(name) for name in ("OTEL_SERVICE_NAME", job, JOB_NAME))
+    is_named = any(said(env, name) for name in ("OTEL_SERVICE_NAME", job, JOB_NAME))
     _say_apart(env, (VARIABLES["run"],) if is_named else (VARIABLES["run"], job))
     return _at_partition(env)
 
 
 def _at_partition(env: Mapping[str, str]) -> dict[str, str]:
     level = VARIABLES["level"]
-    return {**env, level: env.get(level) or "partition"}
+    return {**env, level: said(env, level) or "partition"}
 
 
 def _say_apart(env: Mapping[str, str], names: Sequence[str]) -> None:
     """Say which of *names* are missing in *env*, by which the hosts of a job know that they are of one."""
-    if missing := [name for name in names if not env.get(name)]:
+    if missing := [name for name in names if not said(env, name)]:
         same = " and ".join(missing)
         tell(f"give all hosts of the job the same {same}, or each is traced apart")
 

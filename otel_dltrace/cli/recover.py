@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     for given in args.runs:
         host_folders(given)
     MetricSettings.from_env(os.environ)  # a bad value is told before anything is done
-    drain = drain_for(Config.from_env(), None, orphans_only=True)
+    config = Config.from_env()
+    config.check_writable()
+    drain = drain_for(config, None, orphans_only=True)
     drain.linger = 0.0
     with progress("reading rings"):
         drain.run()

@@ -22,6 +22,8 @@ from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.settings.config import BEGAN_IN, VARIABLES, Config
 from otel_dltrace.settings.process import JOB_NAME, UNDER_RUN
 from otel_dltrace.settings.program import program_name
+from otel_dltrace.settings.said import said
+from otel_dltrace.settings.switch import is_sdk_disabled
 
 _MPIEXEC = ("mpiexec", "mpirun", "orterun", "prterun")
 
@@ -88,6 +90,8 @@ def _report(roots: Sequence[Path]) -> None:
 
 def _why_nothing(drain: HeldDrain) -> str:
     """Return what there is to say where *drain* has read nothing."""
+    if is_sdk_disabled(os.environ):
+        return "nothing was traced: OTEL_SDK_DISABLED=true forbids it"
     if trouble := drain.starter.trouble():
         return f"nothing was traced: {trouble}"
     if drain.others:
@@ -99,17 +103,17 @@ def _why_nothing(drain: HeldDrain) -> str:
 def traced_environment(args: argparse.Namespace) -> dict[str, str]:
     """Return our environment with tracing on, as *args* want it, under a run id that ranks share."""
     env = {UNDER_RUN: "1", BEGAN_IN: str(Path.cwd()), **os.environ, "OTEL_DLTRACE": "1"}
-    if not env.get(VARIABLES["run"]):
+    if not said(env, VARIABLES["run"]):
         env[VARIABLES["run"]] = env[UNDER_RUN] = os.urandom(8).hex()
-    if env.get(VARIABLES["drain"]) == "thread":
+    if said(env, VARIABLES["drain"]) == "thread":
         env[VARIABLES["drain"]] = "auto"  # we start one, so nobody else has to
-    for name in ("level", "steps", "directory"):
-        if getattr(args, name) is not None:
-            env[VARIABLES[name]] = str(getattr(args, name))
-    config = Config.from_env(env)
+    given = {name: getattr(args, name) for name in ("level", "steps", "directory")}
+    options = {name: value for name, value in given.items() if value is not None}
+    config = Config.from_env(env, **options)
+    config.check_writable(env, options)
     # A script may change its directory before it starts what is traced.
-    told = (name for name in ("directory", "ring_directory") if env.get(VARIABLES[name]))
-    return env | {VARIABLES[name]: getattr(config, name) for name in told}
+    paths = (name for name in ("directory", "ring_directory") if said(env, VARIABLES[name]))
+    return env | {VARIABLES[name]: getattr(config, name) for name in {*options, *paths}}
 
 
 def _name_of_programs(program: list[str]) -> dict[str, str]:

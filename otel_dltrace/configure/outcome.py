@@ -9,6 +9,7 @@ from typing import Any
 from otel_dltrace.model.summary import summary_line, told_in
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
+from otel_dltrace.record.process_id import boot_id
 
 
 def short_path(path: Path) -> str:
@@ -44,7 +45,11 @@ def host_is_drained(run: Path, ranks: int, deadline: float) -> bool:
 
     There are more where servers or other workers of a push_pull job are here as well.
     """
-    while not _is_drained(_told(run, f"{os.uname().nodename}-*"), ranks):
+    from otel_dltrace.export.host_folder import host_folder_name  # not at the start of every traced process
+
+    # Another drain of this host has a folder that is called after the first one's.
+    here = f"{host_folder_name(os.uname().nodename, boot_id().hex())}*"
+    while not _is_drained(_told(run, here), ranks):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.01)
@@ -62,13 +67,14 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
     from shlex import quote  # not at the start of every traced process
 
     where = short_path(path)
+    read = f"read them with: otel-dltrace report {quote(where)}"  # to be pasted into a shell
     if path.exists():
         so_far = "" if is_over else "so far "
-        command = f"otel-dltrace report {quote(where)}"  # to be pasted into a shell
         left = "" if drained else starter.trouble()
-        guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; read them with: {command}")
+        guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; {read}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
         guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} before they were read")
     elif starter.mode == "auto":
         trouble = starter.trouble() or "it has not answered yet"
-        guard.say(f"the drain did not finish ({trouble}); if it is gone, `otel-dltrace recover` does its work")
+        cure = "if it is gone, `otel-dltrace recover` does its work"
+        guard.say(f"the drain did not finish ({trouble}; {cure}); the spans will be in {where}; {read}")

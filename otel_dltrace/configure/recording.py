@@ -15,7 +15,7 @@ from otel_dltrace.configure.children import after_fork, end_in_children
 from otel_dltrace.configure.drains import delay, drain_in_thread, may_print
 from otel_dltrace.configure.outcome import host_is_drained, say_where
 from otel_dltrace.instrument._launcher import launcher_bind
-from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.errors import ConfigError, FieldError
 from otel_dltrace.model.identity import bind_from_home, run_directory_name
 from otel_dltrace.model.plan import parse_level
 from otel_dltrace.model.topology import World, world_from_env
@@ -24,7 +24,8 @@ from otel_dltrace.record.blocks import note_end
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
-from otel_dltrace.settings.config import Config
+from otel_dltrace.settings.config import VARIABLES, Config, known_fields, working_directory
+from otel_dltrace.settings.known import misspelt
 from otel_dltrace.settings.process import (
     UNDER_RUN,
     environment_bind,
@@ -34,6 +35,7 @@ from otel_dltrace.settings.process import (
     nccl_timing,
     resource_of,
 )
+from otel_dltrace.settings.switch import is_sdk_disabled
 
 EXIT_S = 2.0
 """How long a process waits at its end for the drain."""
@@ -57,24 +59,37 @@ def start(config: Config | None = None, **fields: Any) -> None:
     is_told = config is not None or bool(fields)
     if live.tracer is not None and not is_told:
         return
+    told = VARIABLES if config is not None else known_fields(fields)
     try:
-        config = config or Config.from_env()
+        config = _config(config, fields)
+        config.check_writable(told=told)
         prints = _check_outlets()
     except ConfigError as error:
+        if isinstance(error, FieldError) and error.name in told:
+            raise
         guard.say(f"{error}; tracing is off" if live.tracer is None else f"{error}; tracing stays as it is")
         return
-    config = replace(config, **fields)
-    if live.tracer is None:
+    if live.tracer is not None:
+        if not _is_as(config, live.tracer):
+            guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
+    elif not is_sdk_disabled(os.environ):
+        for sentence in misspelt(os.environ):
+            guard.say(sentence)
         live.tracer = _tracer(config, prints)
         _register_once()
-    elif not _is_as(config, live.tracer):
-        guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
+
+
+def _config(config: Config | None, fields: dict[str, Any]) -> Config:
+    """Return *config*, or what the environment says, with *fields*; a recording that is on goes by where it began."""
+    if config is not None:
+        return replace(config, **known_fields(fields))
+    return Config.from_env(here="" if live.tracer is None else live.tracer.began_in, **fields)
 
 
 def _is_as(config: Config, tracer: Tracer) -> bool:
     """Return whether *tracer* records as *config* asks for."""
     level = parse_level(config.of_role(tracer.environment.role).level)
-    return (config.home, level) == (tracer.recorder.home["drain"], tracer.recorder.level)
+    return (config.home_from(tracer.began_in), level) == (tracer.recorder.home["drain"], tracer.recorder.level)
 
 
 def _tracer(config: Config, prints: bool) -> Tracer:
@@ -93,6 +108,7 @@ def _tracer(config: Config, prints: bool) -> Tracer:
     )
     key = int(config.server_key or -1)
     tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget, key)
+    tracer.began_in = working_directory()
     tracer.horovod_timeline = partial(horovod_timeline, os.environ)
     tracer.nccl_timing = partial(nccl_timing, os.environ)
     _follow_steps(tracer)
@@ -173,7 +189,7 @@ def stop() -> None:
 
     A drain that is a thread of this process gets a minute at the interpreter's end.
     """
-    tracer, live.tracer = live.tracer, None
+    tracer, live.tracer, live.told = live.tracer, None, None
     if tracer is None:
         return
     for leave in tracer.leaving:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from otel_dltrace.configure.recording import start
+from otel_dltrace.configure.recording import start, stop
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record import guard
 from otel_dltrace.record.tracer import live
@@ -35,10 +35,10 @@ def instrument(config: Config | str | None = None, *frameworks: str, **fields: A
     if isinstance(config, str):
         frameworks = (config, *frameworks)
         config = None
-    sources = _sources_of(registry.TABLES, frameworks) if frameworks else None
+    sources = _sources_of(registry.TABLES, frameworks) if frameworks else registry.TABLES
     start(config, **fields)
     if live.tracer is not None:
-        registry.instrument(sources)
+        registry.instrument(enabled_sources(sources, os.environ))
 
 
 def _sources_of(tables: Mapping[str, Sequence[Any]], frameworks: Sequence[str]) -> set[str]:
@@ -52,14 +52,14 @@ def _sources_of(tables: Mapping[str, Sequence[Any]], frameworks: Sequence[str]) 
             raise ConfigError(f"{name!r} is nothing that can be traced; there are {', '.join(sorted(known))}")
         package = name if name not in tables else min(packages[name])
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{name!r} was asked for, but {package} is not installed: pip install {_cure(package)}")
+            raise ConfigError(f"{name!r} was asked for, but {package} is not installed: {_cure(package)}")
         sources |= found
     return sources
 
 
 def _cure(package: str) -> str:
     extra = _EXTRAS.get(package)
-    return f"'otel-dltrace[{extra}]'" if extra else package
+    return f"pip install '.[{extra}]' in otel-dltrace's folder" if extra else f"pip install {package}"
 
 
 def uninstrument() -> None:
@@ -104,14 +104,28 @@ def instrument_source(source: str, **fields: Any) -> None:
         fields: Those of `Config` that differ from what the environment says.
     """
     try:
-        if not is_switched_off(os.environ):
+        if not (live.is_refused or is_switched_off(os.environ)):
             from otel_dltrace.instrument import registry
 
-            start(**fields)
+            _start_as_told(fields)
             if live.tracer is not None:
                 registry.instrument([source])
     except DltraceError as error:
-        guard.say(f"{error}; tracing is off")
+        live.is_refused = live.tracer is None  # else the next one, which is told nothing, would trace all the same
+        guard.say(f"{error}; tracing is off" if live.is_refused else f"{error}; tracing stays as it is")
+
+
+def _start_as_told(fields: dict[str, Any]) -> None:
+    """Begin to record; what instrumentors are told one after another is one configuration, until they contradict."""
+    told, tracer = live.told or {}, live.tracer
+    is_ours = tracer is not None and live.told is not None and tracer.recorder.ring is None
+    if is_ours and all(told.get(name, value) == value for name, value in fields.items()):
+        fields = {**told, **fields}
+        if fields != told:
+            stop()  # nothing has been recorded yet
+    start(**fields)
+    if live.tracer is not tracer:
+        live.told = fields
 
 
 def uninstrument_source(source: str) -> None:

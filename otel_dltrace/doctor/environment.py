@@ -3,18 +3,18 @@
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import partial
 
-from otel_dltrace.doctor.variables import CHROME_NUMBERS, OBEYED, OF_THE_SDK, OWN, SWITCH, known_to_opentelemetry
+from otel_dltrace.doctor.variables import CHROME_NUMBERS, OBEYED, OF_THE_SDK, known_to_opentelemetry
 from otel_dltrace.export.choice import DELAY_S, delay_s, exporters
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings, public
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.numbers import size
-from otel_dltrace.settings.config import VARIABLES, Config
-from otel_dltrace.settings.switch import is_switched_on
+from otel_dltrace.settings.config import SWITCH, VARIABLES, Config
+from otel_dltrace.settings.known import OWN, UNKNOWN, nearest
+from otel_dltrace.settings.switch import SDK_DISABLED, is_sdk_disabled, is_switched_on
 
 AREA = "environment"
 _PREFIXES = ("OTEL_", "DLTRACE")
@@ -38,13 +38,14 @@ def _switch(env: Mapping[str, str]) -> Finding:
     try:
         if is_switched_on(env):
             return Finding(AREA, FINE, f"tracing is on in programs started with this environment{_as(env)}")
-        if env.get(SWITCH, "").strip() and is_switched_on({**env, "OTEL_SDK_DISABLED": ""}):
-            what = (
-                f"{SWITCH}={env[SWITCH]} asks for tracing, and OTEL_SDK_DISABLED={env['OTEL_SDK_DISABLED']} forbids it"
-            )
-            return Finding(AREA, PROBLEM, what, "unset OTEL_SDK_DISABLED to trace")
+        if env.get(SWITCH, "").strip() and is_switched_on({**env, SDK_DISABLED: ""}):
+            what = f"{SWITCH}={env[SWITCH]} asks for tracing, and {SDK_DISABLED}={env[SDK_DISABLED]} forbids it"
+            return Finding(AREA, PROBLEM, what, f"unset {SDK_DISABLED} to trace")
     except ConfigError as error:
         return Finding(AREA, PROBLEM, str(error), "tracing is off until it can be read")
+    if is_sdk_disabled(env):
+        what = f"tracing is off in programs started with this environment: {SDK_DISABLED}=true forbids it"
+        return Finding(AREA, FINE, what, f"unset {SDK_DISABLED}, and set {SWITCH}=1")
     cure = f"{SWITCH}=1 switches it on, and so does: otel-dltrace run -- PROGRAM"
     return Finding(AREA, FINE, "tracing is off in programs started with this environment", cure)
 
@@ -63,11 +64,11 @@ def _variable(name: str, value: str) -> Finding:
         return Finding(AREA, FINE, f"{said}, {OF_THE_SDK[name]}")
     if name in known_to_opentelemetry():
         return Finding(AREA, FINE, f"{said} is for OpenTelemetry's SDK, and does nothing here")
-    near = get_close_matches(name, [*OWN, *OBEYED], 1, 0.85)
-    cure = f"did you mean {near[0]}?" if near else "`otel-dltrace run --help` lists the variables"
+    near = nearest(name, [*OWN, *OBEYED])
+    cure = f"did you mean {near}?" if near else "`otel-dltrace run --help` lists the variables"
     if name.startswith("OTEL_") and not name.startswith(SWITCH) and not near:
         return Finding(AREA, FINE, f"{said} is not for us")
-    return Finding(AREA, PROBLEM, f"{said} is no variable that we know, and does nothing", cure)
+    return Finding(AREA, PROBLEM, f"{said} {UNKNOWN}", cure)
 
 
 def _shown(name: str, value: str) -> str:
@@ -86,7 +87,7 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
     found: dict[str, str] = {}
     for part in [*alone, ours]:
         try:
-            Config.from_env(part)
+            Config.from_env(part).check_writable(part)
         except ConfigError as error:
             found[str(error)] = _UNTRACED
     readers: tuple[tuple[Callable[[Mapping[str, str]], object], str], ...] = (
@@ -118,9 +119,11 @@ def config_of(env: Mapping[str, str]) -> Config:
     )
     for place in places:
         try:
-            return Config.from_env({**left, **place})
+            config = Config.from_env({**left, **place})
+            config.check_writable(env)
         except ConfigError:
             continue
+        return config
     raise ConfigError(f"not even {elsewhere} can be written: set TMPDIR to a folder that can be")
 
 

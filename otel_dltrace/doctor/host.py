@@ -101,7 +101,8 @@ def run_directory(env: Mapping[str, str], config: Config) -> list[Finding]:
     """Return where runs are written, whether they can be, and how much room there is."""
     asked = env.get(VARIABLES["directory"], "").strip() or "."
     try:
-        replace(config, directory=asked)  # the folder for rings is looked at elsewhere
+        # The folder for rings is looked at elsewhere.
+        replace(config, directory=asked).check_writable({VARIABLES["directory"]: asked})
     except ConfigError as error:
         return [Finding("run directory", PROBLEM, str(error), f"set {VARIABLES['directory']} to a folder that can be")]
     there = _nearest(Path(config.directory))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from otel_dltrace._version import __version__
 from otel_dltrace.doctor.child import Child
-from otel_dltrace.doctor.variables import SWITCH
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
+from otel_dltrace.settings.config import SWITCH
 
 PACKAGE = "otel-dltrace"
 PTH = "otel_dltrace.pth"

@@ -2,11 +2,7 @@
 
 from importlib.metadata import entry_points
 
-from otel_dltrace.settings.config import VARIABLES
-from otel_dltrace.settings.viewers import VIEWERS
-
-SWITCH = "OTEL_DLTRACE"
-OWN = frozenset({SWITCH, *VARIABLES.values(), *(viewer.variable for viewer in VIEWERS.values())})
+from otel_dltrace.settings.known import OWN
 
 _OTLP = (
     "ENDPOINT",

@@ -9,6 +9,18 @@ class ConfigError(DltraceError, ValueError):
     """A setting that cannot be used."""
 
 
+class FieldError(ConfigError):
+    """The field *name* of the configuration has a *value* that cannot be used; *why* goes on with the sentence."""
+
+    def __init__(self, name: str, value: object, why: str) -> None:
+        super().__init__(name, value, why)
+        self.name, self.value, self.why = name, value, why
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        return f"{self.name}={self.value!r}{self.why}"
+
+
 class TraceFormatError(DltraceError, ValueError):
     """A file that is not what its name or place promises."""
 

@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 
-from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.errors import FieldError
 from otel_dltrace.model.identity import h64
 from otel_dltrace.model.semconv import Level
 
@@ -20,9 +20,9 @@ FINEST = "they are recorded at level partition: otel-dltrace run --level partiti
 SLOW = 1.5
 SLOW_WINDOW = 50
 
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_RANGE = re.compile(r"([0-9]{1,10})-([0-9]{1,10})")
 _COMPLETIONS = re.compile(r"([1-9][0-9]{0,9})-([1-9][0-9]{0,9})")
-_SETTING = re.compile(r"(first|every)=(\d+)")
+_SETTING = re.compile(r"(first|every)=([0-9]{1,10})")
 
 
 def parse_level(text: str) -> Level:
@@ -35,7 +35,7 @@ def parse_level(text: str) -> Level:
         return Level[text.strip().upper()]
     except KeyError:
         names = ", ".join(level.name.lower() for level in Level)
-        raise ConfigError(f"OTEL_DLTRACE_LEVEL={text!r} is no level; use one of {names}") from None
+        raise FieldError("level", text, f" is no level; use one of {names}") from None
 
 
 def parse_completions(text: str) -> "Window":
@@ -48,7 +48,7 @@ def parse_completions(text: str) -> "Window":
         return Window(everything=True)
     found = _COMPLETIONS.fullmatch(text)
     if found is None or int(found[1]) > int(found[2]):
-        raise ConfigError(f"OTEL_DLTRACE_COMM_STEPS={text!r} is no range; write A-B, counted from 1, or all")
+        raise FieldError("comm_steps", text, " is no range; write A-B, counted from 1, or all")
     return Window(((int(found[1]), int(found[2])),))
 
 
@@ -80,7 +80,7 @@ class Window:
             if match := _RANGE.fullmatch(part):
                 low, high = int(match[1]), int(match[2])
                 if high < low:
-                    raise ConfigError(f"OTEL_DLTRACE_STEPS={text!r}: {part} ends before it starts")
+                    raise FieldError("steps", text, f": {part} ends before it starts")
                 ranges.append((low, high))
             elif (match := _SETTING.fullmatch(part)) and int(match[2]) > 0:
                 value = int(match[2])
@@ -91,9 +91,8 @@ class Window:
             elif part == "all":
                 everything = True
             else:
-                raise ConfigError(
-                    f"OTEL_DLTRACE_STEPS={text!r}: {part!r} is no window; "
-                    "use first=N, every=N, A-B or all, joined by commas"
+                raise FieldError(
+                    "steps", text, f": {part!r} is no window; use first=N, every=N, A-B or all, joined by commas"
                 )
         return cls(tuple(ranges), tuple(periods), everything)
 

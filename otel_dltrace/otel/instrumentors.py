@@ -6,27 +6,31 @@ from typing import Any, ClassVar
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_dltrace.configure.sources import instrument_source, uninstrument_source
-from otel_dltrace.settings.config import VARIABLES, Config
+
+_OF_OPENTELEMETRY = {
+    *("tracer_provider", "meter_provider", "logger_provider", "event_logger_provider"),
+    *("skip_dep_check", "raise_exception_on_conflict"),
+}
+"""What OpenTelemetry passes to every instrumentor; all else is a field of our configuration, or meant to be."""
 
 
 class SourceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its module is not typed
     """Traces one source; ``opentelemetry-instrument`` then does what ``OTEL_DLTRACE=1`` does.
 
     Spans take our own way out, so a tracer provider is of no use to it. ``instrument()`` takes the
-    fields of `Config`, where they are to be others than the environment says.
+    fields of `Config`, where they are to be others than the environment says; so does ``OTEL_CONFIG_FILE``.
+    It names no class for them to OpenTelemetry, which would pass the defaults of what the file does not say.
     """
 
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ("torch >= 2.4",)
-    configuration = Config
-    """What a configuration file may say of this instrumentor."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Return the framework that is traced."""
         return self.needs
 
     def _instrument(self, **kwargs: Any) -> None:
-        instrument_source(self.source, **{name: value for name, value in kwargs.items() if name in VARIABLES})
+        instrument_source(self.source, **{k: value for k, value in kwargs.items() if k not in _OF_OPENTELEMETRY})
 
     def _uninstrument(self, **_kwargs: Any) -> None:
         uninstrument_source(self.source)

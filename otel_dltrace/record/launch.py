@@ -24,6 +24,8 @@ RETRY_S = 60.0
 """How long after the start of a drain that has ended with an error another one is tried: where it cannot begin at all
 each costs a second of a processor."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
+# What BytePS's variables say is in the configuration already, if it was to be.
+_TOLD_ALREADY = ("BYTEPS_TRACE_", "BYTEPS_SERVER_")
 # Folders of a sitecustomize that traces every Python: opentelemetry-instrument's and ddtrace-run's.
 _INJECTORS = ("opentelemetry/instrumentation/auto_instrumentation", "ddtrace/bootstrap")
 
@@ -162,9 +164,9 @@ class DrainStarter:
         """Wait until *ring* has been read to its end and removed; return whether it was within *timeout* seconds."""
         if self.mode == "off":
             return False
+        deadline = time.monotonic() + timeout
         if self._thread is not None:
             self._thread.end(timeout)
-        deadline = time.monotonic() + timeout
         next_bell = 0.0
         is_restarted = False
         while ring.exists():
@@ -183,7 +185,8 @@ class DrainStarter:
 
 def drain_environment(config: dict[str, str]) -> dict[str, str]:
     """Return the environment of a drain: ours, told the configuration, not traced itself, on one thread."""
-    env = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0"}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(_TOLD_ALREADY)}
+    env = {**ours, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0"}
     if "PYTHONPATH" in env:
         paths = env["PYTHONPATH"].split(os.pathsep)
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if not path.rstrip("/").endswith(_INJECTORS))

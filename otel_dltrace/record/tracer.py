@@ -29,6 +29,7 @@ class Tracer:
         nccl_timing: Returns whether PyTorch, asked now, measures how long collectives of NCCL take.
         is_joining: Whether a process group has begun whose ranks have yet to agree on their run.
         is_followed: Whether what is put in place in the frameworks knows of this recording.
+        began_in: The working directory when the recording began, "" if it had been removed.
         metrics: Whether to record what only this process knows of itself.
         loop: What follows the program's training loop, from when there is one.
         leaving: Called when the recording ends: each writes what is under way and nobody has waited for.
@@ -47,6 +48,7 @@ class Tracer:
         self.recorder = recorder
         self.job_name, self.environment, self.world_name = job_name, environment, world_name
         self.starter, self.span_budget, self.server_key = starter, span_budget, server_key
+        self.began_in = ""
         self.horovod_timeline: Callable[[], str] = str
         self.nccl_timing: Callable[[], bool] = bool
         self.metrics = self.is_joining = self.is_followed = False
@@ -82,6 +84,10 @@ class _Live:
     """The one place that holds what is switched on; `stop()` clears it."""
 
     tracer: Tracer | None = None
+    told: dict[str, Any] | None = None
+    """The fields that OpenTelemetry's instrumentors have told so far, where the recording began with one of them."""
+    is_refused = False
+    """Whether one of them was told what cannot be used: then none begins to record."""
 
 
 live = _Live()

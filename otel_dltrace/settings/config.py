@@ -1,17 +1,20 @@
 """The configuration: what is recorded, what goes out, and where to, as the environment says it or a program."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
-from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.errors import ConfigError, FieldError
 from otel_dltrace.model.identity import h64
 from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.model.topology import job_from_env
 from otel_dltrace.record.ring import DEFAULT_SIZE
 from otel_dltrace.settings import byteps
+from otel_dltrace.settings.said import said
 
 SWITCH = "OTEL_DLTRACE"
 """The variable that switches tracing on; the names of the others begin with it."""
@@ -23,6 +26,7 @@ _OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTE
 _KEY_DIGITS = 20
 """Of the largest key that BytePS can have, 64 bits wide."""
 _KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
+_PATHS = ("directory", "ring_directory", "comm_directory", "server_profile")
 
 
 @dataclass(frozen=True)
@@ -75,60 +79,81 @@ class Config:
     server_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Check every value."""
+        """Check every value; whether paths can be written matters to those alone that write: `check_writable`."""
         for known in fields(self):
             _check_kind(known.name, getattr(self, known.name), type(known.default))
         parse_level(self.level)
         Window.parse(self.steps)
         if self.drain not in ("auto", "thread", "off"):
-            raise ConfigError(f"{SWITCH}_DRAIN={self.drain!r} is none of auto, thread, off")
+            raise FieldError("drain", self.drain, " is none of auto, thread, off")
         if self.server_spans not in ("auto", "on", "off"):
-            raise ConfigError(f"{SWITCH}_SERVER_SPANS={self.server_spans!r} is none of auto, on, off")
+            raise FieldError("server_spans", self.server_spans, " is none of auto, on, off")
         if self.server_key and not (self.server_key.isdecimal() and len(self.server_key) <= _KEY_DIGITS):
-            raise ConfigError(f"{SWITCH}_SERVER_KEY={self.server_key!r} is no key: declared key << 16 | partition")
+            raise FieldError("server_key", self.server_key, " is no key: declared key << 16 | partition")
         for name, least in (("ring_size", 1 << 17), ("span_budget", 0), ("quota", 0)):
             value = getattr(self, name)
             if value < least:
-                raise ConfigError(f"{SWITCH}_{name.upper()}={value!r} is too small; it must be at least {least}")
+                raise FieldError(name, value, f" is too small; it must be at least {least}")
         if not self.world:
-            raise ConfigError(f"{VARIABLES['world']}='' is no name; it is `default` in jobs with one world")
+            raise FieldError("world", "", " is no name; it is `default` in jobs with one world")
         parse_completions(self.comm_steps)
         self._settle_paths()
 
     def _settle_paths(self) -> None:
-        """Make paths absolute, and see that they can be written: some are only at the end, when nobody looks."""
         if not self.ring_directory:
             object.__setattr__(self, "ring_directory", _ring_directory())
-        for name in ("directory", "ring_directory", "comm_directory", "server_profile"):
-            if getattr(self, name):
-                path = _absolute(name, getattr(self, name))
-                object.__setattr__(self, name, path)
-                _check_writable(name, Path(path).parent if name == "server_profile" else Path(path))
-        if self.server_profile and Path(self.server_profile).is_dir():
-            raise ConfigError(f"{_variables('server_profile')}={self.server_profile!r} is a folder; name a file in it")
+        for name in _PATHS:
+            if getattr(self, name) or name == "directory":
+                object.__setattr__(self, name, _absolute(name, getattr(self, name)))
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> "Config":
+    def from_env(cls, env: Mapping[str, str] | None = None, here: str = "", **told: Any) -> "Config":
         """Return what the ``OTEL_DLTRACE_*`` variables in *env* (the process's own by default) say.
 
         BytePS's own variables say what these leave open; its timeline needs the finest level.
 
+        Args:
+            env: The variables.
+            here: What paths are relative to, by default the working directory.
+            told: Fields that are told otherwise, whatever *env* says.
+
         Raises:
-            ConfigError: A variable has a value that cannot be used.
+            ConfigError: A variable or a field has a value that cannot be used, or is none.
         """
         env = os.environ if env is None else env
-        values: dict[str, object] = byteps.said_by_byteps(env)
+        values: dict[str, Any] = byteps.said_by_byteps(env)
         for name, variable in VARIABLES.items():
-            text = env.get(variable, "").strip()
-            if text:
+            if name not in told and (text := said(env, variable)):
                 values[name] = _parse(variable, text, cls.__dataclass_fields__[name].type)
-        values.setdefault("directory", _began_in(env))
         if byteps.is_traced(env):
             values["level"] = "partition"
-        return cls(**values)  # type: ignore[arg-type]  # each value was parsed by its field's own type
+        values |= known_fields(told)
+        if "directory" not in values:
+            values["directory"] = began_in(env, here or working_directory()) or "."
+        if here:
+            values |= {name: _from(here, values[name]) for name in _PATHS if values.get(name)}
+        with _called_as(env, told):
+            return cls(**values)
+
+    def check_writable(self, env: Mapping[str, str] | None = None, told: Collection[str] = ()) -> None:
+        """Raise unless its paths can be written: some are only at the end, when nobody looks.
+
+        Args:
+            env: The variables that said them, the process's own by default.
+            told: The names of the fields that no variable said.
+
+        Raises:
+            ConfigError: One cannot be.
+        """
+        with _called_as(os.environ if env is None else env, told):
+            for name in _PATHS:
+                if path := getattr(self, name):
+                    _check_writable(name, Path(path).parent if name == "server_profile" else Path(path))
+            if self.server_profile and Path(self.server_profile).is_dir():
+                raise FieldError("server_profile", self.server_profile, " is a folder; name a file in it")
 
     def to_env(self) -> dict[str, str]:
-        """Return the variables that say the same as this configuration."""
+        """Return the variables that say the same as this configuration, where BytePS's own say nothing."""
         values = {variable: getattr(self, name) for name, variable in VARIABLES.items()}
         return {k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in values.items()}
 
@@ -140,13 +165,18 @@ class Config:
 
     @property
     def home(self) -> str:
-        """The name of the drain that serves this: one per host, user, folder, configuration, receiver and job.
+        """The name of the drain that serves this, for a process that begins to record where we are now."""
+        return self.home_from(working_directory())
 
-        Ranks of a run that has an id may be started by several launchers; it is one job all the same.
+    def home_from(self, here: str) -> str:
+        """Return the name of the drain that serves this for a process that began to record in the folder *here*.
+
+        There is one per host, user, folder, configuration, receiver and job. Ranks of a run that has an id may be
+        started by several launchers; it is one job all the same.
         """
         receiver = sorted(pair for pair in os.environ.items() if pair[0].startswith(_OF_EXPORTERS))
         job = "" if self.run else job_from_env(os.environ)
-        return f"{h64(str(os.getuid()), _began_in(os.environ), repr(self), repr(receiver), job):016x}"
+        return f"{h64(str(os.getuid()), began_in(os.environ, here), repr(self), repr(receiver), job):016x}"
 
     @property
     def rings(self) -> Path:
@@ -154,10 +184,18 @@ class Config:
         return Path(self.ring_directory)
 
 
-def _began_in(env: Mapping[str, str]) -> str:
-    """Return the folder that this job began in: that of ``otel-dltrace run``, if it can be written here, or ours."""
+def working_directory() -> str:
+    """Return the working directory, "" where it has been removed."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
+
+
+def began_in(env: Mapping[str, str], here: str) -> str:
+    """Return the folder that this job began in: that of ``otel-dltrace run``, if it can be written, or *here*."""
     began = env.get(BEGAN_IN, "")
-    return began if os.access(began, os.W_OK) else str(Path.cwd())
+    return began if os.access(began, os.W_OK) else here
 
 
 def _ring_directory() -> str:
@@ -165,11 +203,37 @@ def _ring_directory() -> str:
     return f"/dev/shm/otel-dltrace-{os.getuid()}"  # noqa: S108  -- private to the user, mode 0700
 
 
+def known_fields(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return *told*, each of which is a field of the configuration.
+
+    Raises:
+        ConfigError: One is none.
+    """
+    for name in told:
+        if name not in VARIABLES:
+            raise ConfigError(f"{name!r} is no field of the configuration; there are {', '.join(VARIABLES)}")
+    return told
+
+
+@contextmanager
+def _called_as(env: Mapping[str, str], told: Collection[str]) -> Iterator[None]:
+    """Have a sentence about a field name what said it: a variable in *env*, unless its name is in *told*."""
+    try:
+        yield
+    except FieldError as error:
+        if error.name in told:
+            raise
+        variable = VARIABLES[error.name]
+        if not said(env, variable):
+            variable = byteps.variable_of(error.name, env) or variable
+        raise FieldError(variable, error.value, error.why) from None
+
+
 def _check_kind(name: str, value: object, kind: type) -> None:
-    is_path = kind is str and isinstance(value, os.PathLike)
-    if not isinstance(value, kind) and not is_path:
-        said = f"{VARIABLES[name]}={value!r} is of type {type(value).__name__}"
-        raise ConfigError(f"{said}; it must be {_KINDS[kind]}")
+    is_path = name in _PATHS and isinstance(value, os.PathLike)
+    is_flag = isinstance(value, bool) and kind is not bool  # which Python has for a whole number
+    if is_flag or not (isinstance(value, kind) or is_path):
+        raise FieldError(name, value, f" is of type {type(value).__name__}; it must be {_KINDS[kind]}")
 
 
 def _absolute(name: str, path: str) -> str:
@@ -177,15 +241,20 @@ def _absolute(name: str, path: str) -> str:
         absolute = str(Path(path).expanduser().absolute())
         absolute.encode()
     except RuntimeError:
-        raise ConfigError(f"{VARIABLES[name]}={path!r} names a user who has no home directory") from None
+        raise FieldError(name, path, " names a user who has no home directory") from None
+    except FileNotFoundError:
+        raise FieldError(name, path, " is relative to the working directory, which has been removed") from None
     except UnicodeEncodeError:
-        raise ConfigError(f"{VARIABLES[name]}={absolute!r} is not UTF-8; Arrow's files need a folder that is") from None
+        raise FieldError(name, absolute, " is not UTF-8; Arrow's files need a folder that is") from None
+    if "\0" in absolute:
+        raise FieldError(name, absolute, " is no path: no file's name has a NUL in it")
     return absolute
 
 
-def _variables(name: str) -> str:
-    """Return the variables that may say the field *name*."""
-    return " or ".join(filter(None, (VARIABLES[name], byteps.OF_FIELD.get(name))))
+def _from(here: str, path: object) -> object:
+    """Return *path*, if it is one that is relative, as seen from the folder *here*."""
+    is_relative = isinstance(path, str | os.PathLike) and not str(path).startswith("~")
+    return str(Path(here, path)) if is_relative else path  # type: ignore[arg-type]  # it is a path then
 
 
 def _check_writable(name: str, directory: Path) -> None:
@@ -196,7 +265,7 @@ def _check_writable(name: str, directory: Path) -> None:
         os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         probe.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{_variables(name)}={str(directory)!r} cannot be written: {error.strerror}") from None
+        raise FieldError(name, str(directory), f" cannot be written: {error.strerror}") from None
 
 
 def _is_there(path: Path) -> bool:

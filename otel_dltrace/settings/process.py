@@ -9,6 +9,7 @@ from otel_dltrace.model.topology import TORCHRUN, World
 from otel_dltrace.record.carrier import read_traceparent
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.program import own_program_name
+from otel_dltrace.settings.said import said
 
 _YES = ("y", "yes", "1", "t", "true")
 """What PyTorch takes for a yes."""
@@ -71,7 +72,7 @@ def nccl_timing(env: Mapping[str, str]) -> bool:
 
 def job_name_of(env: Mapping[str, str]) -> str:
     """Return the job's name for people: the service's, or the program's."""
-    name = env.get("OTEL_SERVICE_NAME") or env.get(VARIABLES["job"]) or env.get(JOB_NAME)
+    name = said(env, "OTEL_SERVICE_NAME") or said(env, VARIABLES["job"]) or said(env, JOB_NAME)
     return name or own_program_name() or "job"
 
 
@@ -83,8 +84,8 @@ def resource_of(env: Mapping[str, str]) -> dict[str, str]:
     """
     pairs = (pair.partition("=") for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
     out = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
-    if env.get("OTEL_SERVICE_NAME"):
-        out["service.name"] = env["OTEL_SERVICE_NAME"]
+    if service := said(env, "OTEL_SERVICE_NAME"):
+        out["service.name"] = service
     launcher = read_traceparent(env.get("TRACEPARENT", ""))
     if launcher is not None:
         out |= {DL_LAUNCHER_TRACE_ID: launcher.trace_id, DL_LAUNCHER_SPAN_ID: launcher.span_id}

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from otel_dltrace.record import guard
 from otel_dltrace.settings import byteps
 from otel_dltrace.settings.config import SWITCH, truth
+from otel_dltrace.settings.said import said
 
 INSTRUMENTOR_PREFIX = "dltrace_"
 """Before the name of a source it is the name of the instrumentor that traces it."""
-_SDK_DISABLED = "OTEL_SDK_DISABLED"
+SDK_DISABLED = "OTEL_SDK_DISABLED"
 
 
 def is_switched_on(env: Mapping[str, str]) -> bool:
@@ -17,16 +18,16 @@ def is_switched_on(env: Mapping[str, str]) -> bool:
     Raises:
         ConfigError: ``OTEL_DLTRACE`` is neither true nor false.
     """
-    said = env.get(SWITCH, "").strip()
-    return (truth(SWITCH, said) if said else byteps.asks(env)) and not _is_sdk_disabled(env)
+    switch = said(env, SWITCH)
+    return (truth(SWITCH, switch) if switch else byteps.asks(env)) and not is_sdk_disabled(env)
 
 
-def _is_sdk_disabled(env: Mapping[str, str]) -> bool:
+def is_sdk_disabled(env: Mapping[str, str]) -> bool:
     """Return whether ``OTEL_SDK_DISABLED`` is ``true``; OpenTelemetry takes every other value for false, and warns."""
-    said = env.get(_SDK_DISABLED, "").strip()
-    if said.lower() not in ("", "true", "false"):
-        guard.say(f"{_SDK_DISABLED}={said!r} disables nothing; OpenTelemetry knows true alone", _SDK_DISABLED)
-    return said.lower() == "true"
+    disabled = said(env, SDK_DISABLED)
+    if disabled.lower() not in ("", "true", "false"):
+        guard.say(f"{SDK_DISABLED}={disabled!r} disables nothing; OpenTelemetry knows true alone", SDK_DISABLED)
+    return disabled.lower() == "true"
 
 
 def is_switched_off(env: Mapping[str, str]) -> bool:
@@ -35,8 +36,7 @@ def is_switched_off(env: Mapping[str, str]) -> bool:
     Raises:
         ConfigError: ``OTEL_DLTRACE`` is neither true nor false.
     """
-    is_said = bool(env.get(SWITCH, "").strip())
-    return not is_switched_on({**env, SWITCH: env[SWITCH] if is_said else "1"})
+    return not is_switched_on({**env, SWITCH: said(env, SWITCH) or "1"})
 
 
 def enabled_sources(sources: Iterable[str], env: Mapping[str, str]) -> list[str]:

@@ -42,8 +42,8 @@ def open_gpus(devices: Path = Path("/dev")) -> "GpuSource":
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        why = "there are GPUs, but no nvidia-ml-py to ask about them: pip install otel-dltrace[gpu]" if there else ""
-        raise NoGpuError(why) from None
+        why = "there are GPUs, but no nvidia-ml-py to ask about them: pip install '.[gpu]' in otel-dltrace's folder"
+        raise NoGpuError(why if there else "") from None
     try:
         nvml.nvmlInit()
         return GpuSource(nvml)
