@@ -198,9 +198,9 @@ print("asked twice")
 
 def test_a_drain_is_told_nothing_that_its_configuration_has_not(place):
     """A program that says itself what to record is drained, whatever BytePS's variables say."""
-    program = """
+    program = f"""
 import otel_dltrace
-otel_dltrace.start(otel_dltrace.Config(), level="step")
+otel_dltrace.start(otel_dltrace.Config(ring_directory={str(place.rings)!r}), level="step")
 with otel_dltrace.step():
     pass
 """

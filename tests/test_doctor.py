@@ -552,6 +552,13 @@ def test_what_the_environment_gets_wrong_is_named(env, problem):
     assert [what for what, said in zip(found, problem, strict=True) if not what.startswith(said)] == []
 
 
+def test_what_opentelemetry_forbids_is_not_advised():
+    """`OTEL_DLTRACE=1` alone would switch nothing on."""
+    switch, *_ = environment.check({"OTEL_SDK_DISABLED": "true"})
+
+    assert (switch.verdict, switch.cure) == ("fine", "unset OTEL_SDK_DISABLED, and set OTEL_DLTRACE=1")
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -545,3 +545,10 @@ def test_a_job_has_a_generation_of_its_own(env, alone, same, capsys):
 
     assert (binds[0] == binds[1]) == same
     assert ("give all hosts" in capsys.readouterr().err) == (not alone and RUN not in env)
+
+
+def test_blanks_are_nothing_said_of_a_job():
+    """As in a template that was left open: the processes are of one run all the same, and record stages."""
+    told = traced_environment(["train.py"], ON | {RUN: "", "OTEL_DLTRACE_LEVEL": " "}, alone=True)
+
+    assert (len(told[RUN]), told["OTEL_DLTRACE_LEVEL"], told.get(LAUNCH)) == (16, "partition", None)

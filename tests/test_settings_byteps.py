@@ -82,7 +82,7 @@ def test_steps_that_are_none_are_an_error(env, cure):
 def test_a_place_that_cannot_be_written_is_said_at_once(env, cure):
     """The files are written at the end, when nobody looks any more."""
     with pytest.raises(ConfigError, match=cure):
-        Config.from_env(env)
+        Config.from_env(env).check_writable(env)
 
 
 @pytest.mark.parametrize(
