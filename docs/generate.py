@@ -193,7 +193,8 @@ returns a request lasts until the `Wait` or `Test` that completes it, which writ
 that it may have been done earlier. A request that nobody waits for ends where it was launched, and says `host_issue`.
 `Iprobe` and its like, and `Win.Test`, are spans when they find something. MPI begins while `mpi4py.MPI` is imported:
 the span `init` is that import. It ends by itself after the interpreter has: `finalize` is a span where the program
-calls `Finalize`.
+calls `Finalize`. `Abort` is no span: before it ends the job, the step that is open, or `exit` outside any, has its code
+as an error, or the error that the program is handling.
 
 Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in; to and
 from `PROC_NULL` none. A Python object has no size before it is pickled; its receive says how many bytes came.
@@ -208,7 +209,8 @@ a receive that was cancelled, has no number. A receive from any rank or with any
 programs that let such receives compete with others for the same messages may get numbers that the sender does not. A
 program that has a new tag for each message runs out of numbers after 131,072 of them in a communicator; one that makes
 and frees communicators, windows, files or persistent collectives without end runs out of ids for new ones after some
-thousands. One that begins MPI by a `Session` alone, not `Init`, is not traced.
+thousands. One that begins MPI by a `Session` alone, not `Init`, is not traced. A program that uses torch's process
+groups as well is one run, whichever begins first, where its ranks are the same for both.
 
 The first collective of Python objects on a communicator duplicates it within mpi4py (4.1), which keeps the interpreter
 to itself meanwhile. Where several threads do this at once, each on a communicator of its own, ranks can wait for each
