@@ -19,6 +19,7 @@ from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
 from otel_dltrace.export.cursor import Cursor
+from otel_dltrace.export.departing import tags_of
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.host_time import HostTime
 from otel_dltrace.export.run_reader import read_run, read_summaries
@@ -28,6 +29,7 @@ from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import guard, launch
 from otel_dltrace.record.locks import lock_is_held
+from otel_dltrace.record.ring_file import version_of
 from otel_dltrace.settings.config import Config
 from tests.servers import wait_until
 from tests.support import Place, abandon, waiting
@@ -336,8 +338,54 @@ ON_DEMAND = """
 """
 
 
+class Away:
+    """A way out on whose disk spans wait."""
+
+    def __init__(self) -> None:
+        self.sent = self.spilled = 0
+
+    def send(self, _batch, outgoing) -> None:
+        """Have them wait."""
+        self.spilled += sum(len(out.rows) for out in outgoing)
+        self.sent += sum(len(out.rows) for out in outgoing)
+
+    def figures(self, _run: Path) -> dict:
+        """Return how many."""
+        return {"otlp": {"sent": self.sent, "spilled": self.spilled}}
+
+    def unsettled(self) -> set:
+        """Return nothing."""
+        return set()
+
+    def spill_to(self, *_) -> None:
+        """Do nothing."""
+
+    flush = close = spill_to
+
+
+class Slow(Away):
+    """A way out that delivers nothing till it *is_fast*."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_fast, self._tags = False, set()
+
+    def send(self, batch, outgoing) -> None:
+        """Have them wait."""
+        self._tags |= tags_of(batch, outgoing)
+
+    def unsettled(self) -> set:
+        """Return of what."""
+        return set() if self.is_fast else self._tags
+
+
 @pytest.fixture
-def ticked(place, monkeypatch):
+def outlet():
+    """Give none; a test that wants one says which."""
+
+
+@pytest.fixture
+def ticked(place, outlet, monkeypatch):
     """Give a drain whose clock is set by hand: ``at(s, n)`` has *n* steps written and ticks at *s*; rows so far."""
     env = place.env(OTEL_DLTRACE_DRAIN="off", OTEL_DLTRACE_RING_SIZE="256K", **ALONE)
     command = [sys.executable, str(place.write(ON_DEMAND))]
@@ -346,7 +394,7 @@ def ticked(place, monkeypatch):
     seconds = 0.0
     clock = SimpleNamespace(monotonic=lambda: seconds, monotonic_ns=time.monotonic_ns, time_ns=time.time_ns)
     monkeypatch.setattr(drain_module, "time", clock)
-    drain = Drain(Serving(place.rings, place.folder, linger=0.0, delay=5.0))
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0, delay=5.0), outlet)
 
     def at(now: float, steps: int) -> int:
         nonlocal seconds
@@ -374,6 +422,24 @@ def test_where_nothing_goes_out_nothing_is_kept_to_be_sent_again(ticked):
     assert [(place.undelivered, place.loose) for place in cursor.places.values()] == [(NO_STEP, False)]
 
 
+@pytest.mark.parametrize("outlet", [Slow()])
+def test_what_is_delivered_between_two_reads_is_not_sent_again(ticked, outlet):
+    """The cursor says so in the next turn; one in which nothing is delivered writes none."""
+
+    def after(now: float, steps: int) -> tuple[int, object]:
+        ticked(now, steps)
+        (path,) = ticked.drain.serving.rings.glob("*.cursor")
+        (place,) = Cursor.read(path).places.values()
+        return place.undelivered, version_of(path)
+
+    first, waits = after(0.0, 10), after(1.0, 0)
+    outlet.is_fast = True
+    delivered, nothing_new = after(2.0, 0), after(3.0, 0)
+
+    assert (first[0], delivered[0]) == (0, 9)  # the last step is not decided
+    assert (waits, nothing_new) == (first, delivered)
+
+
 @pytest.mark.parametrize("together", [1, 1 << 20])
 def test_every_ring_is_read_however_many_there_are(place, monkeypatch, together):
     """So many are read together as memory has room for, and the others after them."""
@@ -384,36 +450,6 @@ def test_every_ring_is_read_however_many_there_are(place, monkeypatch, together)
     drain.run()
 
     assert [len(batch) for run in place.runs() for batch in read_run(run)] == [1, 1, 1]
-
-
-class Away:
-    """A way out on whose disk spans wait."""
-
-    def __init__(self) -> None:
-        self.sent = self.spilled = 0
-
-    def send(self, _batch, outgoing) -> None:
-        """Have them wait."""
-        self.spilled += sum(len(out.rows) for out in outgoing)
-        self.sent += sum(len(out.rows) for out in outgoing)
-
-    def figures(self, _run: Path) -> dict:
-        """Return how many."""
-        return {"otlp": {"sent": self.sent, "spilled": self.spilled}}
-
-    def unsettled(self) -> set:
-        """Return nothing."""
-        return set()
-
-    def spill_to(self, *_) -> None:
-        """Do nothing."""
-
-    flush = close = spill_to
-
-
-@pytest.fixture
-def outlet():
-    """Give none; a test that wants one says which."""
 
 
 @pytest.fixture

@@ -187,14 +187,13 @@ class Drain:
 
     def _settle(self, asked: bool) -> None:
         """Save the cursors, and let go of the rings that are safe elsewhere; who *asked* waits for a new cursor."""
-        unsettled = self.outlet.unsettled() if self.outlet is not None else set()
+        unsettled: dict[int, set[int]] = {}
+        for nonce, step in self.outlet.unsettled() if self.outlet is not None else ():
+            unsettled.setdefault(nonce, set()).add(step)
         is_due = self.runs.is_compaction_due
         for path, follower in list(self.followers.items()):
             again = is_due or (asked and not follower.is_drained)
-            if not (follower.is_drained or follower.is_dirty or again):
-                continue
-            mine = {step for nonce, step in unsettled if nonce == follower.source.nonce}
-            mine |= self.dispatch.waiting_steps(follower)
+            mine = unsettled.get(follower.source.nonce, set()) | self.dispatch.waiting_steps(follower)
             undecided = min((m.gate.undecided_from() for m in follower.members), default=NO_STEP)
             follower.save(mine, again)
             if follower.is_drained and not mine and undecided == NO_STEP:

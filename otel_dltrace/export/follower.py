@@ -48,6 +48,7 @@ class Follower:
         self.members: list[Member] = []
         self.filled = 0.0
         self._cursor, self._unbound, self._make_member = cursor, unbound, make_member
+        self._owed: list[tuple[int, bool]] = []
         self._waiting: list[Column] = []
         self._count = 0
         self.comes_back = False
@@ -250,18 +251,22 @@ class Follower:
     def save(self, unsettled: Collection[int], again: bool = False) -> None:
         """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request.
 
-        What was sent of the steps *unsettled* is not yet elsewhere.
+        What was sent of the steps *unsettled* is not yet elsewhere. Once it is, the cursor has changed as well: what is
+        acknowledged long after it was read would be sent again by the next drain.
         """
-        if not (self.is_dirty or again) or self._count or self.source.waiting:
+        if self._count or self.source.waiting:
             return
         places: dict[str, Place] = {}
         for member in self.members:  # several may be of one run
             folder, place = str(member.writer.folder), member.place(unsettled)
             places[folder] = place.behind(places.get(folder))
+        owed = [(place.undelivered, place.loose) for place in places.values()]
+        if not (self.is_dirty or again or owed != self._owed):
+            return
         cursor = Cursor(self.source.reader.taken, self.source.unfinished(), places, self.source.lapped)
         try:
             cursor.write(self.source.path.with_suffix(".cursor"))
         except OSError as error:
             guard.say(f"{self.source.path.parent} has no room for a cursor ({error}): it is tried again")
             return
-        self.is_dirty = False
+        self.is_dirty, self._owed = False, owed
