@@ -381,6 +381,28 @@ def test_a_steps_root_covers_all_ranks_of_the_host(place, tmp_path, pause, modul
         assert root.start_time_unix_nano <= it.start_time_unix_nano <= it.end_time_unix_nano <= root.end_time_unix_nano
 
 
+def test_ranks_that_share_no_run_have_roots_of_their_own(place, tmp_path):
+    """Nobody makes a process group for those of torchrun: each is a run of its own, and has no rank 0 beside it."""
+    program = """
+        import otel_dltrace
+        for _ in range(3):
+            with otel_dltrace.step():
+                pass
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with servers.collector(tmp_path) as collector:
+        env = {"OTEL_DLTRACE": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, **EVERYTHING}
+        job = place.finish(place.popen([*command, str(place.write(program))], **env))
+        arrived = collector.wait_for(12)
+    roots = {it.span_id: it.trace_id for it in arrived if it.name == s.TRAIN_STEP}
+
+    assert job.returncode == 0, job.stderr
+    assert (len(roots), len(set(roots.values()))) == (6, 6)
+    assert [roots[it.parent_span_id] for it in arrived if it.name == s.RANK_STEP] == [
+        it.trace_id for it in arrived if it.name == s.RANK_STEP
+    ]
+
+
 def test_ranks_without_a_framework_are_seen_while_they_run(place, tmp_path):
     """Nobody makes a process group for them: the environment says whose they are, and two steps are enough to know."""
     program = """

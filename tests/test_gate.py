@@ -11,7 +11,7 @@ from otel_dltrace.export.roots import Roots
 from otel_dltrace.model.identity import NO_STEP, Bind, root_id
 from otel_dltrace.model.plan import Window, share_of
 from otel_dltrace.model.semconv import Flag, Level
-from otel_dltrace.model.spans import empty_rows
+from otel_dltrace.model.spans import Process, empty_rows
 
 BIND = Bind("job", "1.00")
 MS = 1_000_000
@@ -254,7 +254,7 @@ class FakeMember:
 
     def __init__(self, rank: int) -> None:
         self.bind = Bind("job", "1.00", rank=rank, world_size=2)
-        self.process = type("Process", (), {"nonce": rank + 1})
+        self.process = Process(rank + 1, self.bind)
 
 
 def spans_of(roots: list) -> list[tuple[int, int, int, int]]:

@@ -128,8 +128,8 @@ class _Outline:
         return steps
 
     def roots(self) -> Iterator[SpanBatch]:
-        """Yield the roots of each world that has a worker of rank 0, some at a time."""
-        owners = {_world(p): (p, p.bind) for p in self.processes.values() if p.bind and _who(p) == ("worker", 0)}
+        """Yield the roots of each world that has a worker of rank 0, or but one worker, some at a time."""
+        owners = {_world(p): (p, p.bind) for p in self.processes.values() if p.bind and p.owns_roots}
         for world, (owner, bind) in owners.items():
             together = [
                 extents

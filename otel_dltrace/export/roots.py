@@ -1,4 +1,7 @@
-"""The root span of each step, from the drain of worker rank 0's host, over its local ranks' extent."""
+"""The root span of each step, from the drain of worker rank 0's host, over its local ranks' extent.
+
+A process that is a run of its own, whatever its rank, has its own roots: there is no rank 0 beside it.
+"""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -33,7 +36,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Root:
-    """One row, the root of *step*, in the name of worker rank 0 (*owner*)."""
+    """One row, the root of *step*, in the name of worker rank 0 or of who is alone (*owner*)."""
 
     owner: "Member"
     step: int
@@ -58,7 +61,7 @@ class Roots:
 
     def add(self, member: "Member", step: int, shard: int, extent: tuple[int, int], now: float) -> None:
         """Note that the local rank *member* spent *extent* (monotonic ns) in *step*."""
-        if member.bind.rank == 0:
+        if member.process.owns_roots:
             self._owner = member
         if step in self._sent:
             return
@@ -78,7 +81,7 @@ class Roots:
     def due(self, members: int, now: float, final: bool, standing: Collection[int] = ()) -> list[Root]:
         """Return the roots that are complete; *members* processes are local, and some are still *standing* in steps.
 
-        None without rank 0.
+        None without rank 0, unless the run is one process's own.
         """
         complete: dict[int, list[tuple[int, int, int]]] = {}
         for step in sorted(self._steps):

@@ -10,7 +10,7 @@ import numpy as np
 from otel_dltrace.model import semconv
 from otel_dltrace.model.arrays import Column, distinct
 from otel_dltrace.model.descriptors import KIND_NUMBERS, Descriptors
-from otel_dltrace.model.identity import NO_STEP, Bind, rank_step_ids, span_id
+from otel_dltrace.model.identity import NO_STEP, Bind, own_generation, rank_step_ids, span_id
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
 
@@ -60,6 +60,14 @@ class Process:
     pid: int = 0
     anchor: Anchor = Anchor(0, 0, 0)
     resource: tuple[tuple[str, str | int], ...] = ()
+
+    @property
+    def owns_roots(self) -> bool:
+        """Whether steps' roots are in its name: worker rank 0's, and any worker's that has the generation to itself."""
+        if self.bind is None or self.bind.role != "worker":
+            return False
+        generation, nonce = self.bind.generation, self.nonce.to_bytes(8, "little").hex()
+        return self.bind.rank == 0 or generation == own_generation(generation, nonce)
 
 
 @dataclass(frozen=True)
