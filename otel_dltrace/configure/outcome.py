@@ -70,11 +70,11 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
     read = f"read them with: otel-dltrace report {quote(where)}"  # to be pasted into a shell
     if path.exists():
         so_far = "" if is_over else "so far "
-        left = "" if drained else starter.trouble()
+        left = "" if drained else starter.why_left()
         guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; {read}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
         guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} before they were read")
     elif starter.mode == "auto":
-        trouble = starter.trouble() or "it has not answered yet"
+        trouble = starter.why_left() or "it has not answered yet"
         cure = "if it is gone, `otel-dltrace recover` does its work"
         guard.say(f"the drain did not finish ({trouble}; {cure}); the spans will be in {where}; {read}")

@@ -65,6 +65,7 @@ class DrainStarter:
         self._child: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._thread: DrainThread | None = None
+        self._ring: Path | None = None
 
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
@@ -138,6 +139,15 @@ class DrainStarter:
         said = (line.strip() for line in reversed(lines) if about in line)
         return next((line.removeprefix("otel_dltrace: ") for line in said if line), "")
 
+    def why_left(self) -> str:
+        """Return why the ring that `finish` waited for is still there, "" if nothing is known to keep the drain.
+
+        One that is at work may have complained of anything: only what it said of the ring is a reason.
+        """
+        if self._ring is None or self._is_gone():
+            return self.trouble()
+        return self.trouble(self._ring.stem)
+
     def hurry(self) -> None:
         """Have the drain, whichever it is, read everything soon."""
         ring_bell(self.bell)
@@ -162,6 +172,7 @@ class DrainStarter:
 
     def finish(self, ring: Path, timeout: float) -> bool:
         """Wait until *ring* has been read to its end and removed; return whether it was within *timeout* seconds."""
+        self._ring = ring
         if self.mode == "off":
             return False
         deadline = time.monotonic() + timeout
