@@ -238,6 +238,40 @@ def test_a_drain_that_cannot_begin_is_not_started_every_second(place, monkeypatc
     assert capfd.readouterr().err == f"otel_dltrace: {why}\n"
 
 
+@pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "gone"])
+def test_what_a_drain_at_work_complained_of_is_no_reason(place, monkeypatch, is_at_work):
+    """Unless it is of the ring that is waited for; of one that is gone the last words are."""
+    monkeypatch.setattr(launch, "lock_is_held", lambda _: is_at_work)
+    starter = launch.DrainStarter("home", place.rings, "auto", {}, lambda _ring: None)
+    reasons = []
+    for name in ("mine.ring", "other.ring"):
+        (place.rings / name).touch()
+        starter.log.write_text("otel_dltrace: mine.ring is damaged\notel_dltrace: a variable is wrong\n")
+        assert not starter.finish(place.rings / name, 0.0)
+        reasons.append(starter.why_left())
+        (place.rings / name).unlink()
+
+    assert reasons == (["mine.ring is damaged", ""] if is_at_work else ["a variable is wrong"] * 2)
+
+
+def test_what_drains_complained_of_goes_after_a_day(place):
+    """With the next drain of the folder, unless its own is still at work."""
+    logs = {name: place.rings / f"{name}.log" for name in ("old", "new", "working")}
+    for name, path in logs.items():
+        path.write_text("a variable is wrong")
+        if name != "new":
+            os.utime(path, (0, 0))
+    holds = "from otel_dltrace.record.locks import take_lock as t; from pathlib import Path as P; "
+    code = f"{holds}t(P({str(place.rings / 'working.lock')!r})); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as working:
+        working.stdout.readline()
+        Drain(Serving(place.rings, place.folder, linger=0.0)).run()
+        working.communicate("\n")
+
+    assert sorted(path.stem for path in place.rings.glob("*.log")) == ["new", "working"]
+
+
 @pytest.mark.parametrize("mode", ["auto", "thread"])
 def test_forked_children_have_rings_of_their_own(place, mode):
     """A child's spans are its own process's, under the same descriptors; its parent's thread drains nothing there."""

@@ -403,6 +403,11 @@ PROTOBUF = {"content-type": "application/x-protobuf"}
             Outcome(Verdict.RETRY, 0, "HTTP 503: data refused due to memory"),
             id="the memory limiter's answer",
         ),
+        pytest.param(
+            (503, PROTOBUF, b""),
+            Outcome(Verdict.RETRY, 0, "HTTP 503: Service Unavailable"),
+            id="an answer without words",
+        ),
         pytest.param((502, {}, b""), Outcome(Verdict.RETRY, 0, "HTTP 502: Bad Gateway"), id="bad gateway"),
         pytest.param((504, {}, b""), Outcome(Verdict.RETRY, 0, "HTTP 504: Gateway Timeout"), id="gateway timeout"),
         pytest.param(

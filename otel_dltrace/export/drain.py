@@ -255,6 +255,7 @@ class Drain:
     def finish(self) -> None:
         """Deliver or spill what is left, close the run directories."""
         self.rings.remove_unborn()
+        self.rings.remove_old_logs()
         if self.metering is not None:
             guard.guarded(self.metering.finish)(PATIENCE_S)
         ends = time.monotonic() + self.delivery_s

@@ -18,6 +18,8 @@ from otel_dltrace.record.locks import TOO_MANY_FILES, is_ours_to_take, lock_is_h
 from otel_dltrace.record.ring_file import take_for_reading, version_of, writer_is_alive
 
 UNBORN_S = 60.0
+LOG_S = 86_400.0
+"""How long what a drain complained of stays in the folder after its end."""
 _PASSING = (*TOO_MANY_FILES, errno.ENOMEM)
 """What is wrong with this process or its host for a while, and not with a ring."""
 
@@ -101,6 +103,16 @@ class RingFolder:
                         path.unlink(missing_ok=True)
             except OSError:
                 continue  # it got its name, or another drain was faster
+
+    def remove_old_logs(self) -> None:
+        """Remove what drains complained of that ended long ago: nobody else does, and each configuration has one."""
+        for path in self._serving.rings.glob("*.log"):
+            try:
+                is_old = time.time() - path.stat().st_mtime > LOG_S
+                if is_old and not lock_is_held(path.with_suffix(".lock")):
+                    path.unlink(missing_ok=True)
+            except OSError:
+                continue  # another user's, or another drain was faster
 
     def close(self) -> None:
         """Let other drains be started again."""

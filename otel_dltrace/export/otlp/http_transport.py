@@ -128,10 +128,8 @@ def _message(response: requests.Response, answer: bytes) -> str:
     if 300 <= response.status_code < 400:
         return f"sent on to {response.headers.get('location', 'nowhere')}: set the endpoint to that address"
     if response.headers.get("content-type") == "application/x-protobuf":
-        try:
-            return str(Status.FromString(answer).message)
-        except DecodeError:
-            pass
+        with suppress(DecodeError):
+            return str(Status.FromString(answer).message).strip() or str(response.reason)
     return answer[:LONGEST_MESSAGE].decode("utf-8", "replace").strip() or str(response.reason)
 
 
