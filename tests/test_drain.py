@@ -406,6 +406,7 @@ class Slow(Away):
 
     def send(self, batch, outgoing) -> None:
         """Have them wait."""
+        super().send(batch, outgoing)
         self._tags |= tags_of(batch, outgoing)
 
     def unsettled(self) -> set:
@@ -472,6 +473,18 @@ def test_what_is_delivered_between_two_reads_is_not_sent_again(ticked, outlet):
 
     assert (first[0], delivered[0]) == (0, 9)  # the last step is not decided
     assert (waits, nothing_new) == (first, delivered)
+
+
+@pytest.mark.parametrize("outlet", [Slow()])
+def test_what_a_drain_had_read_and_delivered_is_known_when_it_is_killed(ticked, place, outlet):
+    """Once its cursor says that it is not sent again; the next drain adds what it sends itself."""
+    ticked(1.0, 10)
+    outlet.is_fast = True
+    ticked(2.0, 0)
+    (told,) = (summary for run in place.runs() for summary in read_summaries(run))
+
+    assert told["so_far"] == 10
+    assert told["summary"]["otlp"]["sent"] == 18  # nine steps and their roots: the last one is not decided
 
 
 @pytest.mark.parametrize("together", [1, 1 << 20])

@@ -64,7 +64,8 @@ class Drain:
         self.runs = RunFolders(self.serving.quota, self._delivered, self.serving.budget)
         self._ends = RunEnds()
         self._sent = Delivered(self._figures)
-        self._due = 0.0
+        self._due = self._told = 0.0
+        self._has_news = False
 
     def run(self, pause: Callable[[float], None] = time.sleep) -> None:
         """Serve until nobody writes any more and *linger* seconds have passed; *pause* waits for a while or a bell."""
@@ -195,13 +196,22 @@ class Drain:
             again = is_due or (asked and not follower.is_drained)
             mine = unsettled.get(follower.source.nonce, set()) | self.dispatch.waiting_steps(follower)
             undecided = min((m.gate.undecided_from() for m in follower.members), default=NO_STEP)
-            follower.save(mine, again)
+            self._has_news |= follower.save(mine, again)
             if follower.is_drained and not mine and undecided == NO_STEP:
                 self._let_go(path)
-        if asked:  # who ends does not wait for a collector that is away
-            self.runs.tell_so_far(f for f in self.followers.values() if f.is_drained)
+        self._tell_so_far(asked)
         # Only here: the cursors just saved no longer speak of the segments that go.
         self.runs.compact_due()
+
+    def _tell_so_far(self, asked: bool) -> None:
+        """Write down what is read and delivered: who ends (*asked*) does not wait for a collector that is away.
+
+        Nor is it known of a drain that is killed. The cursors come first: what is counted is not sent again.
+        """
+        now = time.monotonic()
+        if asked or (self._has_news and now - self._told >= LONGEST_PAUSE_S):
+            self._told, self._has_news = now, False
+            self.runs.tell_so_far(self.followers.values())
 
     def _let_go(self, path: Path) -> None:
         """Remove a ring whose spans are all in the run directory, and delivered or spilled."""

@@ -248,25 +248,28 @@ class Follower:
         """Whether spans that waited for a name are being moved, and find room."""
         return self.comes_back and not self._is_stuck
 
-    def save(self, unsettled: Collection[int], again: bool = False) -> None:
+    def save(self, unsettled: Collection[int], again: bool = False) -> bool:
         """Write the cursor, if what it covers has changed, or (*again*) where in the folder that is, or on request.
+
+        Return whether it was.
 
         What was sent of the steps *unsettled* is not yet elsewhere. Once it is, the cursor has changed as well: what is
         acknowledged long after it was read would be sent again by the next drain.
         """
         if self._count or self.source.waiting:
-            return
+            return False
         places: dict[str, Place] = {}
         for member in self.members:  # several may be of one run
             folder, place = str(member.writer.folder), member.place(unsettled)
             places[folder] = place.behind(places.get(folder))
         owed = [(place.undelivered, place.loose) for place in places.values()]
         if not (self.is_dirty or again or owed != self._owed):
-            return
+            return False
         cursor = Cursor(self.source.reader.taken, self.source.unfinished(), places, self.source.lapped)
         try:
             cursor.write(self.source.path.with_suffix(".cursor"))
         except OSError as error:
             guard.say(f"{self.source.path.parent} has no room for a cursor ({error}): it is tried again")
-            return
+            return False
         self.is_dirty, self._owed = False, owed
+        return True

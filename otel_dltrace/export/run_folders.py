@@ -81,7 +81,7 @@ class RunFolders:
             self._complain(follower.members[-1].writer.root, note)
 
     def tell_so_far(self, followers: Iterable[Follower]) -> None:
-        """Write down how many spans are of rings, those of *followers*, that have been read and are not counted yet."""
+        """Write down how many spans have been read of rings, those of *followers*, that are not counted yet."""
         read: Counter[Path] = Counter()
         for member in (member for follower in followers for member in follower.members):
             read[member.writer.root] += member.written
