@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from otel_dltrace.export import ring_folder
-from otel_dltrace.export.delivered import Delivered
+from otel_dltrace.export.delivered import SHARED, Delivered
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
@@ -226,6 +226,19 @@ def test_what_waits_is_no_count() -> None:
     now["otlp"] = {"sent": 120, "waiting": 3}
 
     assert delivered.of(Path("second")) == {"otlp": {"sent": 70, "waiting": 3}, "trouble": ["none"]}
+
+
+def test_figures_of_runs_at_once_say_that_they_are_of_both() -> None:
+    """A run that comes when the others are over has its own alone."""
+    delivered = Delivered(lambda _: {"otlp": {"accepted": 9, "warning": ""}})
+    runs = [*map(Path, ("first", "second", "third"))]
+    for run in runs[:2]:
+        delivered.begin(run)
+    for run in runs[:2]:
+        delivered.end(run)
+    delivered.begin(runs[2])
+
+    assert [delivered.of(run)["otlp"]["warning"] for run in runs] == [SHARED, SHARED, ""]
 
 
 def test_what_waited_at_a_run_s_end_and_was_delivered_is_its_own() -> None:

@@ -10,6 +10,8 @@ from otel_dltrace.export.files import read_object, write_json
 
 _NOW = frozenset(("waiting", "spilled"))
 """Of what is there now; all else counts what has happened."""
+SHARED = "with those of other runs of the same drain"
+"""Said of a run's figures: a request holds spans of all processes of a host, whichever their run."""
 
 
 class Delivered:
@@ -27,6 +29,7 @@ class Delivered:
         self._before: dict[Path, dict[str, Any]] = {}
         self._over: dict[Path, dict[str, Any]] = {}
         self._last: Path | None = None
+        self._shared: set[Path] = set()
 
     def begin(self, run: Path) -> None:
         """Count for *run* from now on, or go on where it was over."""
@@ -37,6 +40,8 @@ class Delivered:
             self._before[run] = _less(self._figures(run), self._over.pop(run))
         elif run not in self._before:
             self._before[run] = self._figures(run)
+        if others := self._before.keys() - self._over.keys() - {run}:
+            self._shared |= {run, *others}
 
     def end(self, run: Path) -> None:
         """Count no more for *run*, if others go on: all of it has been delivered or spilled."""
@@ -49,13 +54,17 @@ class Delivered:
         """Let go of *run*, whose figures stand in its folder: if it begins again, those that follow are added there."""
         for known in (self._before, self._over):
             known.pop(run, None)
+        self._shared.discard(run)
         if self._last == run:
             self._last = None
 
     def of(self, run: Path) -> dict[str, Any]:
         """Return the figures of *run*."""
         now = _less(self._figures(run), self._before.get(run, {}))
-        return _there_now(self._over[run], now) if run in self._over else now
+        told = _there_now(self._over[run], now) if run in self._over else now
+        if run in self._shared and "otlp" in told:
+            told["otlp"]["warning"] = told["otlp"].get("warning") or SHARED
+        return told
 
 
 def _less(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
