@@ -673,7 +673,55 @@ def test_collectives_contradict_only_if_they_are_all_that_ranks_wait_in(unknown)
                 rank.add(message, n, begin + (31 if r else 11), begin + 32, seq=n + 1, a=1 - r)
     found = analyse([rank.batch() for rank in ranks]).stragglers
     assert found.verdict == ("straggler" if unknown else "cannot tell")
-    assert [(one.rank, one.stage, one.arrivals) for one in found.found] == [(1, "forward", 0)] * bool(unknown)
+    assert [(one.rank, one.stage, one.late, one.arrivals) for one in found.found] == [(1, "forward", 0, 9)] * bool(
+        unknown
+    )
+
+
+def test_messages_of_others_leave_a_contradiction_as_it_is():
+    """Whoever rank 1 does not write to cannot be who waits for it."""
+    ranks = [Rank(r, 4) for r in range(4)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            begin = 100 * n
+            rank.step(n, begin, begin + 40).stage(n, "forward", begin, begin + (31 if r == 1 else 11))
+            rank.collective(n, begin + 1, begin + 1, n + 1)
+            if r >= 2:
+                message = Descriptor(P2P, "send" if r == 2 else "recv", backend="gloo", group="0")
+                rank.add(message, n, begin + 12, begin + 12.1, seq=n + 1, a=5 - r)
+    assert analyse([rank.batch() for rank in ranks]).stragglers.verdict == "cannot tell"
+
+
+STEPLESS_BUCKETS = {"source": Source.BOUND, "flags": Flag.ASYNC, "tensor": "bucket 0"}
+
+
+def without_steps(case: str) -> list[SpanBatch]:
+    """Return ranks without steps, rank 1 of which comes 5 ms late to each collective, and nobody knows why.
+
+    It is by its host's clock, or by its host alone, or not much as others are under way, or it waited for a message,
+    or others are not here.
+    """
+    hosts = ["node-0", "node-1"] if case == "clocks" else ["node-0", "node-0"]
+    world = {"missing": 4}.get(case, 2)
+    ranks = [Rank(r, world, host) for r, host in enumerate(hosts)]
+    many = 25 if case == "at once" else 1
+    late = 0.3 if case == "at once" else 5
+    for n in range(20):
+        for r, rank in enumerate(ranks):
+            begin = 100 * n + 20 + late * r
+            for one in range(many):
+                extra = STEPLESS_BUCKETS | ({"source": Source.HOST_ISSUE} if case == "issued" else {})
+                rank.collective(NO_STEP, begin, 100 * n + 90, many * n + one + 1, **extra)
+            if case == "message" and r == 1:
+                message = Descriptor(P2P, "recv", backend="gloo", group="0")
+                rank.add(message, NO_STEP, 100 * n + 19, begin, seq=n + 1, a=2)
+    return [rank.batch() for rank in ranks]
+
+
+@pytest.mark.parametrize("case", ["", "clocks", "issued", "at once", "message", "missing"])
+def test_without_steps_nobody_is_named_for_what_others_may_have_done(case):
+    """Without any of it rank 1 is named."""
+    assert analyse(without_steps(case)).stragglers.verdict == ("cannot tell" if case else "straggler")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def finding(**fields) -> Straggler:
             [
                 "Rank 1 makes the others wait: the time between its steps is 24.1 ms, 20.3 ms longer than the others' "
                 "(in 96 of 100 steps).",
-                "Nothing confirms it: no collective in which they wait tells who came late.",
+                "Nothing confirms it: no collective tells who came late.",
             ],
             id="unconfirmed",
         ),

@@ -26,9 +26,9 @@ class Evidence:
 
     *opaque* columns may hold waits that were not recorded, for want of what *lacking* says; *blind*: no operation was
     recorded at all. *summed* and *most* (R, n) are by how much a rank came later than the others to a step's
-    collectives, all together and at most; *arrived* of the steps have any that the clocks can tell. They are not
-    *all* that ranks wait in if there are messages, or collectives without an id: who came late to those is not
-    known. *hosts* (R,) numbers the ranks' hosts.
+    collectives, all together and at most; *arrived* of the steps have any that the clocks can tell. They are *all*
+    that a rank takes part in (R,) unless it has messages, or collectives without an id: who came late to those is
+    not known. *hosts* (R,) numbers the ranks' hosts.
     """
 
     ranks: tuple[int, ...]
@@ -42,7 +42,7 @@ class Evidence:
     summed: Column
     most: Column
     arrived: int
-    all: bool
+    all: tuple[bool, ...]
     hosts: tuple[int, ...]
 
     @property
@@ -79,7 +79,7 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
     why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
-    all_known = not any(_waits_elsewhere(t.batch, steps) for t in tables)
+    all_known = tuple(not _waits_elsewhere(t.batch, steps) for t in tables)
     hosts = clocks([t.batch for t in tables]).hosts
     blind = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
     unseen = opaque, why, blind
@@ -87,7 +87,7 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
 
 
 def _waits_elsewhere(batch: SpanBatch, steps: Column) -> bool:
-    """Return whether ranks may wait in most of *steps* where nobody knows who came late.
+    """Return whether a rank communicates in most of *steps* where nobody knows who came late.
 
     So it is in messages, and in collectives without an id, as where two DDP models share a backward.
     """

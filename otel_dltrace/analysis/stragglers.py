@@ -20,8 +20,8 @@ from otel_dltrace.analysis.marked import behind
 from otel_dltrace.analysis.own import columns, spent
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import median
+from otel_dltrace.analysis.stepless import SHARE_OF_TIME, last_comer
 from otel_dltrace.analysis.table import RESIDUAL, StepTable, common_steps
-from otel_dltrace.analysis.waits import waits
 from otel_dltrace.model.arrays import Column
 
 SHARE_OF_STEP = 0.05
@@ -104,7 +104,7 @@ def stragglers(
     threshold = excess_threshold(tables, steps)
     why = _why_not(tables, steps, expected, drifted)
     if not any(len(t.steps) for t in tables) and len(joined):
-        verdict, reason, found = _by_arrivals(joined)
+        verdict, reason, found = _by_arrivals(tables, joined, expected)
     else:
         verdict, reason, found = _cannot_tell(why) if why else _judge(evidence(tables, steps, joined, threshold))
         found = tuple(_with_phase(one, tables, steps) for one in found)
@@ -121,15 +121,15 @@ def _with_phase(one: Straggler, tables: Sequence[StepTable], steps: Column) -> S
     return replace(one, phase=phase, of_phase=of_phase)
 
 
-def _by_arrivals(joined: Joined) -> Judgement:
-    """Judge a run without steps: which rank alone has the others wait in its collectives, time and again."""
-    ranks = waits(joined).ranks
-    worst = max(ranks, key=lambda r: r.late.total)
-    extent = int(joined["end"].max() - joined["start"].min())
-    alone = worst.late.total > NEARLY_ALWAYS * sum(r.late.total for r in ranks)
-    again = worst.last >= MIN_STEPS and worst.late.p50 * worst.last > worst.late.total / 2
-    if not (alone and again and worst.late.total > SHARE_OF_STEP * extent):
-        return _cannot_tell(f"{NO_STEPS}, and no rank alone costs the others {SHARE_OF_STEP:.0%} by coming last")
+def _by_arrivals(tables: Sequence[StepTable], joined: Joined, expected: int) -> Judgement:
+    """Judge a run without steps by its collectives."""
+    if missing := sorted(set(range(expected)) - {t.rank for t in tables}):
+        return _cannot_tell(f"{NO_STEPS}, and {len(missing)} of {expected} ranks are not here: {spell(missing)}")
+    worst = last_comer(tables, joined)
+    if worst is None:
+        return _cannot_tell(
+            f"{NO_STEPS}, and no rank alone is known to cost the others {SHARE_OF_TIME:.0%} of the time"
+        )
     late = worst.last, worst.arrivals, worst.late.p50
     return "straggler", "", (Straggler(worst.rank, "", 0, 0, 0, 0, *late),)
 
@@ -180,9 +180,9 @@ def _judge(e: Evidence) -> Judgement:
     if scores.max() > 0:
         rank = _earliest(scores, excess)
         column = int(excess[rank].argmax())
-        if e.arrived and e.all:
+        if e.arrived and e.all[rank]:
             return _cannot_tell(_contradiction(e, rank, column, int(late[rank])))
-        return "straggler", "", (_straggler(replace(e, arrived=0), rank, column),)
+        return "straggler", "", (_straggler(e, rank, column),)
     return _without_a_stage(e, late, often)
 
 

@@ -71,7 +71,10 @@ def _cause(s: Straggler, steps: int) -> str:
 
 def _confirmation(s: Straggler) -> str:
     if not s.arrivals:
-        return "Nothing confirms it: no collective in which they wait tells who came late."
+        return "Nothing confirms it: no collective tells who came late."
+    if 2 * s.late <= s.arrivals:
+        seldom = f"it comes late to the collectives in {s.late} of {s.arrivals} steps"
+        return f"Nothing confirms it: {seldom}, and what else it communicates in does not tell."
     return f"The begins of the collectives confirm it: {_arrival(s)}."
 
 
