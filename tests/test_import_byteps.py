@@ -395,8 +395,8 @@ def test_a_number_that_is_none_is_refused(option, text, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["import", "byteps", str(tmp_path), "-o", str(tmp_path / "RUN"), f"{option}={text}"])
 
-    said = f"argument {option}: {text!r} is not a whole number from 1 to 2,147,483,647: write 10, for example\n"
-    assert capsys.readouterr().err.endswith(said)
+    said = f"otel-dltrace: {option}: {text!r} is not a whole number from 1 to 2,147,483,647: write 10, for example; "
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_the_largest_start_step_is_taken(tmp_path):
