@@ -1,5 +1,6 @@
 """The launcher and its command: what a job's processes are given, and how they end."""
 
+import ctypes
 import json
 import os
 import signal
@@ -232,14 +233,33 @@ def meeting() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process], Pat
 
 
 LEAVING = """
-import os, pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"], stdout=-1)
+import os, pathlib, subprocess, sys
+below = '''
+import pathlib, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("up", flush=True)
+signal.sigwait([signal.SIGTERM])
+time.sleep(1.5)
+pathlib.Path(sys.argv[1]).write_text("saved")
+'''
+child = subprocess.Popen([sys.executable, "-c", below, sys.argv[2]], stdout=-1)
 child.stdout.readline()
 pathlib.Path(sys.argv[1]).write_text(str(child.pid))
 {ends}
 """
+_PR_SET_CHILD_SUBREAPER = 36
 
 
+@pytest.fixture
+def nobody_reaps() -> Iterator[None]:
+    """Have what outlives its parent become ours, who take no note of its end, like the first process of a container."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # others than Linux have none
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.mark.usefixtures("nobody_reaps")
 @pytest.mark.parametrize(
     ("ends", "code"),
     [
@@ -249,12 +269,16 @@ pathlib.Path(sys.argv[1]).write_text(str(child.pid))
     ],
 )
 def test_what_a_worker_has_started_ends_with_the_job(ends, code, tmp_path):
-    """A worker is often a shell around the training: that its own process is over ends nothing below it."""
-    told = tmp_path / "pid"
-    program = (sys.executable, "-c", LEAVING.format(ends=ends), str(told))
-    assert launch(Plan(program, servers=0), os.environ) == code
+    """A worker is often a shell around the training: what is below it has the whole grace, and costs no more of it."""
+    told, saved = tmp_path / "pid", tmp_path / "saved"
+    program = (sys.executable, "-c", LEAVING.format(ends=ends), str(told), str(saved))
+    begin = time.monotonic()
+    assert launch(Plan(program, servers=0, grace_s=100.0), os.environ) == code
+    assert (saved.exists(), time.monotonic() - begin < 100.0) == (True, True)
     left = int(told.read_text())
     wait_until(lambda: not psutil.pid_exists(left) or is_over(psutil.Process(left)), 10, "the end of what is left")
+    with suppress(ChildProcessError):  # where it is not ours
+        os.waitpid(left, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel ends processes with the one that started them")

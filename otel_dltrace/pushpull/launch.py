@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ _POLL_S = 0.02
 _UP_S = 2.0
 """How long a server that nobody asks has to come up: from then on whoever traces the job knows of it."""
 _LEFT_S = 1.0
-"""How long what a child has started may outlive it: in a container nobody may take note that it has ended."""
+"""What at least is left, once the children have ended, to what they have started: it may have waited for them."""
 _PR_SET_PDEATHSIG = 1
 """Linux's prctl.h: the signal that a process gets when the thread that started it ends."""
 
@@ -90,6 +91,11 @@ class _Job:
         """Return the children that run, and those of which something that they started does."""
         return [child for child in self.children if child.poll() is None or child.has_group]
 
+    def lives(self) -> bool:
+        """Return whether anything of the job runs: in a container nobody may take note of what has ended."""
+        left = {child.process.pid for child in self.left()}
+        return bool(left and left - _zombies())
+
     def send(self, number: int) -> None:
         """Send a signal to every child and what it started, be it over itself."""
         for child in self.left():
@@ -97,11 +103,13 @@ class _Job:
                 os.killpg(child.process.pid, number)
 
     def end(self, number: int, seconds: float) -> None:
-        """Send a signal to all, and wait for them, but not longer."""
+        """Send a signal to all, and wait for them and what they have started, but not longer."""
+        begun = time.monotonic()
         self.send(number)
         self.wait(seconds, servers=True)
-        end = time.monotonic() + _LEFT_S
-        while self.left() and time.monotonic() < end:
+        # A child may be a shell, which is over at once: the training below it has what is left of the time.
+        end = max(begun + seconds, time.monotonic() + _LEFT_S)
+        while self.lives() and time.monotonic() < end:
             time.sleep(_POLL_S)
 
     def wait(self, seconds: float, servers: bool) -> None:
@@ -219,6 +227,17 @@ def _has_group(number: int) -> bool:
     except PermissionError:  # somebody else's by now, as by sudo
         return True
     return True
+
+
+def _zombies() -> set[int]:
+    """Return the groups of which every process has ended, and waits for its parent to ask; none without Linux."""
+    states = defaultdict[int, set[bytes]](set)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone meanwhile
+            # After the name, in which anything may be: the state, the parent, the group.
+            state, _, group = path.read_bytes().rpartition(b")")[2].split()[:3]
+            states[int(group)].add(state)
+    return {group for group, found in states.items() if found == {b"Z"}}
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
