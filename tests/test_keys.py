@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -197,6 +199,46 @@ def test_a_slow_worker_tensor_or_server_is_told_from_the_others(planted, by, slo
     assert found.slow_server == slow_server
     assert -(-last.late // MS) == by
     assert {key.tensor for key in found.servers if key.last and key.last.late > 20 * MS} == late_keys
+
+
+Push = tuple[int, float, int]
+"""Server, ms, bytes."""
+
+
+def slow_among(pushes: Iterable[Push]) -> SlowServer | None:
+    """Return the slow server of *pushes*, in any order."""
+    servers = defaultdict[int, Rank](lambda: Rank(0, 2, role="server"))
+    for at, (number, ms, size) in enumerate(pushes):
+        if number not in servers:
+            servers[number] = Rank(number, 2, role="server", nonce=9 + number)
+        request = Descriptor(s.PHASE, s.PUSH, backend="pushpull", tensor=f"t{number}", key=number)
+        fields = {"seq": at, "b": 0, "level": Level.PARTITION, "size": size}
+        servers[number].add(request, 0, 100.0 * at, 100.0 * at + ms, **fields)
+    return keys([server.batch() for server in servers.values()]).slow_server
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "is_told"),
+    [
+        pytest.param(1, 1, False, id="one each"),
+        pytest.param(4, 9, False, id="few of its own"),
+        pytest.param(9, 4, False, id="few of the others"),
+        pytest.param(5, 5, True, id="enough"),
+    ],
+)
+def test_a_slow_server_is_not_told_from_a_few_pushes(own, others, is_told):
+    """One that was held up by something else is no median."""
+    pushes = [(0, 5.0, 4096)] * own + [(1, 0.001, 4096)] * others
+    assert slow_among(pushes) == (SlowServer(0, own, 5 * MS, 1000) if is_told else None)
+
+
+def test_servers_are_compared_by_pushes_as_large():
+    """In whatever order they come; what the others have no, or few, pushes of as well counts for nobody."""
+    small = [(server, 4.0 if server == 3 else 1.0, 4096 + server) for server in (3, 0, 2, 1)]
+    large = [(server, 60.0 if server == 3 else 20.0, 9000 - server) for server in (1, 3)]
+    alone = [(0, 90.0, 1 << 20), (1, 1.0, 1 << 20)]
+    pushes = [*(small + large) * 6, *alone * 2, *alone[:1] * 9]
+    assert slow_among(pushes) == SlowServer(3, 12, 32 * MS, round(10.5 * MS))
 
 
 def test_the_slow_server_is_said():
