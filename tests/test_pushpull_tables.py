@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -511,8 +512,17 @@ def test_a_tensor_without_elements_has_no_shared_file(nbytes, files, tmp_path):
 def test_a_folder_with_too_long_a_path_is_one_sentence(tmp_path):
     """The kernel has 108 bytes for the path of a socket, and says no more than that it is too long."""
     folder = tmp_path / ("x" * 200)
-    with pytest.raises(ConfigError, match=r"0\.sock has \d+ bytes, and a socket's path 107 at most; set PUSHPULL_DIR"):
+    with pytest.raises(ConfigError, match=r"1\.sock has \d+ bytes, and a socket's path 107 at most; set PUSHPULL_DIR"):
         Peers(Layout(local_size=2), Options(folder=folder), SimpleNamespace()).open()
+
+
+@pytest.mark.parametrize("local_rank", [0, 9, 10], ids=["first", "last of one digit", "longest"])
+def test_a_path_too_long_for_one_local_rank_is_so_for_all(local_rank, tmp_path, monkeypatch):
+    """Else the others would wait for it until the timeout, or call it and have the kernel's bare word."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("x" * (107 - len("/9.sock")))
+    with pytest.raises(ConfigError, match=r"/10\.sock has 108 bytes"):
+        Peers(Layout(local_rank=local_rank, local_size=11), Options(folder=folder), SimpleNamespace()).open()
 
 
 class Exhausted(grpc.RpcError, grpc.Call):

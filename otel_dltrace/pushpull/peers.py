@@ -56,17 +56,13 @@ class Peers:
 
         Raises:
             PeerLostError: One of them did not come within the timeout.
-        ConfigError: They cannot meet in that folder.
+            ConfigError: They cannot meet in that folder.
         """
         if self.layout.local_size == 1:
             return
         me = self.layout.local_rank
-        path = self.options.folder / f"{me}.sock"
-        if len(os.fsencode(path)) > _LONGEST_PATH:
-            raise ConfigError(
-                f"{path} has {len(os.fsencode(path))} bytes, and a socket's path {_LONGEST_PATH} at most; "
-                "set PUSHPULL_DIR to a shorter one"
-            )
+        path = self._socket(me)
+        _check_length(self._socket(self.layout.local_size - 1))  # the longest: all ranks say so, or none
         make_private(self.options.folder)
         end = time.monotonic() + self.options.timeout_s
         path.unlink(missing_ok=True)
@@ -99,8 +95,11 @@ class Peers:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
+    def _socket(self, rank: int) -> Path:
+        return self.options.folder / f"{rank}.sock"
+
     def _call(self, rank: int, end: float) -> socket.socket:
-        path = self.options.folder / f"{rank}.sock"
+        path = self._socket(rank)
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
@@ -167,6 +166,14 @@ class Peers:
             self.listener.signalled(rank, Signal(signal), key, mark)
             return True
         return False
+
+
+def _check_length(path: Path) -> None:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ConfigError(
+            f"{path} has {len(os.fsencode(path))} bytes, and a socket's path {_LONGEST_PATH} at most; "
+            "set PUSHPULL_DIR to a shorter one"
+        )
 
 
 def make_private(folder: Path) -> None:
