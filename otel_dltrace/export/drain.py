@@ -206,7 +206,8 @@ class Drain:
     def _tell_so_far(self, asked: bool) -> None:
         """Write down what is read and delivered: who ends (*asked*) does not wait for a collector that is away.
 
-        Nor is it known of a drain that is killed. The cursors come first: what is counted is not sent again.
+        Nor is it known of a drain that is killed. The cursors come first: what is counted is not sent again, but for
+        spans outside any step and steps whose root waits for other ranks, which the next drain sends and counts again.
         """
         now = time.monotonic()
         if asked or (self._has_news and now - self._told >= LONGEST_PAUSE_S):
