@@ -40,6 +40,17 @@ MANY = """
             id="sent to whoever says yes",
         ),
         pytest.param(
+            {"spans": 10, "otlp": {"accepted": 30, "shared": True}},
+            "10 spans recorded, 30 sent (with those of other runs of the same drain), none waiting, none lost",
+            id="runs at once",
+        ),
+        pytest.param(
+            {"spans": 10, "otlp": {"accepted": 30, "warning": "2 are too old", "shared": True}},
+            "10 spans recorded, 30 sent (2 are too old; with those of other runs of the same drain), "
+            "none waiting, none lost",
+            id="runs at once, and a warning",
+        ),
+        pytest.param(
             {"spans": 10, "truncated": 2, "otlp": {"accepted": 3, "spilled": 9, "trouble": "connection refused"}},
             "10 spans recorded, 2 of them cut off, 3 sent, 9 waiting (connection refused), none lost",
             id="killed, and the collector away",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from otel_dltrace.export import ring_folder
-from otel_dltrace.export.delivered import SHARED, Delivered
+from otel_dltrace.export.delivered import Delivered, with_earlier
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
@@ -230,7 +230,7 @@ def test_what_waits_is_no_count() -> None:
 
 def test_figures_of_runs_at_once_say_that_they_are_of_both() -> None:
     """A run that comes when the others are over has its own alone."""
-    delivered = Delivered(lambda _: {"otlp": {"accepted": 9, "warning": ""}})
+    delivered = Delivered(lambda _: {"otlp": {"accepted": 9, "warning": "2 are too old"}})
     runs = [*map(Path, ("first", "second", "third"))]
     for run in runs[:2]:
         delivered.begin(run)
@@ -238,7 +238,23 @@ def test_figures_of_runs_at_once_say_that_they_are_of_both() -> None:
         delivered.end(run)
     delivered.begin(runs[2])
 
-    assert [delivered.of(run)["otlp"]["warning"] for run in runs] == [SHARED, SHARED, ""]
+    told = {"accepted": 0, "warning": "2 are too old"}
+    assert [delivered.of(run)["otlp"] for run in runs] == [told | {"shared": True}, told | {"shared": True}, told]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "shared"),
+    [
+        pytest.param({"shared": True}, {"shared": True}, {"shared": True}, id="both"),
+        pytest.param({"shared": True}, {}, {"shared": True}, id="an earlier drain's"),
+        pytest.param({}, {"shared": True}, {"shared": True}, id="this drain's"),
+        pytest.param({}, {}, {}, id="none"),
+    ],
+)
+def test_that_figures_are_of_both_hides_no_warning(before: dict, now: dict, shared: dict) -> None:
+    """What the collector said to an earlier drain of the run stays, till it says something else."""
+    told = with_earlier({"accepted": 4, "warning": "2 are too old"} | before, {"accepted": 5, "warning": ""} | now)
+    assert told == {"accepted": 9, "warning": "2 are too old"} | shared
 
 
 def test_what_waited_at_a_run_s_end_and_was_delivered_is_its_own() -> None:

@@ -10,8 +10,6 @@ from otel_dltrace.export.files import read_object, write_json
 
 _NOW = frozenset(("waiting", "spilled"))
 """Of what is there now; all else counts what has happened."""
-SHARED = "with those of other runs of the same drain"
-"""Said of a run's figures: a request holds spans of all processes of a host, whichever their run."""
 
 
 class Delivered:
@@ -59,11 +57,11 @@ class Delivered:
             self._last = None
 
     def of(self, run: Path) -> dict[str, Any]:
-        """Return the figures of *run*."""
+        """Return the figures of *run*; a request holds spans of all processes of a host, whichever their run."""
         now = _less(self._figures(run), self._before.get(run, {}))
         told = _there_now(self._over[run], now) if run in self._over else now
         if run in self._shared and "otlp" in told:
-            told["otlp"]["warning"] = told["otlp"].get("warning") or SHARED
+            told["otlp"]["shared"] = True
         return told
 
 
@@ -104,7 +102,8 @@ def add_delivered(folder: Path, figures: dict[str, Any]) -> None:
 def with_earlier(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an earlier drain with those of *now*: counts add up at any depth, of words the last holds.
 
-    One that has nothing to say leaves the earlier word. What was read from a damaged file may be of any kind.
+    One that has nothing to say leaves the earlier word, and what was true stays so. What was read from a damaged file
+    may be of any kind.
     """
     return before | {name: value if name in _NOW else _joint(before.get(name), value) for name, value in now.items()}
 
@@ -112,6 +111,8 @@ def with_earlier(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 def _joint(before: Any, now: Any) -> Any:
     if isinstance(now, dict):
         return with_earlier(before if isinstance(before, dict) else {}, now)
+    if isinstance(now, bool):
+        return now or before is True
     if isinstance(now, int):
         return (before if isinstance(before, int) else 0) + now
     return now if before is None else now or before

@@ -6,6 +6,7 @@ from typing import Any
 
 REFUSED = "refused by the collector"
 """Why spans were dropped that a collector said no to for good."""
+_SHARED = "with those of other runs of the same drain"
 
 
 def told_in(text: str) -> dict[str, Any] | None:
@@ -52,8 +53,9 @@ def _sent(otlp: Mapping[str, Any]) -> list[str]:
     waiting = otlp.get("waiting", 0) + otlp.get("spilled", 0)
     trouble = otlp.get("diagnosis") or otlp.get("trouble")
     why = f" ({trouble})" if trouble else ""
-    warning = f" ({otlp['warning']})" if otlp.get("warning") else ""
-    parts = [f"{otlp.get('accepted', 0):,} sent{warning}", f"{waiting:,} waiting{why}" if waiting else "none waiting"]
+    said = "; ".join(filter(None, (otlp.get("warning"), _SHARED if otlp.get("shared") else "")))
+    remark = f" ({said})" if said else ""
+    parts = [f"{otlp.get('accepted', 0):,} sent{remark}", f"{waiting:,} waiting{why}" if waiting else "none waiting"]
     kept = {f" (rejected: {otlp.get('rejection')})": otlp.get("rejected", 0)}
     for reason, count in otlp.get("dropped", {}).items():
         kept[why if reason == REFUSED and why else f" ({reason})"] = count
