@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM, a working directory that is gone: commands end as a shell expects, and say where spans are."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -190,7 +191,9 @@ def test_modules_of_the_working_directory_are_not_the_drain_s(place):
 
 
 LISTENING = """
-    import signal, sys
+    import os, signal, sys
+    if len(sys.argv) > 2:
+        getattr(os, sys.argv[2])()
     heard = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     print("ready", flush=True)
@@ -199,10 +202,11 @@ LISTENING = """
 """
 
 
-def test_a_program_hears_each_signal_once(place):
+@pytest.mark.parametrize("leave", [[], ["setpgrp"], ["setsid"]], ids=["our group", "another group", "another session"])
+def test_a_program_hears_each_signal_once(place, leave):
     """Whether it is sent to `run` alone, as a batch system does, or to the whole group, as a terminal does."""
     names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGUSR1"]
-    program = [sys.executable, str(place.write(LISTENING)), str(2 * len(names))]
+    program = [sys.executable, str(place.write(LISTENING)), str(2 * len(names)), *leave]
     command = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--", *program]
     command = ["env", "--default-signal=INT,QUIT", *command]
     pipe = subprocess.PIPE
@@ -232,3 +236,41 @@ def test_a_signal_that_comes_before_the_program_ends_it(monkeypatch):
     monkeypatch.setattr("otel_dltrace.cli.relay.subprocess.Popen", started_late)
 
     assert Relay().run(["sleep", "60"], dict(os.environ)) == -signal.SIGTERM
+
+
+def test_a_signal_is_passed_on_where_no_witness_can_be_started(monkeypatch):
+    """As where no more processes may be: the program, which was, is not left to itself."""
+    start = subprocess.Popen
+
+    def at_the_limit(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        if command[0] == sys.executable:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return start(command, **options)
+
+    monkeypatch.setattr("otel_dltrace.cli.relay.subprocess.Popen", at_the_limit)
+    program = 'trap "exit 7" TERM; kill $PPID; while :; do sleep 0.05; done'
+
+    assert Relay().run(["sh", "-c", program], dict(os.environ)) == 7
+
+
+def test_a_signal_that_comes_while_another_is_passed_on_is_not_lost(monkeypatch):
+    """Wherever it comes: here at the last look for more."""
+    relay, sent = Relay(), []
+
+    class Late(list[int]):
+        """Nothing, and by the time it is seen to be nothing another signal has come."""
+
+        def __bool__(self) -> bool:
+            relay._came = []
+            relay._hear(signal.SIGUSR1, None)
+            return False
+
+    def passed_on() -> None:
+        sent.extend(relay._came)
+        relay._came = Late() if len(sent) == 1 else []
+
+    monkeypatch.setattr(relay, "_pass_on", passed_on)
+    relay._is_busy = False
+    relay._hear(signal.SIGTERM, None)
+
+    assert sent == [signal.SIGTERM, signal.SIGUSR1]

@@ -18,7 +18,7 @@ from otel_dltrace.cli.printing import print_no_more, tell
 from otel_dltrace.cli.relay import Relay
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure.outcome import read_summary, short_path
-from otel_dltrace.model.errors import ConfigError, DltraceError
+from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.settings.config import BEGAN_IN, VARIABLES, Config
 from otel_dltrace.settings.process import JOB_NAME, UNDER_RUN
 from otel_dltrace.settings.program import program_name
@@ -128,8 +128,5 @@ def _name_of_programs(program: list[str]) -> dict[str, str]:
 
 
 def _run_program(program: list[str], env: dict[str, str]) -> int:
-    try:
-        code = Relay().run(program, env)
-    except OSError as error:
-        raise ConfigError(f"{program[0]} cannot be started: {error.strerror}") from None
+    code = Relay().run(program, env)
     return code if code >= 0 else 128 - code
