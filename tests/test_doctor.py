@@ -20,6 +20,7 @@ from otel_dltrace.doctor.child import Child
 from otel_dltrace.export.otlp.diagnosis import diagnose
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
+from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding, worst
 from otel_dltrace.settings.config import Config
 from tests import servers
@@ -669,10 +670,14 @@ def test_rings_belong_on_a_tmpfs(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_told(monkeypatch):
     """By its variable, or because it is where we are; the doctor goes on."""
-    said = [finding.what for finding in problems(host.run_directory({"OTEL_DLTRACE_DIR": "/proc/runs"}, Config()))]
+    envs = ({"OTEL_DLTRACE_DIR": folder} for folder in ("/proc/runs", "~no-such-user/runs"))
+    said = [finding.what for env in envs for finding in problems(host.run_directory(env, Config()))]
     monkeypatch.chdir("/proc/self")
 
-    assert said == ["OTEL_DLTRACE_DIR='/proc/runs' cannot be written: No such file or directory"]
+    assert said == [
+        "OTEL_DLTRACE_DIR='/proc/runs' cannot be written: No such file or directory",
+        "OTEL_DLTRACE_DIR='~no-such-user/runs' names a user who has no home directory",
+    ]
     assert [finding.area for finding in problems(examine({}, import_frameworks=False))] == ["run directory"]
 
 
@@ -682,6 +687,41 @@ def test_a_bad_variable_leaves_the_others_as_they_are(tmp_path):
     config = environment.config_of({**env, "OTEL_DLTRACE_DIR": str(tmp_path)})
 
     assert config == Config(ring_size=1 << 20, directory=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("env", "kept"),
+    [
+        pytest.param({"OTEL_DLTRACE_COMM_DIR": "/proc/nope"}, {}, id="a folder that cannot be written"),
+        pytest.param({"OTEL_DLTRACE_DIR": "/proc/a", "OTEL_DLTRACE_RING_DIR": "/proc/b"}, {}, id="two of them"),
+        pytest.param(
+            {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": "/proc/x"},
+            {"level": "partition", "steps": "9-19", "comm_steps": "10-20", "comm_directory": "trace"},
+            id="one of BytePS's",
+        ),
+        pytest.param({"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_START_STEP": "50"}, {}, id="a default of BytePS's"),
+        pytest.param(
+            {"BYTEPS_SERVER_ENABLE_PROFILE": "1", "BYTEPS_SERVER_PROFILE_OUTPUT_PATH": "/proc/x"},
+            {"server_spans": "on", "server_profile": "server_profile.json"},
+            id="a server's profile",
+        ),
+    ],
+)
+def test_the_doctor_looks_on_without_what_cannot_be_used(env, kept, tmp_path, monkeypatch):
+    """It is told by its variable, and no reason to end."""
+    monkeypatch.chdir(tmp_path)
+
+    assert environment.config_of({**env, "OTEL_DLTRACE_QUOTA": "7"}) == Config(quota=7, **kept)
+    assert worst([*environment.check(env), *host.run_directory(env, Config())]) == PROBLEM
+
+
+def test_without_any_folder_the_doctor_says_so(monkeypatch):
+    """It has nowhere to look then."""
+    monkeypatch.chdir("/proc/self")
+    monkeypatch.setattr("tempfile.tempdir", "/proc")
+
+    with pytest.raises(ConfigError, match="not even /proc can be written: set TMPDIR"):
+        environment.config_of({"OTEL_DLTRACE_DIR": "/proc/x", "OTEL_DLTRACE_QUOTA": "7"})
 
 
 def test_the_folder_for_runs_is_not_blamed_for_that_of_rings(tmp_path, monkeypatch):

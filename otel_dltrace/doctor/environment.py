@@ -18,6 +18,8 @@ from otel_dltrace.settings.switch import SDK_DISABLED, is_sdk_disabled, is_switc
 
 AREA = "environment"
 _PREFIXES = ("OTEL_", "DLTRACE")
+_BYTEPS = "BYTEPS_"
+_FOLDERS = (VARIABLES["directory"], VARIABLES["ring_directory"])
 _PASSWORD = re.compile(r"//[^/\s]*@")
 _NAME = re.compile(r"\w+")
 _OF_MILLISECONDS = re.compile(r"OTEL_EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT=\d{4,}")
@@ -82,7 +84,7 @@ def _shown(name: str, value: str) -> str:
 
 def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield each variable that cannot be used; each is tried alone, so that one does not hide another."""
-    ours = {name: value for name, value in env.items() if name.startswith((f"{SWITCH}_", "BYTEPS_")) and value.strip()}
+    ours = {name: value for name, value in env.items() if name.startswith((f"{SWITCH}_", _BYTEPS)) and value.strip()}
     alone = [{name: value} for name, value in ours.items() if name.startswith(SWITCH)]
     found: dict[str, str] = {}
     for part in [*alone, ours]:
@@ -108,33 +110,48 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def config_of(env: Mapping[str, str]) -> Config:
-    """Return the configuration that *env* describes, without the variables in it that cannot be used."""
-    left = _without_bad(env)
-    elsewhere = tempfile.gettempdir()
-    # Where we are cannot be written, nor can /dev/shm.
-    places: tuple[dict[str, str], ...] = (
-        {},
-        {VARIABLES["directory"]: elsewhere},
-        {VARIABLES[n]: elsewhere for n in ("directory", "ring_directory")},
-    )
-    for place in places:
-        try:
-            config = Config.from_env({**left, **place})
-            config.check_writable(env)
-        except ConfigError:
-            continue
-        return config
-    raise ConfigError(f"not even {elsewhere} can be written: set TMPDIR to a folder that can be")
+    """Return the configuration that *env* describes, without the variables in it that cannot be used.
 
-
-def _without_bad(env: Mapping[str, str]) -> dict[str, str]:
+    Raises:
+        ConfigError: There is no folder at all that can be written.
+    """
     left = dict(env)
     while True:
         try:
-            Config.from_env(left)
+            config = Config.from_env(left)
+            config.check_writable(left)
         except ConfigError as error:
-            bad = _NAME.match(str(error))
-            if bad is None or left.pop(bad.group(), None) is None:
-                return left  # it is a default that cannot be used
+            _mend(left, str(error))
         else:
-            return left
+            return config
+
+
+def _mend(left: dict[str, str], sentence: str) -> None:
+    """Take the variable that *sentence* is about out of *left*; where it is a default folder, name another.
+
+    Each call takes a variable away, or names a folder that no later one takes: there is an end.
+    """
+    found = _NAME.match(sentence)
+    name = found.group() if found else ""
+    elsewhere = _elsewhere()
+    if name in _FOLDERS and left.get(name) == elsewhere:
+        raise ConfigError(f"not even {elsewhere} can be written: set TMPDIR to a folder that can be")
+    if left.pop(name, None) is not None:
+        return
+    if name in _FOLDERS:  # where we are cannot be written, or /dev/shm
+        left[name] = elsewhere
+        return
+    rest = [one for one in left if one not in _FOLDERS]
+    if not rest:
+        raise ConfigError(sentence)
+    # What is wrong follows from others: from BytePS's, which say one thing together, or from we do not know which.
+    theirs = [one for one in rest if name.startswith(_BYTEPS) and one.startswith(_BYTEPS)]
+    for one in theirs or rest:
+        del left[one]
+
+
+def _elsewhere() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        raise ConfigError("no folder can be written: set TMPDIR to one that can be") from None

@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from otel_dltrace.export.otlp.settings import GRPC
@@ -99,12 +98,13 @@ def _room(config: Config, there: Path) -> Finding:
 
 def run_directory(env: Mapping[str, str], config: Config) -> list[Finding]:
     """Return where runs are written, whether they can be, and how much room there is."""
-    asked = env.get(VARIABLES["directory"], "").strip() or "."
+    variable = VARIABLES["directory"]
+    asked = {variable: env.get(variable, "").strip() or "."}
     try:
-        # The folder for rings is looked at elsewhere.
-        replace(config, directory=asked).check_writable({VARIABLES["directory"]: asked})
+        # The folder for rings is looked at elsewhere; that of *config* can be written.
+        Config.from_env({**asked, VARIABLES["ring_directory"]: config.ring_directory}).check_writable(asked)
     except ConfigError as error:
-        return [Finding("run directory", PROBLEM, str(error), f"set {VARIABLES['directory']} to a folder that can be")]
+        return [Finding("run directory", PROBLEM, str(error), f"set {variable} to a folder that can be")]
     there = _nearest(Path(config.directory))
     free, kind = shutil.disk_usage(there).free, _file_system(there)
     where = f"run directories are made in {config.directory} ({kind or 'file system not known'})"
