@@ -285,6 +285,57 @@ def test_what_a_configuration_file_says_wrong_is_one_sentence(place: Place, opti
     assert sentence.endswith("; tracing is off")
 
 
+@pytest.mark.parametrize("before", ["pass", "step()"], ids=["nothing recorded", "a step recorded"])
+@pytest.mark.parametrize("wrong", ["level='bogus'", "levl='step'"])
+def test_a_wrong_option_of_a_later_source_is_off_for_all(place: Place, before: str, wrong: str) -> None:
+    """What they are told is one configuration, whenever it is told."""
+    program = f"""
+        from otel_dltrace import step as block
+        from otel_dltrace.otel.instrumentors import OpenTelemetryInstrumentor, ProcessInstrumentor, PushpullInstrumentor
+        from otel_dltrace.record.tracer import live
+
+        def step():
+            with block():
+                pass
+
+        ProcessInstrumentor().instrument()
+        {before}
+        PushpullInstrumentor().instrument({wrong})
+        OpenTelemetryInstrumentor().instrument()
+        print(live.tracer)
+    """
+    done = place.run(program, OTEL_DLTRACE_DRAIN="off")
+
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert [line.rpartition("; ")[2] for line in ours(done.stderr)] == ["tracing is off"]
+    assert len(list(place.rings.glob("*.ring"))) == (before != "pass")
+
+
+@pytest.mark.parametrize("anew", ["otel_dltrace.start()", "otel_dltrace.stop()", "wrong.uninstrument()"])
+def test_after_a_wrong_option_the_program_can_ask_anew(place: Place, anew: str) -> None:
+    """By a start that succeeds, or by taking back what was refused; until then nothing begins."""
+    program = f"""
+        import otel_dltrace
+        from otel_dltrace.instrument.registry import _registry
+        from otel_dltrace.otel.instrumentors import OpenTelemetryInstrumentor, ProcessInstrumentor, PushpullInstrumentor
+        from otel_dltrace.record.tracer import live
+
+        def is_on(source):
+            return live.tracer is not None and source in _registry._on
+
+        wrong = PushpullInstrumentor()
+        wrong.instrument(level="bogus")
+        OpenTelemetryInstrumentor().instrument()
+        print(is_on("opentelemetry"))
+        {anew}
+        ProcessInstrumentor().instrument()
+        print(is_on("process"), live.is_refused)
+    """
+    done = place.run(program, OTEL_DLTRACE_DRAIN="off")
+
+    assert (done.returncode, done.stdout) == (0, "False\nTrue False\n"), done.stderr
+
+
 def test_our_variables_are_options_of_their_command(place: Place) -> None:
     """The names are generated from those that the configuration knows."""
     program = "import os; print(os.environ['OTEL_DLTRACE_LEVEL'], os.environ['OTEL_DLTRACE_STEPS'])"

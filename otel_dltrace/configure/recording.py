@@ -75,7 +75,7 @@ def start(config: Config | None = None, **fields: Any) -> None:
     elif not is_sdk_disabled(os.environ):
         for sentence in misspelt(os.environ):
             guard.say(sentence)
-        live.tracer = _tracer(config, prints)
+        live.tracer, live.is_refused = _tracer(config, prints), False
         _register_once()
 
 
@@ -183,12 +183,18 @@ def bind_by_environment(tracer: Tracer) -> None:
     recorder.bind(bind_from_home(recorder.home, recorder.ring.nonce.hex()))
 
 
-@guard.guarded
 def stop() -> None:
     """End the current step, hand everything to the drain and wait for it, at most two seconds.
 
     A drain that is a thread of this process gets a minute at the interpreter's end.
     """
+    live.is_refused = False  # whoever asks after this begins anew
+    end_recording()
+
+
+@guard.guarded
+def end_recording() -> None:
+    """Do what `stop` does, but remember whether an instrumentor was told what cannot be used."""
     tracer, live.tracer, live.told = live.tracer, None, None
     if tracer is None:
         return

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from otel_dltrace.configure.recording import start, stop
+from otel_dltrace.configure.recording import end_recording, start
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.record import guard
 from otel_dltrace.record.tracer import live
@@ -104,13 +104,16 @@ def instrument_source(source: str, **fields: Any) -> None:
         fields: Those of `Config` that differ from what the environment says.
     """
     try:
-        if not (live.is_refused or is_switched_off(os.environ)):
+        is_refused = live.is_refused and live.tracer is None
+        if not (is_refused or is_switched_off(os.environ)):
             from otel_dltrace.instrument import registry
 
             _start_as_told(fields)
             if live.tracer is not None:
                 registry.instrument([source])
     except DltraceError as error:
+        if live.told is not None:  # what instrumentors are told is one configuration, which cannot be used
+            end_recording()
         live.is_refused = live.tracer is None  # else the next one, which is told nothing, would trace all the same
         guard.say(f"{error}; tracing is off" if live.is_refused else f"{error}; tracing stays as it is")
 
@@ -122,9 +125,9 @@ def _start_as_told(fields: dict[str, Any]) -> None:
     if is_ours and all(told.get(name, value) == value for name, value in fields.items()):
         fields = {**told, **fields}
         if fields != told:
-            stop()  # nothing has been recorded yet
+            end_recording()  # nothing has been recorded yet
     start(**fields)
-    if live.tracer is not tracer:
+    if live.tracer not in (None, tracer):
         live.told = fields
 
 
@@ -132,4 +135,5 @@ def uninstrument_source(source: str) -> None:
     """Trace *source* no longer; the others go on."""
     from otel_dltrace.instrument import registry
 
+    live.is_refused = False  # it may be instrumented again, with other options
     registry.uninstrument([source])

@@ -87,7 +87,7 @@ class _Live:
     told: dict[str, Any] | None = None
     """The fields that OpenTelemetry's instrumentors have told so far, where the recording began with one of them."""
     is_refused = False
-    """Whether one of them was told what cannot be used: then none begins to record."""
+    """Whether one of them was told what cannot be used: then none begins to record, until the program asks anew."""
 
 
 live = _Live()
