@@ -16,7 +16,9 @@ import pytest
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import host_is_drained
+from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.pushpull.launch import Plan, launch
+from otel_dltrace.record.process_id import boot_id
 from tests.servers import wait_until
 
 HOME = Path(__file__).parents[1]
@@ -364,7 +366,7 @@ def test_the_example_trains(tmp_path):
 )
 def test_the_last_line_counts_all_of_this_host(known, ended, whole, tmp_path):
     """A host may have several workers and servers: the spans of one worker's local ranks are not all there are."""
-    folder = tmp_path / "hosts" / f"{os.uname().nodename}-12345678"
+    folder = tmp_path / "hosts" / host_folder_name(os.uname().nodename, boot_id().hex())
     folder.mkdir(parents=True)
     told = {"processes": [{}] * known, "summary": {"processes": ended, "spans": 9}}
     (folder / "drain.json").write_text(json.dumps(told))
