@@ -243,7 +243,9 @@ def _absolute(name: str, path: str) -> str:
     except RuntimeError:
         raise FieldError(name, path, " names a user who has no home directory") from None
     except FileNotFoundError:
-        raise FieldError(name, path, " is relative to the working directory, which has been removed") from None
+        raise FieldError(
+            name, path, " is relative to the working directory, which has been removed: name one that is there"
+        ) from None
     except UnicodeEncodeError:
         raise FieldError(name, absolute, " is not UTF-8; Arrow's files need a folder that is") from None
     if "\0" in absolute:
