@@ -158,7 +158,8 @@ def test_a_working_directory_that_is_gone_ends_no_program(place):
     untold = place.run(GONE, OTEL_DLTRACE_DIR="")
     told = place.run(GONE, OTEL_DLTRACE_DIR=str(place.folder))
 
-    said = "OTEL_DLTRACE_DIR='.' is relative to the working directory, which has been removed: name one that is there; tracing is off"
+    gone = "is relative to the working directory, which has been removed: name one that is there"
+    said = f"OTEL_DLTRACE_DIR='.' {gone}; tracing is off"
     assert (untold.stdout, untold.stderr) == ("trained\n", f"otel_dltrace: {said}\n")
     place.wait_for_rings()
 

@@ -149,8 +149,8 @@ def test_a_working_directory_that_is_gone_is_one_sentence(place, arguments):
     assert done.returncode == 2
     assert said in (
         "otel-dltrace: the working directory has been removed: cd to one that is there",
-        "otel-dltrace: OTEL_DLTRACE_DIR='.' is relative to the working directory, which has been removed: name one that "
-        "is there",
+        "otel-dltrace: OTEL_DLTRACE_DIR='.' is relative to the working directory, which has been removed: "
+        "name one that is there",
         "otel-dltrace: dltrace-x is no run directory: it has no folder hosts/; give one that a traced run printed",
     )
 
