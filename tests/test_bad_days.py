@@ -460,12 +460,11 @@ PATIENT = """
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 8)], ids=["SIGTERM", "SIGINT"])
 def test_run_hands_signals_to_the_program_and_its_exit_code_back(place, number, code):
     """SIGTERM is passed on; Ctrl-C reaches both by itself. The report comes all the same."""
-    run = place.popen([sys.executable, "-m", "otel_dltrace", "run", "--", sys.executable, str(place.write(PATIENT))])
+    command = [sys.executable, "-m", "otel_dltrace", "run", "--", sys.executable, str(place.write(PATIENT))]
+    run = place.popen(["setsid", *command])
     assert run.stdout.readline() == "ready\n"
-    if number == signal.SIGINT:
-        (program,) = (p for p in psutil.Process(run.pid).children() if "drain" not in p.cmdline())
-        program.send_signal(number)
-    run.send_signal(number)
+    send = os.killpg if number == signal.SIGINT else os.kill
+    send(run.pid, number)
     result = place.finish(run)
 
     assert result.returncode == code, result.stderr
