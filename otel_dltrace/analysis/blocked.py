@@ -11,7 +11,7 @@ import numpy as np
 from otel_dltrace.analysis.intervals import Intervals, merged
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, latest
 from otel_dltrace.model.operation import Descriptor
 
 
@@ -57,10 +57,8 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     # Where steps have several backwards, only bounds tell where each of them ends.
     tells = is_bound[launched][inside] & ~t.device[row, stage]
     until = np.where(tells, batch["end"][launched][inside], t.last[row, stage])
-    each, of = np.unique(np.stack((row, stage, until)), axis=1, return_inverse=True)
-    last = np.zeros(each.shape[1], np.int64)
-    np.maximum.at(last, of.reshape(-1), at)
-    return each[0], each[1], last, each[2]
+    (row, stage, until), last = latest((row, stage, until), at)
+    return row, stage, last, until
 
 
 def _backward_at(t: StepTable, row: Column, at: Column) -> Column:

@@ -1,5 +1,6 @@
 """What numpy lacks, or is slow at, for columns of numbers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,3 +59,12 @@ def is_among(values: Column, known: Column) -> Column:
     ordered = np.sort(known)
     mask: Column = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
     return mask
+
+
+def latest(keys: Sequence[Column], at: Column) -> tuple[Column, Column]:
+    """Return the distinct combinations of *keys* (each (n,)), shape (k, m), and the largest of *at* in each, (m,)."""
+    order = np.lexsort((at, *keys))
+    ordered = np.stack(keys)[:, order]
+    is_last = np.ones(len(order), bool)
+    is_last[:-1] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    return ordered[:, is_last], at[order][is_last]

@@ -8,7 +8,7 @@ counts: what a rank waits for while it fetches data is no gradients.
 import numpy as np
 
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, latest
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import empty_rows, stack_rows
@@ -111,10 +111,8 @@ def _after_last_launch(launched: Column, backward: Column) -> tuple[Column, Colu
     ends = dict(zip(backward["step"].tolist(), backward["end"].tolist(), strict=True))
     of_stage = np.array([ends.get(step, 0) for step in launched["step"].tolist()], np.int64)
     until = np.where(launched["source"] == s.Source.BOUND, launched["end"], of_stage)
-    each, of = np.unique(np.stack((launched["step"].astype(np.int64), until)), axis=1, return_inverse=True)
-    last = np.zeros(each.shape[1], np.int64)
-    np.maximum.at(last, of.reshape(-1), launched["start"])
-    return last, np.maximum(each[1], last), each[0].astype(np.uint32)
+    (step, until), last = latest((launched["step"].astype(np.int64), until), launched["start"])
+    return last, np.maximum(until, last), step.astype(np.uint32)
 
 
 def _lengths(begin: Column, end: Column, step: Column) -> tuple[list[int], list[int]]:
