@@ -309,6 +309,7 @@ def test_a_block_that_is_launched_at_once_is_waited_for(tmp_path: Path) -> None:
 OWN_CLASSES = """
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
 
 called = []
 
@@ -325,10 +326,10 @@ class Work(dist.Work):
     pass
 
 def create(store, rank, size, timeout):
-    kind = dist.ProcessGroup.BackendType.GLOO
+    kind = dist.ProcessGroup.BackendType.CUSTOM
     group = Group(rank, size)
-    group._set_default_backend(kind)
-    group._register_backend(torch.device("cpu"), kind, dist.ProcessGroupGloo(store, rank, size, timeout))
+    group._set_default_backend(kind)  # torch's fake: a thread of gloo and a method of Python's wait for each other
+    group._register_backend(torch.device("cpu"), kind, FakeProcessGroup._create_internal(rank, size))
     return group
 
 dist.Backend.register_backend("own", create, devices=["cpu"])
