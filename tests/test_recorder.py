@@ -220,8 +220,13 @@ def test_a_record_interrupted_by_a_handler_that_records_is_not_written_over(
     assert [record["parent"] for record in read.records].count(2) == len(read.records) - 1
 
 
-def test_more_threads_than_chunks_lose_records_and_count_them(recorder: Recorder) -> None:
-    """A chunk of a living thread is never given to another; who finds none is counted, not served."""
+@pytest.mark.parametrize("has_gil", [True, False])
+def test_more_threads_than_chunks_lose_records_only_where_each_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gil: bool
+) -> None:
+    """Under the GIL they share one. Else a living thread's is never given to another; who finds none is counted."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    recorder = Recorder(tmp_path, SMALLEST)
     together = threading.Barrier(20)
 
     def work(lane: int) -> None:
@@ -238,12 +243,17 @@ def test_more_threads_than_chunks_lose_records_and_count_them(recorder: Recorder
         thread.join()
     read = read_own(recorder)
 
-    assert list(by_lane(read).values()) == [[0, 1]] * 16
-    assert (read.unrecorded, read.lapped) == (8, 0)
+    assert list(by_lane(read).values()) == [[0, 1]] * (20 if has_gil else 16)
+    assert (read.unrecorded, read.lapped) == (0 if has_gil else 8, 0)
 
 
-def test_threads_that_come_and_go_share_chunks_and_span_numbers(recorder: Recorder) -> None:
+@pytest.mark.parametrize("has_gil", [True, False])
+def test_threads_that_come_and_go_share_chunks_and_span_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gil: bool
+) -> None:
     """A thread for each batch, or a C library's callback, must not use up a chunk each time."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    recorder = Recorder(tmp_path, SMALLEST)
     for seq in range(300):
         thread = threading.Thread(target=write_checked, args=(recorder, recorder.intern(lane_descriptor(3)), 3, seq))
         thread.start()

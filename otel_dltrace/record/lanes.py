@@ -1,5 +1,6 @@
-"""The ring of one process, made at its first record, and where each of its threads writes in it."""
+"""The ring of one process, made at its first record, and where its threads write in it."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,17 +24,16 @@ _NO_CHUNK: Chunk = (iter(()), 0, None, -1)
 
 
 class Lane:
-    """What one thread holds: a chunk, and a block of span numbers.
+    """What all threads share, or where there is no GIL one of them holds: a chunk, and a block of span numbers.
 
-    When the thread ends (or, called from C, loses its Python state after each call) what is left
-    goes to *parked*, for the next thread: else every such call would use up a chunk.
+    When a thread ends that has one of its own (or, called from C, loses its Python state after each call) what is
+    left goes to *parked*, for the next thread: else every such call would use up a chunk.
     """
 
-    __slots__ = ("chunk", "numbers", "parked", "thread")
+    __slots__ = ("chunk", "numbers", "parked")
 
     def __init__(self, parked: list[tuple[Chunk, Iterator[int]]]) -> None:
         self.parked = parked
-        self.thread = threading.get_native_id()
         try:
             self.chunk, self.numbers = parked.pop()
         except IndexError:
@@ -45,12 +45,31 @@ class Lane:
             self.parked.append((self.chunk, self.numbers))
 
 
+class _OneForAll:
+    """The lane of every thread, under the GIL.
+
+    A thread's own is found by `threading.local`, which in a training step, where nothing of it is in the processor's
+    caches, takes 8 us, a quarter of a record; and so is a chunk's page that other threads write as well.
+    """
+
+    __slots__ = ("lane",)
+
+    def __init__(self) -> None:
+        self.lane = Lane([])
+
+
+def _lanes_of_threads() -> Any:
+    """Return what has the lane of whoever asks."""
+    has_gil = getattr(sys, "_is_gil_enabled", None)
+    return threading.local() if has_gil is not None and not has_gil() else _OneForAll()
+
+
 class Lanes:
     """The ring and the names file of one process, and what its threads hold of them.
 
-    A signal handler or a garbage collection may interrupt a record anywhere a Python call returns,
-    and record itself. So a slot is packed only if its chunk is still this thread's (`lane.chunk is
-    chunk`), and nothing can come between that test and the pack.
+    Another thread, a signal handler or a garbage collection may interrupt a record anywhere a Python call returns,
+    and record itself. So a slot is packed only if its chunk is still the lane's (`lane.chunk is chunk`), and nothing
+    can come between that test and the pack; a slot whose chunk is not any more stays a hole.
 
     Attributes:
         level: The finest level that is recorded; 0 while tracing is off.
@@ -58,7 +77,7 @@ class Lanes:
         names: The names file.
         ring: None before the first record, and after the last.
         home: What the drain needs to know of who writes.
-        local: Its `lane` is this thread's; it has none before its first record.
+        local: Its `lane` is this thread's; without the GIL it has none before the thread's first record.
     """
 
     def __init__(
@@ -79,7 +98,7 @@ class Lanes:
         self._making = False
         self._next_block = 1
         self._parked: list[tuple[Chunk, Iterator[int]]] = []
-        self.local = threading.local()
+        self.local = _lanes_of_threads()
 
     def number(self) -> int:
         """Draw a span number."""
@@ -95,7 +114,7 @@ class Lanes:
         return lane or self.new_lane()
 
     def new_lane(self) -> Lane:
-        """Return what this thread holds from now on, at its first record."""
+        """Return what this thread, without the GIL, holds from now on, at its first record."""
         lane = self.local.lane = Lane(self._parked)
         return lane
 
@@ -103,14 +122,14 @@ class Lanes:
         """Give *lane* a new chunk for its full one; return whether there was one.
 
         Every chunk that is put into a lane is taken out once and given back by who took it out,
-        whatever a signal handler does in between.
+        whatever another thread or a signal handler does in between.
         """
         ring = self.ring or self._make_ring()
         if ring is None:
             return False
         old, lane.chunk = lane.chunk, _NO_CHUNK
         ring.release(old[3])
-        slots, lease, index = ring.lease(lane.thread)
+        slots, lease, index = ring.lease(threading.get_native_id())
         try:
             chunk = (slots, lease, ring.buffer, index) if index >= 0 else self._parked.pop()[0]
         except IndexError:
@@ -186,5 +205,5 @@ class Lanes:
         self.names.after_fork()
 
     def _forget_lanes(self) -> None:
-        self.local = threading.local()
+        self.local = _lanes_of_threads()
         self._parked.clear()
