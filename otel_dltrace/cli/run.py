@@ -19,7 +19,8 @@ from otel_dltrace.cli.relay import Relay
 from otel_dltrace.cli.report import print_reports
 from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import DltraceError
-from otel_dltrace.settings.config import BEGAN_IN, VARIABLES, Config
+from otel_dltrace.settings.config import VARIABLES, Config
+from otel_dltrace.settings.paths import BEGAN_IN
 from otel_dltrace.settings.process import JOB_NAME, UNDER_RUN
 from otel_dltrace.settings.program import program_name
 from otel_dltrace.settings.said import said

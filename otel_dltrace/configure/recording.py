@@ -24,8 +24,9 @@ from otel_dltrace.record.blocks import note_end
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
-from otel_dltrace.settings.config import VARIABLES, Config, known_fields, working_directory
+from otel_dltrace.settings.config import VARIABLES, Config, known_fields
 from otel_dltrace.settings.known import misspelt
+from otel_dltrace.settings.paths import working_directory
 from otel_dltrace.settings.process import (
     UNDER_RUN,
     environment_bind,

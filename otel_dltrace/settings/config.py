@@ -14,12 +14,11 @@ from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.model.topology import job_from_env
 from otel_dltrace.record.ring import DEFAULT_SIZE
 from otel_dltrace.settings import byteps
+from otel_dltrace.settings.paths import absolute, began_in, check_writable, ring_directory, seen_from, working_directory
 from otel_dltrace.settings.said import said
 
 SWITCH = "OTEL_DLTRACE"
 """The variable that switches tracing on; the names of the others begin with it."""
-BEGAN_IN = "_OTEL_DLTRACE_BEGAN_IN"
-"""Set by ``otel-dltrace run``: its working directory, which its program may leave before it starts what is traced."""
 _ON, _OFF = ("1", "true", "on", "yes"), ("", "0", "false", "off", "no")
 _OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_METRIC_EXPORT_", "OTEL_BSP_")
 """How the names of variables begin that say where spans and metrics go, and when."""
@@ -101,10 +100,10 @@ class Config:
 
     def _settle_paths(self) -> None:
         if not self.ring_directory:
-            object.__setattr__(self, "ring_directory", _ring_directory())
+            object.__setattr__(self, "ring_directory", ring_directory())
         for name in _PATHS:
             if getattr(self, name) or name == "directory":
-                object.__setattr__(self, name, _absolute(name, getattr(self, name)))
+                object.__setattr__(self, name, absolute(name, getattr(self, name)))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, here: str = "", **told: Any) -> "Config":
@@ -131,7 +130,7 @@ class Config:
         if "directory" not in values:
             values["directory"] = began_in(env, here or working_directory()) or "."
         if here:
-            values |= {name: _from(here, values[name]) for name in _PATHS if values.get(name)}
+            values |= {name: seen_from(here, values[name]) for name in _PATHS if values.get(name)}
         with _called_as(env, told):
             return cls(**values)
 
@@ -148,7 +147,7 @@ class Config:
         with _called_as(os.environ if env is None else env, told):
             for name in _PATHS:
                 if path := getattr(self, name):
-                    _check_writable(name, Path(path).parent if name == "server_profile" else Path(path))
+                    check_writable(name, Path(path).parent if name == "server_profile" else Path(path))
             if self.server_profile and Path(self.server_profile).is_dir():
                 raise FieldError("server_profile", self.server_profile, " is a folder; name a file in it")
 
@@ -184,25 +183,6 @@ class Config:
         return Path(self.ring_directory)
 
 
-def working_directory() -> str:
-    """Return the working directory, "" where it has been removed."""
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return ""
-
-
-def began_in(env: Mapping[str, str], here: str) -> str:
-    """Return the folder that this job began in: that of ``otel-dltrace run``, if it can be written, or *here*."""
-    began = env.get(BEGAN_IN, "")
-    return began if os.access(began, os.W_OK) else here
-
-
-def _ring_directory() -> str:
-    """Return where rings live unless told: always tmpfs, never a file system that may be remote."""
-    return f"/dev/shm/otel-dltrace-{os.getuid()}"  # noqa: S108  -- private to the user, mode 0700
-
-
 def known_fields(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return *told*, each of which is a field of the configuration.
 
@@ -234,53 +214,6 @@ def _check_kind(name: str, value: object, kind: type) -> None:
     is_flag = isinstance(value, bool) and kind is not bool  # which Python has for a whole number
     if is_flag or not (isinstance(value, kind) or is_path):
         raise FieldError(name, value, f" is of type {type(value).__name__}; it must be {_KINDS[kind]}")
-
-
-def _absolute(name: str, path: str) -> str:
-    try:
-        absolute = str(Path(path).expanduser().absolute())
-        absolute.encode()
-    except RuntimeError:
-        raise FieldError(name, path, " names a user who has no home directory") from None
-    except FileNotFoundError:
-        raise FieldError(
-            name, path, " is relative to the working directory, which has been removed: name one that is there"
-        ) from None
-    except UnicodeEncodeError:
-        raise FieldError(name, absolute, " is not UTF-8; Arrow's files need a folder that is") from None
-    if "\0" in absolute:
-        raise FieldError(name, absolute, " is no path: no file's name has a NUL in it")
-    return absolute
-
-
-def _from(here: str, path: object) -> object:
-    """Return *path*, if it is one that is relative, as seen from the folder *here*."""
-    is_relative = isinstance(path, str | os.PathLike) and not str(path).startswith("~")
-    return str(Path(here, path)) if is_relative else path  # type: ignore[arg-type]  # it is a path then
-
-
-def _check_writable(name: str, directory: Path) -> None:
-    """Raise unless *directory*, or what is there of its parents, takes new files; leave nothing behind."""
-    try:
-        there = next(path for path in (directory, *directory.parents) if _is_there(path))
-        probe = there / f".otel_dltrace-{os.getpid()}"
-        os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise FieldError(name, str(directory), f" cannot be written: {error.strerror}") from None
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether there is something at *path*; since Python 3.14 `Path.exists` takes any error for a no.
-
-    Raises:
-        OSError: It cannot be told, as of a name that is too long.
-    """
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
 
 
 _SHORT = {"directory": "DIR", "ring_directory": "RING_DIR", "comm_directory": "COMM_DIR"}
