@@ -263,6 +263,38 @@ def test_the_variable_that_counts_is_the_one_to_correct():
     assert cures == [f"start the collector, or correct {name}" for name in own]
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        pytest.param(
+            "[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired",
+            "https://a/v1/traces does not accept our certificate, which has expired: "
+            "renew what OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _CLIENT_KEY name",
+            id="ours has expired",
+        ),
+        pytest.param(
+            "[SSL: SSLV3_ALERT_CERTIFICATE_REVOKED] sslv3 alert certificate revoked",
+            "https://a/v1/traces does not accept our certificate: "
+            "name one that its authority signed in OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _CLIENT_KEY",
+            id="ours is revoked",
+        ),
+    ],
+)
+def test_a_certificate_of_ours_that_is_not_taken_is_named(said, told):
+    """With the words of OpenSSL, as a real collector has it say them."""
+    assert str(diagnose(OtlpSettings.from_env(otlp("https://a")), said)) == told
+
+
+def test_tls_to_a_socket_file_is_switched_off_by_the_variable_for_it():
+    """It has no http:// that could be written."""
+    settings = OtlpSettings.from_env(otlp("unix:///c.sock", "grpc"))
+    said = "UNAVAILABLE: last error: UNKNOWN: unix:/c.sock: Tls handshake failed: WRONG_VERSION_NUMBER"
+
+    assert str(diagnose(settings, said)) == (
+        "unix:///c.sock speaks no TLS: set OTEL_EXPORTER_OTLP_INSECURE=true, which an address without http:// needs"
+    )
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_who_wants_our_certificate_is_told_whatever_the_network_says(protocol, certificates, tmp_path):
     """A request of some length is often cut off before the reason can be read."""

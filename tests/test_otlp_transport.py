@@ -545,6 +545,26 @@ def test_a_host_that_is_gone_is_given_up_soon_over_grpc():
         assert user_timeouts(endpoint.rpartition(":")[2]) == [20_000]
 
 
+def test_an_address_where_nothing_listens_does_not_hide_what_another_says():
+    """As of localhost, where ::1 refuses; gRPC tells of either, as it comes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.2", 0)) as gone:
+        here, nowhere = listener.getsockname()[1], gone.getsockname()[1]
+        gone.close()
+        threading.Thread(target=hang_up_on_all, args=[listener], daemon=True).start()
+        addresses = f"ipv4:127.0.0.2:{nowhere},127.0.0.1:{here}"
+        with connected(settings_for(addresses, "grpc")) as way:
+            said = [way.send(b"", 5.0).message for _ in range(6) if not time.sleep(0.3)]
+        listener.shutdown(socket.SHUT_RDWR)
+
+    assert [message for message in said if f"127.0.0.1:{here}" not in message] == []
+
+
+def hang_up_on_all(listener):
+    with suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
 @contextmanager
 def byte_counter(seen, greeting):
     """Listen, greet the first connection, count what it brings until its end, and never answer."""

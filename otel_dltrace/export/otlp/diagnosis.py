@@ -80,7 +80,12 @@ _CASES = (
         f"name the PEM file of its authority in {CERTIFICATE}",
     ),
     _Case(
-        "certificate.required|Unwrap failed|bad certificate|unknown ca",
+        "alert.certificate.expired",
+        "{where} does not accept our certificate, which has expired",
+        f"renew what {_CLIENT} name",
+    ),
+    _Case(
+        "certificate.(required|revoked|unknown)|unsupported.certificate|Unwrap failed|bad certificate|unknown ca",
         "{where} does not accept our certificate",
         f"name one that its authority signed in {_CLIENT}",
     ),
@@ -89,6 +94,12 @@ _CASES = (
         "{where} hangs up, as one does that does not accept our certificate",
         f"name one that its authority signed in {_CLIENT}, or write http:// in {ENDPOINT} if it speaks no TLS",
         HTTP,
+    ),
+    _Case(
+        "unix.*wrong.version.number",
+        "{where} speaks no TLS",
+        "set OTEL_EXPORTER_OTLP_INSECURE=true, which an address without http:// needs",
+        GRPC,
     ),
     _Case(
         "wrong.version.number|record layer failure|packet length too long",

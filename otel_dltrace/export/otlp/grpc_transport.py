@@ -1,5 +1,7 @@
 """OTLP over gRPC: one attempt, and what the status and its details say of it."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -20,6 +22,9 @@ _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_permit_without_calls", 0),
 )
+
+_ADDRESS = re.compile(r"last error: \w+: (ipv[46]:\S+): ")
+_REFUSED = "Connection refused"
 
 
 class GrpcTransport:
@@ -44,19 +49,43 @@ class GrpcTransport:
             self._channel = grpc.secure_channel(settings.endpoint, grpc_credentials(settings), options, compression)
         else:
             self._channel = grpc.insecure_channel(settings.endpoint, options, compression)
+        self._addresses = _Addresses()
         self._export = self._channel.unary_unary(_METHOD, response_deserializer=ExportTraceServiceResponse.FromString)
 
     def send(self, body: bytes, deadline_s: float) -> Outcome:
         """Make one attempt to send *body*."""
         timeout = min(deadline_s, self._timeout_s)
         try:
-            return accepted(self._export(body, timeout=timeout, metadata=self._metadata))
+            response = self._export(body, timeout=timeout, metadata=self._metadata)
         except self._rpc_error as error:
-            return _failure(error)
+            return self._addresses.telling(_failure(error))
+        self._addresses = _Addresses()
+        return accepted(response)
 
     def close(self) -> None:
         """Close the channel; an attempt under way is cancelled."""
         self._channel.close()
+
+
+class _Addresses:
+    """What came of the last connection to each address of a name.
+
+    gRPC tells of the one that it tried last: of localhost often ::1, where nothing listens, although somebody at
+    127.0.0.1 said what is wrong.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def telling(self, outcome: Outcome) -> Outcome:
+        """Return *outcome*; of an address where nothing listens, with what another one said last, if it said more."""
+        if not (address := _ADDRESS.search(outcome.message)):
+            return outcome
+        self._said[address[1]] = outcome.message
+        if _REFUSED not in outcome.message:
+            return outcome
+        said = (message for message in self._said.values() if _REFUSED not in message)
+        return replace(outcome, message=next(said, outcome.message))
 
 
 def grpc_metadata(settings: OtlpSettings) -> tuple[tuple[str, Any], ...]:
