@@ -255,6 +255,37 @@ def test_a_collector_that_answers_is_fine(protocol, compression, secured, certif
     assert f" answers OTLP over {protocol} (" in answered.what
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_what_answers_is_asked_for_by_the_variable_that_counts(secured, certificates, protocol):
+    """The common one would change nothing."""
+    other, where = ("http/protobuf", secured.http) if protocol == "grpc" else ("grpc", secured.grpc)
+    own = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol, **otlp(where, CERTIFICATE=certificates.authority)}
+    (found,) = problems(endpoint.check(own))
+
+    assert found.cure == f"set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL={other}: it answers that"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_where_metrics_go_by_variables_of_their_own_is_asked_too(at, protocol):
+    """Spans arrive, and metrics do not: a collector that is fine does not speak for the other one."""
+    fine = at.secured.grpc if protocol == "grpc" else at.secured.http
+    own = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": at.nowhere, "OTEL_TRACES_EXPORTER": "none"}
+    (_, found) = endpoint.check({**otlp(fine, protocol), **own})
+
+    where = at.nowhere.removeprefix("http://") if protocol == "grpc" else f"{at.nowhere}/"
+    cure = "start the collector, or correct OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+    assert found == Finding("metrics endpoint", PROBLEM, f"nothing listens at {where}", cure)
+
+
+def test_a_grpc_server_that_knows_no_otlp_is_told_as_one():
+    """As Jaeger's for queries; it was said to speak no gRPC."""
+    said = "UNIMPLEMENTED: unknown service opentelemetry.proto.collector.trace.v1.TraceService"
+
+    assert str(diagnose(OtlpSettings.from_env(otlp("http://a:1", "grpc")), said)) == (
+        f"a:1 is no OTLP receiver ({said}): correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+
+
 def test_the_variable_that_counts_is_the_one_to_correct():
     """Where traces have one of their own, the common one says nothing."""
     own = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:2/path"}

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from otel_dltrace.export.choice import names_otlp
-from otel_dltrace.export.otlp.diagnosis import ENDPOINT, PROTOCOL, diagnose, doubt
+from otel_dltrace.export.choice import METRICS, names_otlp
+from otel_dltrace.export.otlp.diagnosis import ENDPOINT, PROTOCOL, by_own_names, diagnose, doubt
 from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.export.probe import Answer, certificate, host_and_port, other_ways, probe
@@ -19,14 +20,30 @@ _SOON = timedelta(days=14)
 
 
 def check(env: Mapping[str, str]) -> list[Finding]:
-    """Return what the collector that *env* names answers to an empty request."""
+    """Return what the collectors that *env* names answer to an empty request."""
+    return [*_traces(env), *_metrics(env)]
+
+
+def _traces(env: Mapping[str, str]) -> list[Finding]:
     try:
         settings = OtlpSettings.from_env(env)
-        if settings is None:
-            return [_nowhere(env)]
-        answer = probe(settings, LONGEST_S)
+        return _asked(settings, env) if settings else [_nowhere(env)]
     except ConfigError as error:
         return [Finding(AREA, PROBLEM, str(error))]
+
+
+def _metrics(env: Mapping[str, str]) -> list[Finding]:
+    """Return what is to say of a way that metrics have of their own; the common one may well be for spans alone."""
+    try:
+        settings = OtlpSettings.from_env(env, METRICS)
+        found = _asked(settings, env) if settings and settings.renamed else []
+    except ConfigError:  # what cannot be used of the variables is told with them
+        return []
+    return [replace(finding, area="metrics endpoint") for finding in found if finding.area == AREA]
+
+
+def _asked(settings: OtlpSettings, env: Mapping[str, str]) -> list[Finding]:
+    answer = probe(settings, LONGEST_S)
     return [*_proxy(settings, env), *_certificate(settings), _judge(settings, answer)]
 
 
@@ -77,7 +94,7 @@ def _how(settings: OtlpSettings, works: OtlpSettings) -> str:
         parts.append(f"set {PROTOCOL}={works.protocol}")
     if works.tls != settings.tls:
         parts.append(f"write {'https' if works.tls else 'http'}:// in {ENDPOINT}")
-    return f"{' and '.join(parts)}: it answers that"
+    return by_own_names(settings, f"{' and '.join(parts)}: it answers that")
 
 
 def _certificate(settings: OtlpSettings) -> list[Finding]:

@@ -14,8 +14,7 @@ from otel_dltrace.export.otlp.settings import GRPC, HTTP, OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 
 _EMPTY = b""
-"""An encoded ExportTraceServiceRequest without a span; collectors answer it as any other."""
-_TRACES_PATH = "/v1/traces"
+"""An encoded request without a span or a metric; collectors answer it as any other."""
 _SPOKEN = re.compile(r"HTTP 40[13]\b|(UNAUTHENTICATED|PERMISSION_DENIED): (?!Received http2)")
 """Who says this of an empty request speaks the protocol, and minds the token."""
 
@@ -72,7 +71,7 @@ def other_ways(settings: OtlpSettings) -> list[OtlpSettings]:
 def _under(settings: OtlpSettings, protocol: str, tls: bool) -> OtlpSettings:
     host, port = host_and_port(settings) or ("", 0)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    path = _TRACES_PATH if settings.protocol == GRPC else urlsplit(settings.endpoint).path
+    path = f"/v1/{settings.signal.lower()}" if settings.protocol == GRPC else urlsplit(settings.endpoint).path
     url = f"{'https' if tls else 'http'}://{address}{path}"
     headers = () if settings.tls and not tls else settings.headers
     return replace(settings, endpoint=address if protocol == GRPC else url, protocol=protocol, tls=tls, headers=headers)

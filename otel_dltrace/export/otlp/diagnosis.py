@@ -108,6 +108,7 @@ _CASES = (
     ),
     _Case("HTTP request to an HTTPS server", "{where} speaks TLS", f"write https:// in {ENDPOINT}"),
     _Case("Socket closed", "{where} hangs up", f"if it speaks TLS, write https:// in {ENDPOINT}", GRPC),
+    _Case("unknown (service|method)", "{where} is no OTLP receiver ({said})", f"correct the port in {ENDPOINT}", GRPC),
     _Case(
         "connect an http1|Expected SETTINGS|http2 header with status|UNIMPLEMENTED",
         "{where} speaks HTTP, and not gRPC",
@@ -144,20 +145,22 @@ _DENIED = re.compile("HTTP 40[13]|UNAUTHENTICATED|PERMISSION_DENIED")
 
 def diagnose(settings: OtlpSettings, message: str) -> Diagnosis:
     """Return what *message*, an `Outcome`'s that was not accepted, says of the collector of *settings*."""
-    return _renamed(settings, _case_of(settings, message))
+    found = _case_of(settings, message)
+    return found._replace(cure=by_own_names(settings, found.cure))
 
 
 def doubt(settings: OtlpSettings, answered_in: str) -> Diagnosis:
     """Return what it says of the collector of *settings* that it says yes in the content type *answered_in*."""
     what = f"{settings.where} says yes in {answered_in}, which is no answer of OTLP, so spans may vanish there"
-    return _renamed(settings, Diagnosis(what, f"see whether another server listens there, and correct {ENDPOINT}"))
+    cure = f"see whether another server listens there, and correct {ENDPOINT}"
+    return Diagnosis(what, by_own_names(settings, cure))
 
 
-def _renamed(settings: OtlpSettings, found: Diagnosis) -> Diagnosis:
-    cure = found.cure
+def by_own_names(settings: OtlpSettings, cure: str) -> str:
+    """Return *cure* with the variables that count: beside one of the signal's own the common one says nothing."""
     for common, own in settings.renamed:
         cure = re.sub(rf"\b{common}\b", own, cure)
-    return found._replace(cure=cure)
+    return cure
 
 
 def _case_of(settings: OtlpSettings, message: str) -> Diagnosis:

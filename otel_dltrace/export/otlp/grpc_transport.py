@@ -9,10 +9,14 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from otel_dltrace.export.choice import METRICS, TRACES
 from otel_dltrace.export.otlp.outcome import USER_AGENT, Outcome, Verdict, accepted, bounded, brief
 from otel_dltrace.export.otlp.settings import OtlpSettings
 
-_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_METHODS = {
+    TRACES: "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+    METRICS: "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+}
 _RETRYABLE = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
 _KEEPALIVE = (
     # A host that is gone says nothing, and the kernel sends to it again for a quarter of an hour. With a keepalive gRPC
@@ -50,7 +54,9 @@ class GrpcTransport:
         else:
             self._channel = grpc.insecure_channel(settings.endpoint, options, compression)
         self._addresses = _Addresses()
-        self._export = self._channel.unary_unary(_METHOD, response_deserializer=ExportTraceServiceResponse.FromString)
+        self._export = self._channel.unary_unary(
+            _METHODS[settings.signal], response_deserializer=ExportTraceServiceResponse.FromString
+        )
 
     def send(self, body: bytes, deadline_s: float) -> Outcome:
         """Make one attempt to send *body*."""

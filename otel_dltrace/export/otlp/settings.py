@@ -42,6 +42,8 @@ class OtlpSettings:
     certificate: Path | None = None
     client_key: Path | None = None
     client_certificate: Path | None = None
+    signal: str = TRACES
+    """What goes there, as it stands in the names of variables."""
     renamed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """Which variables have their form for this signal set, and how that is called."""
 
@@ -88,6 +90,7 @@ class OtlpSettings:
             certificate=variables.read("CERTIFICATE", _file, None),
             client_key=variables.read("CLIENT_KEY", _file, None),
             client_certificate=variables.read("CLIENT_CERTIFICATE", _file, None),
+            signal=signal,
             renamed=variables.renamed(),
         )
         if (settings.client_key is None) != (settings.client_certificate is None):
