@@ -151,6 +151,25 @@ def test_what_waits_of_another_user_is_not_sent(capsys, monkeypatch):
     assert (code, capsys.readouterr().err, len(told.bodies)) == (2, said, 1)  # that of the other host
 
 
+def test_a_run_whose_drain_was_killed_when_all_was_read_has_ended(place):
+    """No ring is left by which anybody would come to it, and its report said for ever that more may come."""
+    place.run(STEPS, **ON)
+    (run,) = place.runs()
+    for drain in place.drains():
+        drain.kill()
+    place.wait_for_drains()
+    before = place.command("report", str(run)).stdout
+    done = place.command("recover", str(run))
+    after = place.command("report", str(run)).stdout
+
+    (folder,) = run.glob("hosts/*")
+    assert "`otel-dltrace recover RUN` does" in " ".join(before.split())
+    assert done.stdout.splitlines()[1:] == [
+        f"{folder.relative_to(place.folder)}: its drain is gone and had read all, so nothing more comes"
+    ]
+    assert "more may come" not in after
+
+
 def test_what_waits_of_a_run_that_goes_on_is_left_to_its_drain(place):
     """It would miss what another process sends, and say that it was lost."""
     away = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{servers.free_port()}"}

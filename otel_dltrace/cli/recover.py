@@ -16,6 +16,7 @@ from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.delivered import add_delivered
+from otel_dltrace.export.drain_json import end_if_read
 from otel_dltrace.export.host_folder import lock_folder
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.resend import resend
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"no ring in {drain.serving.rings} is without its writer and its drain")
     elif drain.outlet is None:
         print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
+    for root in args.runs:
+        _end(root)
     is_all_ours = [_send_waiting(root) for root in dict.fromkeys([*args.runs, *drain.runs.writers])]
     return 0 if all(is_all_ours) else 2
 
@@ -60,6 +63,17 @@ def _why_not() -> str:
     if names_otlp(os.environ):
         return "OTEL_EXPORTER_OTLP_ENDPOINT is not set"
     return f"OTEL_TRACES_EXPORTER={os.environ['OTEL_TRACES_EXPORTER']} leaves otlp out"
+
+
+def _end(root: Path) -> None:
+    """Write down that drains of *root* have ended that were killed when all was read: no ring is left to say it."""
+    for folder in host_folders(root):
+        lock = lock_folder(folder) if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else None
+        if lock is None:
+            continue
+        if end_if_read(folder):
+            print(f"{short_path(folder)}: its drain is gone and had read all, so nothing more comes")
+        os.close(lock)
 
 
 def _send_waiting(root: Path) -> bool:

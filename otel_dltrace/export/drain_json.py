@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from otel_dltrace.export.files import read_object
+from otel_dltrace.export.files import read_object, write_json
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import Process
 from otel_dltrace.model.time import Anchor
@@ -25,6 +25,20 @@ def read_drain(folder: Path) -> dict[str, Any]:
         "summary": summary if isinstance(summary, dict) else {},
         "next_segment": number if isinstance(number, int) else 1,
     }
+
+
+def end_if_read(folder: Path) -> bool:
+    """Write down that the drain of a host's *folder*, which is gone, has ended, if it had read all rings to their end.
+
+    Return whether that was to be written: else it stands there, or rings are still to be read.
+    """
+    told = read_object(folder / "drain.json")
+    processes, summary = entries_of(told), told.get("summary")
+    read = summary.get("processes", 0) if isinstance(summary, dict) else 0
+    if told.get("ended") is not False or not processes or read < len(processes):
+        return False
+    write_json(folder / "drain.json", {**told, "ended": True})
+    return True
 
 
 def entries_of(told: Mapping[str, Any]) -> list[Any]:

@@ -130,7 +130,8 @@ def rests_on(g: Guards) -> str:
     if g.unused:
         parts.append(f"{g.unused} more processes with steps of the same ranks not shown")
     if not g.is_over:
-        parts.append("more may come: a drain has not ended (`otel-dltrace recover` does the work of one that is gone)")
+        cure = "`otel-dltrace recover RUN` does the work of one that is gone"
+        parts.append(f"more may come: a drain has not ended ({cure})")
     if g.damage:
         more = f" and {len(g.damage) - _MOST_DAMAGE} more" * (len(g.damage) > _MOST_DAMAGE)
         parts.append(f"without what cannot be read: {', '.join(map(plain, g.damage[:_MOST_DAMAGE]))}{more}")
