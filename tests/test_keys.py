@@ -248,6 +248,51 @@ def test_the_slow_server_is_said():
     )
 
 
+def pushed_by_two(stalled: float = 0.0, queued: float = 0.0, adds: float = 0.0, steps: int = STEPS) -> list[SpanBatch]:
+    """Return what two workers and two servers saw: server 1 is *stalled* before each first push of a worker's.
+
+    Each server keeps two tensors. The second push of a worker to server 1 is *queued* behind the first, and each there
+    is added in so many ms more.
+    """
+    workers = [Rank(rank, 2) for rank in range(2)]
+    servers = [Rank(number, 2, role="server", nonce=9 + number) for number in range(2)]
+    for step in range(steps):
+        for key in range(4):
+            number, place = divmod(key, 2)
+            takes = 1 + number * (queued if place else stalled)
+            for rank, worker in enumerate(workers):
+                begin = step * 500.0 + key * 100 + rank
+                fields = {"seq": step + 1, "level": Level.PARTITION, "size": 4096 + key}
+                stage = Descriptor(s.PHASE, "PUSH", backend="pushpull", tensor=f"t{key}", key=key, queue_type="PUSH")
+                worker.add(stage, step, begin, begin + takes + number * adds, b=-1, **fields)
+                request = Descriptor(s.PHASE, s.PUSH, backend="pushpull", tensor=f"t{key}", key=key)
+                servers[number].add(request, step, begin + takes, begin + takes + number * adds, b=rank, **fields)
+    return [one.batch() for one in (*workers, *servers)]
+
+
+@pytest.mark.parametrize(
+    ("planted", "slow_way"),
+    [
+        pytest.param({}, None, id="nothing"),
+        pytest.param({"stalled": 40}, SlowServer(1, 2 * STEPS, 41 * MS, 1 * MS), id="it stands still"),
+        pytest.param({"stalled": 40, "steps": 2}, None, id="twice"),
+        pytest.param({"queued": 40}, None, id="one push behind another"),
+        pytest.param({"adds": 40}, None, id="it adds slowly, which is said instead"),
+    ],
+)
+def test_a_server_that_comes_late_to_pushes_is_seen_by_the_workers(planted, slow_way):
+    """It records nothing of the time before it takes one, nor does what lies between."""
+    assert keys(pushed_by_two(**planted)).slow_way == slow_way
+
+
+def test_the_server_that_comes_late_to_pushes_is_said():
+    """With how long a push as large takes that goes to the others."""
+    assert (
+        "A worker's first push to server 1 takes 41.0 ms (p50), one as large to the others 1.00 ms, and no server is "
+        "slow to add it: it waits on the way, or until the server runs."
+    ) in sentences(keys(pushed_by_two(stalled=40)))
+
+
 def test_keys_may_have_64_bits():
     """Those of a profile that fit no number of servers stand as they are; ps-lite's go up to 2^64 - 1."""
     server = Rank(0, 2, role="server", nonce=9)

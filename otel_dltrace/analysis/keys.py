@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.last_comers import Last, of_rank
 from otel_dltrace.analysis.server_keys import ServerKey, gathered_pushes, requests_of, server_keys
-from otel_dltrace.analysis.slow_server import SlowServer, slow_server
+from otel_dltrace.analysis.slow_server import SlowServer, slow_server, slow_way
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.analysis.waits import arrivals, widen
 from otel_dltrace.analysis.worker_keys import WorkerKey, push_pulls, worker_keys
@@ -35,13 +35,15 @@ class Keys:
     """Keys of workers and of servers, what usually takes longest first; *uncertainty* (ns) is of workers' clocks.
 
     Calls times median: of a worker's key its time, of a server's gather, wait and transfer together. A worker has
-    *local_size* ranks, of which servers see the highest alone: it pushes for all of them.
+    *local_size* ranks, of which servers see the highest alone: it pushes for all of them. *slow_way* is as the workers
+    see it, where no server is seen to be slow itself.
     """
 
     ranks: tuple[RankArrivals, ...]
     workers: tuple[WorkerKey, ...]
     servers: tuple[ServerKey, ...]
     slow_server: SlowServer | None
+    slow_way: SlowServer | None
     uncertainty: int
     local_size: int
 
@@ -53,14 +55,16 @@ def keys(batches: Sequence[SpanBatch]) -> Keys:
     requests, places = requests_of(batches)
     gathered, came_late = gathered_pushes(requests)
     ranks = {*joined["rank"].tolist(), *gathered["rank"].tolist()}
+    workers, slow = worker_batches(batches), slow_server(requests, places)
     return Keys(
         tuple(
             RankArrivals(rank, of_rank(rank, joined["rank"], late), of_rank(rank, gathered["rank"], came_late))
             for rank in sorted(ranks)
         ),
-        worker_keys(worker_batches(batches), joined, late),
+        worker_keys(workers, joined, late),
         server_keys(requests, places, gathered, came_late),
-        slow_server(requests, places),
+        slow,
+        None if slow else slow_way(workers, requests, places),
         int(joined.uncertainty.max(initial=0)),
         max((b.process.bind.local_world_size for b in batches if b.process.bind), default=1),
     )

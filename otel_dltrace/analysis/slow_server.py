@@ -1,4 +1,4 @@
-"""Which server takes long to add a push: what waits behind it looks as if its worker had come late."""
+"""Which server takes long to add a push, or lets pushes wait: what waits there looks as if its worker had come late."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -6,20 +6,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.key_rows import by_descriptor
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.queue_types import QueueType
+from otel_dltrace.model.spans import SpanBatch
 
 _TIMES = 2
 _LEAST = 1_000_000
 _FEWEST = 5
 """So many pushes of a magnitude are compared with so many: the median of fewer is moved by one or two outliers."""
+_PUSH = np.dtype([(name, "i8") for name in ("server", "magnitude", "rank", "seq", "start", "took")])
+"""Pushes are alike if they have the same *magnitude*: their bytes are below the same power of two."""
 _Row = tuple[int, int, int]
 """A server's pushes of one magnitude: how many, how long they took and how long the others' did (p50, ns)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowServer:
-    """A *server* that adds *pushes* in *push* ns (p50) each, where the *others* take that for pushes as large."""
+    """One *server*, of whose *pushes* each takes *push* ns (p50), where those as large take the *others* that long."""
 
     server: int
     pushes: int
@@ -28,32 +34,81 @@ class SlowServer:
 
 
 def slow_server(requests: Column, places: Sequence[tuple[int, str]]) -> SlowServer | None:
+    """Return the server that adds pushes more slowly than the others by most, None if none does."""
+    return _slowest(_added(requests, places))
+
+
+def slow_way(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple[int, str]]) -> SlowServer | None:
+    """Return the server whose pushes take longest as the workers in *batches* see them, None if all take as long.
+
+    A server that stands still, or is far, takes a push late: it records nothing of the time before.
+    """
+    return _slowest(_firsts(_sent(batches, requests, places)))
+
+
+def _slowest(pushes: Column) -> SlowServer | None:
     """Return the server that is slower than the others by most, None if none is by a factor of two and 1 ms."""
     rows = defaultdict[int, list[_Row]](list)
-    for took, whose in _alike(requests, [server for server, _ in places]):
-        for server, row in _compared(took, whose):
+    for alike in _alike(pushes):
+        for server, row in _compared(alike):
             rows[server].append(row)
     found = (_joined(server, rows[server]) for server in sorted(rows))
     slow = [one for one in found if one.push >= max(_TIMES * one.others, one.others + _LEAST)]
     return max(slow, key=lambda one: (one.push - one.others) * one.pushes, default=None)
 
 
-def _alike(requests: Column, servers: Sequence[int]) -> Iterator[tuple[Column, Column]]:
-    """Yield of pushes whose sizes are below the same power of two how long each took and whose it is, by server."""
-    pushes = requests[(requests["is_push"] > 0) & (requests["size"] > 0)]
-    magnitude, whose = np.frexp(pushes["size"])[1], np.array(servers, np.int64)[pushes["tensor"]]
-    order = np.lexsort((whose, magnitude))
-    took, whose = (pushes["end"] - pushes["start"])[order], whose[order]
-    ends = np.flatnonzero(np.diff(magnitude[order])) + 1
-    yield from zip(np.split(took, ends), np.split(whose, ends), strict=True)
+def _added(requests: Column, places: Sequence[tuple[int, str]]) -> Column:
+    """Return how long each push was added, as the servers saw it, as rows of `_PUSH`."""
+    pushes = requests[requests["is_push"] > 0]
+    rows = np.zeros(len(pushes), _PUSH)
+    rows["server"] = np.array([server for server, _ in places], np.int64)[pushes["tensor"]]
+    rows["magnitude"], rows["took"] = np.frexp(pushes["size"])[1], pushes["end"] - pushes["start"]
+    return rows
 
 
-def _compared(took: Column, whose: Column) -> Iterator[tuple[int, _Row]]:
-    """Yield each server with what its pushes took, and the others'; of a few of them one may have been held up."""
-    for server, begin, number in zip(*np.unique(whose, return_index=True, return_counts=True), strict=True):
-        if min(number, len(took) - number) >= _FEWEST:
+def _sent(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple[int, str]]) -> Column:
+    """Return how long each PUSH took, as the workers saw it, of keys that a server is known to keep."""
+    keys, first = np.unique(requests["key"], return_index=True)
+    servers = np.array([server for server, _ in places], np.int64)[requests["tensor"][first]]
+    parts = [np.zeros(0, _PUSH)]
+    for batch in batches if len(keys) else ():
+        for d, stages in by_descriptor(batch, _is_push):
+            key = stages["partition"].astype(np.uint64) | np.uint64(d.key << 16)
+            at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+            part = np.zeros(len(stages), _PUSH)
+            part["server"], part["magnitude"], part["rank"] = servers[at], np.frexp(stages["size"])[1], batch.rank
+            part["seq"], part["start"], part["took"] = stages["seq"], stages["start"], stages["end"] - stages["start"]
+            parts.append(part[keys[at] == key])
+    return np.concatenate(parts)
+
+
+def _is_push(d: Descriptor) -> bool:
+    return d.queue_type == QueueType.PUSH.name and d.key >= 0
+
+
+def _firsts(pushes: Column) -> Column:
+    """Return of each occurrence the first of *pushes* from a rank to a server: it waits for no other of these."""
+    pushes = pushes[np.lexsort((pushes["start"], pushes["seq"], pushes["rank"], pushes["server"]))]
+    whose = pushes[["server", "rank", "seq"]]
+    firsts: Column = pushes[np.append(True, whose[1:] != whose[:-1])[: len(pushes)]]
+    return firsts
+
+
+def _alike(pushes: Column) -> Iterator[Column]:
+    """Yield alike pushes together, by server; without a size none are."""
+    pushes = pushes[pushes["magnitude"] > 0]
+    pushes = pushes[np.lexsort((pushes["server"], pushes["magnitude"]))]
+    yield from np.split(pushes, np.flatnonzero(np.diff(pushes["magnitude"])) + 1)
+
+
+def _compared(pushes: Column) -> Iterator[tuple[int, _Row]]:
+    """Yield each server with what its *pushes* took, and the others'; of a few of them one may have been held up."""
+    servers = np.unique(pushes["server"], return_index=True, return_counts=True)
+    for server, begin, number in zip(*servers, strict=True):
+        if min(number, len(pushes) - number) >= _FEWEST:
             own = slice(begin, begin + number)
-            yield int(server), (int(number), median(took[own]), median(np.delete(took, own)))
+            others = np.delete(pushes["took"], own)
+            yield int(server), (int(number), median(pushes["took"][own]), median(others))
 
 
 def _joined(server: int, rows: Sequence[_Row]) -> SlowServer:

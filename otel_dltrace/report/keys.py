@@ -53,6 +53,11 @@ def sentences(keys: Keys) -> list[str]:
             f"Server {slow.server} takes {ms(slow.push)} ms (p50) to add a push, "
             f"the others {ms(slow.others)} ms for pushes as large."
         )
+    if way := keys.slow_way:
+        out.append(
+            f"A worker's first push to server {way.server} takes {ms(way.push)} ms (p50), one as large to the others "
+            f"{ms(way.others)} ms, and no server is slow to add it: it waits on the way, or until the server runs."
+        )
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
         out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
     if keys.workers and keys.workers[0].longest:
