@@ -100,6 +100,11 @@ def test_the_summary_names_what_was_lost_and_why(figures, line):
     assert summary_line(figures) == line
 
 
+def test_one_record_is_one():
+    """Of a ring that was full for long the record of the step may be the one of its level."""
+    assert summary_line({"spans": 5, "lapped_step": 1}).endswith(", 1 record lost (ring full at level step)")
+
+
 def test_before_the_end_nobody_says_that_none_is_lost():
     """What is lost already is."""
     assert summary_line({"spans": 5}, is_over=False) == "5 spans recorded"

@@ -62,7 +62,8 @@ def _sent(otlp: Mapping[str, Any]) -> list[str]:
     return parts + [f"{count:,} kept here and not sent{reason}" for reason, count in kept.items() if count]
 
 
-def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any], *, is_over: bool) -> list[str]:
+def losses(figures: Mapping[str, int]) -> list[str]:
+    """Return what *figures* say is nowhere, e.g. ``7 records lost (ring full at level phase)``, each by its reason."""
     # Of what the ring could not hold only records are counted: an operation is two, its begin and its end.
     records = {
         **{f"ring full at level {k[7:]}": n for k, n in figures.items() if k.startswith("lapped_")},
@@ -71,8 +72,12 @@ def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any], *, is_over: 
     reasons = {
         "quota": figures.get("dropped_by_quota", 0),
         "removed with the run directory": figures.get("removed", 0),
-        **{f"{name} {why}": n for name, exporter in exporters.items() for why, n in exporter["dropped"].items()},
     }
-    lost = [f"{n:,} records lost ({why})" for why, n in records.items() if n]
-    lost += [f"{n:,} lost ({why})" for why, n in reasons.items() if n]
+    lost = [f"{n:,} record{'s' * (n != 1)} lost ({why})" for why, n in records.items() if n]
+    return lost + [f"{n:,} lost ({why})" for why, n in reasons.items() if n]
+
+
+def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any], *, is_over: bool) -> list[str]:
+    dropped = {f"{name} {why}": n for name, exporter in exporters.items() for why, n in exporter["dropped"].items()}
+    lost = losses(figures) + [f"{n:,} lost ({why})" for why, n in dropped.items() if n]
     return lost or ["none lost"] * is_over

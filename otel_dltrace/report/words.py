@@ -6,6 +6,7 @@ from otel_dltrace.analysis.frontier import FrontierStage
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.stragglers import Straggler, Stragglers
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
+from otel_dltrace.model.summary import losses
 
 _SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of its step outside any stage takes"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -124,7 +125,7 @@ def rests_on(g: Guards) -> str:
         f"ranks {spell(g.ranks) or 'none'} of {g.expected}" + (f", missing {spell(g.missing)}" if g.missing else ""),
         f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} closed by all ranks" if g.steps else "no steps",
         f"{g.spans:,} spans, {g.truncated:,} of them left open",
-        ", ".join(f"{count:,} {plain(name)}" for name, count in g.lost) + " lost" if g.lost else none,
+        plain(", ".join(losses(dict(g.lost)))) or none,
         g.clock if g.hosts < 2 else f"{g.clock} ({g.hosts}, read to +-{g.uncertainty / 1e3:,.1f} us)",
     ]
     if g.unused:
