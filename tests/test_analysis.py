@@ -811,6 +811,38 @@ def test_an_accumulated_backward_is_told_by_its_last_piece():
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 8 * MS, 10 * MS, 2 * MS]]
 
 
+def test_what_a_pipeline_waits_between_its_pieces_is_in_none_of_them():
+    """A micro-batch takes 2 ms in each stage: what it waits longer for messages than that is no time of the rank's."""
+    rank = Rank(0, 2).step(0, 0, 60)
+    rank.stage(0, "forward", 0, 20, 4, 2).stage(0, "backward", 30, 55, 4, 2)
+    for begin, end in ((2, 17), (20, 29), (32, 42)):
+        rank.add(Descriptor(P2P, "recv"), 0, begin, end)
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 0, 0, (60 - 15 - 9 - 10) * MS]]
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_a_wait_is_in_the_stage_whose_turn_it_is(turns):
+    """A sharded model that accumulates: 10 ms of each forward and 8 of each backward are waited, the last longer."""
+    rank, now = Rank(0, 2).step(0, 0, 40 * turns + 20), 0
+    for turn in range(turns):
+        backward = 40 if turn == turns - 1 else 20
+        for begin, end in ((now + 1, now + 11), (now + 21, now + 13 + backward)):
+            rank.collective(0, begin, end, len(rank.rows) + 1, "all_gather_into_tensor")
+        now += 20 + backward
+    rank.stage(0, "forward", 0, now - 40, 20 * turns, turns)
+    rank.stage(0, "backward", 20, now, 20 * turns + 20, turns)
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 10 * turns * MS, 8 * turns * MS, 0]]
+
+
+def test_what_does_not_fit_into_a_stage_was_in_the_one_it_alternates_with():
+    """Turns may be of unequal length: whoever is told to hold more than it lasted did not."""
+    rank = Rank(0, 2).step(0, 0, 100)
+    rank.stage(0, "forward", 0, 80, 60, 3).stage(0, "backward", 10, 100, 40, 3)
+    for begin, end in ((12, 36), (50, 76)):
+        rank.collective(0, begin, end, len(rank.rows) + 1)
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 50 * MS, 0, 0]]
+
+
 def test_two_slow_ranks_are_both_named():
     """A slow host has several ranks: neither comes alone, both come late."""
     found = analyse(ddp(8, slow={(3, "forward"): 20.0, (6, "forward"): 21.0, (6, "optimizer"): 0.5})).stragglers

@@ -22,11 +22,29 @@ def blocked(t: StepTable) -> Column:
     on_device = t.device[row, stage]
     begin, end = _rows(t, _blocking(t))
     begin, end = merged(np.append(begin, last[~on_device]), np.append(end, until[~on_device]))
-    at, column = _place(t, begin)
+    at, column = _place(t, begin, last[~on_device])
     known = column >= -1
     np.add.at(time, (at[known], column[known] + 1), (end - begin)[known])
     # A device may be at it when the host is steps beyond: its time is not the host's.
     np.add.at(time, (row[on_device], stage[on_device] + 1), (until - last)[on_device])
+    return _within_their_pieces(t, time)
+
+
+def _within_their_pieces(t: StepTable, time: Column) -> Column:
+    """Return *time* (n, S + 2) without more in a stage of several pieces than these can hold.
+
+    What is over lay between the pieces, as in a pipeline, which waits for a message before each of them; and what
+    that has no room for, in another such stage.
+    """
+    several = (t.pieces > 1) & ~t.device
+    within, outside = time[:, 1:-1], time[:, -1]
+    over = np.where(several, np.maximum(within - t.total, 0), 0)
+    within -= over
+    room = np.where(several, t.total - within, 0)
+    left = over.sum(axis=1)
+    others = np.minimum(left - np.minimum(left, np.maximum(t.residual - outside, 0)), room.sum(axis=1))
+    within += np.rint(room * (others / np.maximum(room.sum(axis=1), 1))[:, None]).astype(np.int64)
+    outside += left - others
     return time
 
 
@@ -89,8 +107,8 @@ def _rows(t: StepTable, which: Column) -> Intervals:
     return t.batch["start"][which], t.batch["end"][which]
 
 
-def _place(t: StepTable, at: Column) -> tuple[Column, Column]:
-    """Return (row, column) of each time: which step, and which of its stages.
+def _place(t: StepTable, at: Column, launches: Column) -> tuple[Column, Column]:
+    """Return (row, column) of each time: which step, and which of its stages; of *launches* of DDP's, its backward.
 
     Column S is the residual, -1 the time before the step; -2 where there is no such step.
     """
@@ -101,6 +119,7 @@ def _place(t: StepTable, at: Column) -> tuple[Column, Column]:
     row = np.where(after, row + 1, row)
     there = row < len(t.steps)
     row = np.minimum(row, len(t.steps) - 1)
-    stage = t.stage_at(row, at)
+    stage, is_launch = t.stage_at(row, at), np.isin(at, launches)
+    stage[is_launch] = _backward_at(t, row[is_launch], at[is_launch])
     column = np.where(after & (stage == len(t.stages)), -1, stage)
     return row, np.where(there, column, -2)

@@ -8,6 +8,7 @@ import numpy as np
 
 from otel_dltrace.analysis.intervals import covered, merged
 from otel_dltrace.analysis.parts import joined, parts_of
+from otel_dltrace.analysis.pieces import piece_at
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
@@ -15,7 +16,7 @@ from otel_dltrace.model.spans import SpanBatch
 
 RESIDUAL = "residual"
 BETWEEN = "between steps"
-_FAR = float(1 << 60)
+_FAR = 1 << 60
 """Longer than any extent, ns."""
 
 
@@ -112,17 +113,16 @@ class StepTable:
     def stage_at(self, row: Column, at: Column) -> Column:
         """Return which stage of each *row* holds the time *at*, S where none does: the innermost of those of one piece.
 
-        Else the one whose pieces fill most of its extent, which most likely holds it.
+        Else one of several pieces, as `piece_at` tells.
         """
-        column, best = np.full(len(at), len(self.stages)), np.full(len(at), np.inf)
+        column, least = np.full(len(at), len(self.stages)), np.full(len(at), _FAR)
         for stage in range(len(self.stages)):
-            pieces, first, last = self.pieces[row, stage], self.first[row, stage], self.last[row, stage]
-            holds = (pieces > 0) & (first <= at) & (at < last)
-            extent = np.where(holds, last - first, 1)
-            filled = np.minimum(self.total[row, stage] / extent, 1)
-            rank = np.where(pieces > 1, _FAR * (2 - filled), extent)
-            better = holds & (rank < best)
-            column, best = np.where(better, stage, column), np.where(better, rank, best)
+            first, last = self.first[row, stage], self.last[row, stage]
+            better = (self.pieces[row, stage] == 1) & (first <= at) & (at < last) & (last - first < least)
+            column, least = np.where(better, stage, column), np.where(better, last - first, least)
+        left = column == len(self.stages)
+        extents = (c[row[left]] for c in (self.first, self.last, self.total, self.pieces))
+        column[left] = piece_at(at[left], *extents)
         return column
 
     def rows_of(self, steps: Column) -> Column:
