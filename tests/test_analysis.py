@@ -843,6 +843,21 @@ def test_what_does_not_fit_into_a_stage_was_in_the_one_it_alternates_with():
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 50 * MS, 0, 0]]
 
 
+def test_one_collective_beside_messages_accuses_nobody():
+    """Ranks send each other messages in each step, and meet once: rank 1 is slow, rank 0 came late to that alone."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(12):
+        for r, rank in enumerate(ranks):
+            begin, forward = 100 * n, 40 if r else 10
+            rank.step(n, begin, begin + 60).stage(n, "forward", begin, begin + forward)
+            rank.stage(n, "optimizer", begin + 50, begin + (52 if r else 58))
+            rank.add(Descriptor(P2P, "recv"), n, begin + forward, begin + 48)
+    for r, rank in enumerate(ranks):
+        rank.collective(11, 1152 if r else 1158, 1160, 1)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+    assert [(one.rank, one.stage, one.excess) for one in found.found] == [(1, "forward", 30 * MS)]
+
+
 def test_two_slow_ranks_are_both_named():
     """A slow host has several ranks: neither comes alone, both come late."""
     found = analyse(ddp(8, slow={(3, "forward"): 20.0, (6, "forward"): 21.0, (6, "optimizer"): 0.5})).stragglers

@@ -57,6 +57,13 @@ class Evidence:
         return _steps_over(self.excess, self.threshold)
 
     @property
+    def told(self) -> Column:
+        """Mask (R,) of the ranks of which collectives tell whether they come late: not a few beside many messages."""
+        in_most = self.arrived > SHARE_OF_STEPS * self.own.shape[1]
+        told: Column = (np.array(self.all) | in_most) & (self.arrived > 0)
+        return told
+
+    @property
     def came_late(self) -> Column:
         """Mask of the steps to whose collectives each rank came late, (R, n).
 

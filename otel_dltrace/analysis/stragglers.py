@@ -173,7 +173,7 @@ def _judge(e: Evidence) -> Judgement:
     scores = excess.sum(axis=1)
     late = e.came_late.sum(axis=1)
     enough = min(beyond_chance(e.arrived), e.arrived - 1)  # all of them do, also where there is but one
-    confirmed = (scores > 0) & (late > enough) & (e.arrived > 0)
+    confirmed = (scores > 0) & (late > enough) & e.told
     if confirmed.any():
         ranked = sorted(np.flatnonzero(confirmed).tolist(), key=lambda r: -scores[r])
         return "straggler", "", tuple(_straggler(e, r, int(excess[r].argmax())) for r in ranked)
