@@ -867,18 +867,19 @@ def test_two_slow_ranks_are_both_named():
     )
 
 
-def test_arrivals_that_disagree_acquit():
+@pytest.mark.parametrize(("staged", "what"), [(True, "forward"), (False, "time outside any stage")])
+def test_arrivals_that_disagree_acquit(staged, what):
     """Rank 1's forward is long, but it begins earlier and never comes late: nobody waits for it."""
     ranks = [Rank(r, 4) for r in range(4)]
     for n in range(10):
         for r, rank in enumerate(ranks):
             at = 100 * n - 20 * (r == 1)
-            rank.step(n, at, 100 * n + 60).stage(n, "forward", at, 100 * n + 20)
+            rank.step(n, at, 100 * n + 60).stage(n, "forward", at, 100 * n + 20 if staged else at + 5)
             rank.collective(n, 100 * n + 30 + 4 * (n % 4 == r), 100 * n + 40, n + 1, flags=Flag.ASYNC)
     found = analyse([rank.batch() for rank in ranks]).stragglers
     assert (found.verdict, found.reason) == (
         "cannot tell",
-        "rank 1's forward takes 20.0 ms longer than the others', "
+        f"rank 1's {what} takes 20.0 ms longer than the others', "
         "but it came late to the collectives in only 3 of 9 steps",
     )
 

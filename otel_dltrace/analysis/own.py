@@ -6,6 +6,9 @@ from otel_dltrace.analysis.blocked import blocked
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.model.arrays import Column
 
+IN_WORDS = {BETWEEN: "time between steps", RESIDUAL: "time outside any stage"}
+"""What people call the columns that are no stages."""
+
 
 def columns(stages: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of the columns of `spent` and `own`: what happens from one step's end to the next."""

@@ -17,7 +17,7 @@ from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.evidence import Evidence, beyond_chance, evidence, stands_out
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.marked import behind
-from otel_dltrace.analysis.own import columns, spent
+from otel_dltrace.analysis.own import IN_WORDS, columns, spent
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stepless import SHARE_OF_TIME, last_comer
@@ -229,7 +229,8 @@ def _may_be_the_clocks(e: Evidence, rank: int) -> bool:
 
 def _longer(e: Evidence, rank: int, column: int) -> str:
     longer = np.median(e.excess[rank, :, column]) / 1e6
-    return f"rank {e.ranks[rank]}'s {e.names[column]} takes {longer:.1f} ms longer than the others'"
+    name = IN_WORDS.get(e.names[column], e.names[column])
+    return f"rank {e.ranks[rank]}'s {name} takes {longer:.1f} ms longer than the others'"
 
 
 def _contradiction(e: Evidence, rank: int, column: int, late: int) -> str:

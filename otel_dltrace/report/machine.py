@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from otel_dltrace.analysis.own import IN_WORDS
 from otel_dltrace.analysis.saturation import GC_SHARE, LINE_RATE_SHARE, THRESHOLDS, Saturation, Sign, SlowStageSigns
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.slow import SlowStage
-from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
 from otel_dltrace.analysis.utilisation import UtilisationRow
 from otel_dltrace.report.tables import new_table, section
 from otel_dltrace.report.words import ms, plain, size
@@ -46,7 +46,6 @@ _SIGNS: dict[str, Callable[[Sign, str], str]] = {
     "involuntary switches": lambda sign, _: f"its process was taken off the CPU {sign.value:,.0f} times a second",
 }
 _SUFFIXES = {"/s": "/s", "W": " W", "Cel": " °C"}
-_SUBJECTS = {BETWEEN: "time between steps", RESIDUAL: "time outside any stage"}
 
 
 def saturation_parts(found: Saturation) -> list[RenderableType]:
@@ -76,7 +75,7 @@ def meanwhile(found: SlowStageSigns) -> str:
 
 
 def _slow(slow: SlowStage) -> str:
-    subject = f"Rank {slow.rank}'s {_SUBJECTS.get(slow.stage, plain(slow.stage))} took {ms(slow.own)} ms"
+    subject = f"Rank {slow.rank}'s {IN_WORDS.get(slow.stage, plain(slow.stage))} took {ms(slow.own)} ms"
     by = "longer than the others'" if slow.against == "others" else "longer than its median"
     steps = f"step {spell(slow.steps)}" if len(slow.steps) <= FEW_STEPS else f"{len(slow.steps)} of {slow.of} steps"
     worst = f", {ms(slow.most)} ms in step {slow.worst}" if slow.most > _FAR_MORE * slow.excess else ""
