@@ -120,7 +120,7 @@ class StepTable:
             first, last = self.first[row, stage], self.last[row, stage]
             better = (self.pieces[row, stage] == 1) & (first <= at) & (at < last) & (last - first < least)
             column, least = np.where(better, stage, column), np.where(better, last - first, least)
-        left = column == len(self.stages)
+        left = (column == len(self.stages)) & (self.pieces.max(axis=1, initial=0) > 1)[row]
         extents = (c[row[left]] for c in (self.first, self.last, self.total, self.pieces))
         column[left] = piece_at(at[left], *extents)
         return column
