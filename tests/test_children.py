@@ -132,3 +132,32 @@ def test_torch_s_children_end_the_last_step_of_their_loop(place: Place) -> None:
 
     assert result.returncode == 0, result.stderr
     assert steps_of(place) == [[(0, False), (1, False), (2, False)]] * 2
+
+
+FORKED_WITHIN = """
+    import torch
+    import torch.multiprocessing
+
+    model = torch.nn.Linear(8, 8)
+
+    def train(rank=0, cycles=3):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(cycles):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+
+    torch.set_num_threads(1)
+    train(cycles=1)
+    model(torch.ones(4, 8))  # a step that is not over
+    torch.multiprocessing.start_processes(train, nprocs=1, start_method="fork")
+"""
+
+
+def test_a_child_that_is_forked_within_a_step_begins_steps_of_its_own(place: Place) -> None:
+    """Its first cycle is not the rest of its parent's, of which nobody would know when it ends."""
+    pytest.importorskip("torch")
+    result = place.run(FORKED_WITHIN, OTEL_DLTRACE="1")
+
+    assert result.returncode == 0, result.stderr
+    place.wait_for_rings()
+    assert sorted(steps_of(place)) == [[(0, False), (1, False)], [(2, False), (3, False), (4, False)]]

@@ -32,6 +32,8 @@ def after_fork(stop: Callable[[], None]) -> None:
     tracer.recorder.after_fork()
     tracer.recorder.home["alone"] = True
     tracer.steps.after_fork()
+    if tracer.loop is not None:
+        tracer.loop.begin_anew()
     if tracer.starter is not None:
         tracer.starter.after_fork()
     if (bound := tracer.recorder.bound) is not None:

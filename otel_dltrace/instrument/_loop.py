@@ -345,10 +345,14 @@ class Loop:
 
     def interrupted(self) -> None:
         """Know that the step is over, done or not, and that nothing of the next one has begun."""
+        self.begin_anew()
+        self.steps.leave()
+
+    def begin_anew(self) -> None:
+        """Know that what is done from now on is of no cycle that has begun: a forked child's is not its parent's."""
         self._cycle_done, self._batches, self._source = True, _nobody, None
         self.fetching, self._evaluating, self._fetched, self._optimizer = False, 0, 0, 0
         self._ahead, self._pieces = [], []
-        self.steps.leave()
 
     def scheduler_ended(self, start: int, end: int) -> None:
         """Know that a learning-rate scheduler has stepped."""
