@@ -192,9 +192,10 @@ for each `Start`. A message each way (`Sendrecv`) is two spans, `send` and `recv
 returns a request lasts until the `Wait` or `Test` that completes it, which writes a child span `wait`; `bound` says
 that it may have been done earlier. A request that nobody waits for ends where it was launched, and says `host_issue`.
 `Iprobe` and its like, and `Win.Test`, are spans when they find something. MPI begins while `mpi4py.MPI` is imported:
-the span `init` is that import. It ends by itself after the interpreter has: `finalize` is a span where the program
-calls `Finalize`. `Abort` is no span: before it ends the job, the step that is open, or `exit` outside any, has its code
-as an error, or the error that the program is handling.
+the span `init` is that import, where there is more than one rank: Lightning imports it only to see whether there is.
+It ends by itself after the interpreter has: `finalize` is a span where the program calls `Finalize`. `Abort` is no
+span: before it ends the job, the step that is open, or `exit` outside any, has its code as an error, or the error that
+the program is handling.
 
 Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in; to and
 from `PROC_NULL` none. A Python object has no size before it is pickled; its receive says how many bytes came.

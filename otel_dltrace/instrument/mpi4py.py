@@ -145,7 +145,7 @@ def _now(_args: Args, _kwargs: Kwargs) -> int:
 
 
 def _initialised(since: int, _result: object) -> None:
-    """Know who we are, and write how long it took to begin."""
+    """Know who we are, and write how long it took to begin, unless alone: who only asks whether MPI is there is."""
     comm = _here()
     if comm is None:
         return
@@ -153,7 +153,7 @@ def _initialised(since: int, _result: object) -> None:
     if tracer.recorder.bound is None and not tracer.is_joining:  # else torch's ranks agree on a run, and count
         tracer.steps.group_seq = lambda: world.last
         _bind(tracer, comm.groups.rank, comm.groups.size)
-    if since and tracer.recorder.level >= Level.COLLECTIVE:
+    if since and comm.groups.size > 1 and tracer.recorder.level >= Level.COLLECTIVE:
         operation = comm.operation("init", world, NOTHING, COLLECTIVE, 0, -1, 0)
         operation.start = since
         operation.close()
