@@ -678,10 +678,12 @@ class Taker:
 
     def __init__(self) -> None:
         self.sent: set[int] = set()
+        self.times: list[int] = []
 
     def send(self, _batch, outgoing) -> None:
         """Note the steps."""
-        self.sent.update(out.step for out in outgoing)
+        self.times += [out.step for out in outgoing]
+        self.sent.update(self.times)
 
     def unsettled(self) -> set:
         """Return nothing."""
@@ -712,6 +714,23 @@ def test_what_was_sent_of_an_earlier_generation_is_not_sent_again(place, monkeyp
     told = [summary["summary"]["spans"] for run in place.runs() for summary in read_summaries(run)]
     assert (first.outlet.sent, second.outlet.sent) == (set(range(30)), set())
     assert (len(told), sum(told)) == (2, 60)
+
+
+def test_what_a_run_has_is_counted_and_sent_once_where_its_process_says_again_who_it_is(place):
+    """As a program of MPI does when it makes torch's process group: its drain has written some spans by then."""
+    process = place.start(LATE.replace("2.00", "1.00"), **LATE_ENV)
+    drain = Drain(Serving(place.rings, place.folder, linger=0.0), Taker())
+    (place.folder / "bind").touch()
+    servers.wait_until(lambda: drain.tick() or place.runs(), what="the run directory")
+    assert (process.stdout.readline(), process.stdout.readline()) == ("ready\n", "bound\n")
+    (place.folder / "again").touch()
+    process.communicate(timeout=240)
+    drain.run()
+
+    (run,) = place.runs()
+    told = [summary["summary"]["spans"] for summary in read_summaries(run)]
+    each_and_its_root = sorted([*range(30)] * 2)
+    assert (sizes(run), told, sorted(drain.outlet.times)) == (list(range(30)), [60], each_and_its_root)
 
 
 OUTSIDE = """

@@ -43,7 +43,7 @@ class Place(NamedTuple):
         if earlier is None:
             return self
         undelivered, loose = min(earlier.undelivered, self.undelivered), earlier.loose or self.loose
-        return self._replace(undelivered=undelivered, loose=loose)
+        return self._replace(undelivered=undelivered, loose=loose, written=earlier.written + self.written)
 
 
 @dataclass

@@ -129,9 +129,14 @@ class Follower:
             if self.comes_back and self._count:
                 self._write_unbound(now)  # behind what is older
             self._unbound.close()
+        goes_on = not self.members  # else what is in a run that it had before is this drain's own work
         for bind in binds[len(self.members) :]:
             member = self._make_member(self.source, bind)
-            member.go_on(self._cursor, now)
+            is_shared = any(member.writer is other.writer for other in self.members)
+            if goes_on or not is_shared:
+                member.go_on(self._cursor, now)
+            if is_shared:
+                member.written = 0  # the first of the run counts what was there
             self.members.append(member)
 
     def _take_back(self, now: float) -> None:
