@@ -811,6 +811,16 @@ def test_an_accumulated_backward_is_told_by_its_last_piece():
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 8 * MS, 10 * MS, 2 * MS]]
 
 
+@pytest.mark.parametrize(("source", "blocked_ms"), [(Source.BOUND, 12), (Source.HOST_DONE, 7)])
+def test_buckets_that_are_seen_to_end_block_until_then(source, blocked_ms):
+    """At level `partition` a hook sees them; what backward does after the last of them is the rank's own."""
+    rank = Rank(0, 2).step(0, 0, 40).stage(0, "backward", 10, 30)
+    ends = (25, 23) if source == Source.HOST_DONE else (30, 30)
+    for n, (begin, end) in enumerate(zip((14, 18), ends, strict=True)):
+        rank.collective(0, begin, end, n + 1, tensor=f"bucket {n}", source=source, flags=Flag.ASYNC)
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, (20 - blocked_ms) * MS, 20 * MS]]
+
+
 def test_what_a_pipeline_waits_between_its_pieces_is_in_none_of_them():
     """A micro-batch takes 2 ms in each stage: what it waits longer for messages than that is no time of the rank's."""
     rank = Rank(0, 2).step(0, 0, 60)

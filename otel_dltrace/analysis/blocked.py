@@ -2,7 +2,7 @@
 
 Blocked is the time in ``wait`` phases and in blocking operations, and, in each backward in which DDP
 launches its buckets, the time after the last launch: launch times are exact, and from there on
-the backward only waits for the slowest rank's buckets (their ends are bounds: the end of that backward).
+the backward only waits for the slowest rank's buckets: to its own end, which is a bound, where theirs are not known.
 A device comes to a bucket long after the host has launched it: without the device's times of it no wait is known.
 """
 
@@ -74,9 +74,18 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     row, stage, at = row[inside], stage[inside], at[inside]
     # Where steps have several backwards, only bounds tell where each of them ends.
     tells = is_bound[launched][inside] & ~t.device[row, stage]
-    until = np.where(tells, batch["end"][launched][inside], t.last[row, stage])
+    end, is_seen = batch["end"][launched][inside], batch["source"][launched][inside] == s.Source.HOST_DONE
+    until = np.where(tells, end, t.last[row, stage])
+    done = np.zeros_like(t.last)
+    np.maximum.at(done, (row, stage), np.where(is_seen, end, 0))
     (row, stage, until), last = latest((row, stage, until), at)
-    return row, stage, last, until
+    return row, stage, last, _until_done(done[row, stage], last, until)
+
+
+def _until_done(done: Column, last: Column, until: Column) -> Column:
+    """Return *until*, or before it when the latest bucket was *done*, where that is known and else 0."""
+    known = (done > last) & (done < until)
+    return np.where(known, done, until)
 
 
 def _backward_at(t: StepTable, row: Column, at: Column) -> Column:
