@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -101,21 +100,6 @@ def test_a_report_rests_on_what_can_be_read(tmp_path, capsys, name, harm, told):
     said = " ".join(capsys.readouterr().out.split())
     assert f"; without what cannot be read: {told}. All times" in said
     assert "; none known to be lost; " in said
-
-
-def test_a_file_that_is_gone_is_missed(tmp_path, capsys):
-    """The drain has counted what it left: half of a host's spans are not all of them, and none is not none yet."""
-    run = a_run(tmp_path / "run", compacted=True)
-    (parquet,) = (run / HOSTS[1]).glob(PARQUET)
-    spans = pq.read_table(parquet)
-    pq.write_table(spans.slice(0, 30), parquet)
-    told = f"{HOSTS[1]} holds {{}} of the {spans.num_rows} spans that were left there: a file is missing"
-    assert damage_of(run) == [told.format(30)]
-    shutil.rmtree(run / HOSTS[0])
-    parquet.unlink()
-
-    assert main(["report", str(run)]) == 2
-    assert capsys.readouterr().err == f"otel-dltrace: {run}: no span can be read: {told.format(0)}\n"
 
 
 @pytest.mark.parametrize("form", ["chrome", "otlp"])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_through
-from otel_dltrace.export.drain_json import entries_of, read_drain
+from otel_dltrace.export.drain_json import entries_of
 from otel_dltrace.export.files import read_json, read_object
-from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, spans_in, writers_in
+from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
 from otel_dltrace.export.span_files import OPEN, span_files
 
 _NAMES = "descriptors.arrows"
@@ -53,20 +53,7 @@ def _in_folder(folder: Path) -> list[tuple[Path, str]]:
     found += [(path, what) for path, what in [*troubles, *standing] if what and path.exists()]
     if spans and (what := _trouble(names, is_whole=is_over)):
         found.append((names, f"{what}: some spans have no names"))
-    if is_over and not found and (what := _shortfall(folder)):
-        found.append((folder, what))
     return found
-
-
-def _shortfall(folder: Path) -> str:
-    """Return how many spans the drain says that it left in *folder*, where whole files hold fewer: one is gone."""
-    summary = read_drain(folder).get("summary", {})  # first: what comes meanwhile is more, and nothing is missed
-    recorded, *gone = (summary.get(name, 0) for name in ("spans", "dropped_by_quota", "removed"))
-    try:
-        left, there = recorded - sum(gone), sum(map(spans_in, span_files(folder)))
-    except (OSError, TypeError):  # a drain has just compacted it; a figure is damaged
-        return ""
-    return f"holds {there:,} of the {left:,} spans that were left there: a file is missing" if there < left else ""
 
 
 def _unnamed(folder: Path, summary: Path, has_spans: bool) -> str:
