@@ -5,12 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := chromium chromium-driver prometheus libopenmpi-dev openmpi-bin openssh-server cmake g++ make python3-dev fish zsh
 
-.PHONY: help demo test cover test-deps check bench docs clean
+.PHONY: help demo test test-deps check bench docs clean
 
 help:
 	@echo "make demo       trace a real two-rank training run and print its report"
 	@echo "make test       run the whole suite"
-	@echo "make cover      the same, and the lines and branches of the package that its own processes ran"
 	@echo "make test-deps  install the Debian packages that some tests want ($(PACKAGES))"
 	@echo "make check      ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of docs/benchmarks.md"
@@ -31,10 +30,9 @@ demo: $(READY)
 	echo "the Chrome trace       $$run.trace.json.gz   (open it in https://ui.perfetto.dev or chrome://tracing)" && \
 	echo "the report again       $(BIN)/otel-dltrace report $$run"
 
-cover: COVERAGE := --cov --cov-report=term:skip-covered
-test cover: $(READY)
+test: $(READY)
 	$(BIN)/python -m tests.build_horovod
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(COVERAGE) tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-report=term:skip-covered tests
 
 test-deps:
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \

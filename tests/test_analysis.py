@@ -811,13 +811,13 @@ def test_an_accumulated_backward_is_told_by_its_last_piece():
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 8 * MS, 10 * MS, 2 * MS]]
 
 
-@pytest.mark.parametrize(("source", "blocked_ms"), [(Source.BOUND, 12), (Source.HOST_DONE, 7)])
-def test_buckets_that_are_seen_to_end_block_until_then(source, blocked_ms):
+@pytest.mark.parametrize(("seen", "blocked_ms"), [((False, False), 12), ((True, False), 12), ((True, True), 7)])
+def test_buckets_that_are_all_seen_to_end_block_until_then(seen, blocked_ms):
     """At level `partition` a hook sees them; what backward does after the last of them is the rank's own."""
     rank = Rank(0, 2).step(0, 0, 40).stage(0, "backward", 10, 30)
-    ends = (25, 23) if source == Source.HOST_DONE else (30, 30)
-    for n, (begin, end) in enumerate(zip((14, 18), ends, strict=True)):
-        rank.collective(0, begin, end, n + 1, tensor=f"bucket {n}", source=source, flags=Flag.ASYNC)
+    for n, (begin, end) in enumerate(((14, 25), (18, 23))):
+        how = {"source": Source.HOST_DONE if seen[n] else Source.BOUND, "flags": Flag.ASYNC}
+        rank.collective(0, begin, end if seen[n] else 30, n + 1, tensor=f"bucket {n}", **how)
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, (20 - blocked_ms) * MS, 20 * MS]]
 
 
@@ -851,6 +851,18 @@ def test_what_does_not_fit_into_a_stage_was_in_the_one_it_alternates_with():
     for begin, end in ((12, 36), (50, 76)):
         rank.collective(0, begin, end, len(rank.rows) + 1)
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 50 * MS, 0, 0]]
+
+
+def test_few_collectives_beside_messages_name_nobody_without_a_stage():
+    """Rank 0 came late to the collectives of a quarter of the steps, and nothing else tells of it."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(40):
+        for r, rank in enumerate(ranks):
+            rank.step(n, 100 * n, 100 * n + 60).stage(n, "forward", 100 * n, 100 * n + 20)
+            rank.add(Descriptor(P2P, "recv"), n, 100 * n + 20, 100 * n + 30)
+            if n % 4 == 0:
+                rank.collective(n, 100 * n + (35 if r else 50), 100 * n + 52, n // 4 + 1)
+    assert [one.rank for one in analyse([rank.batch() for rank in ranks]).stragglers.found] == []
 
 
 def test_one_collective_beside_messages_accuses_nobody():

@@ -277,12 +277,20 @@ def test_where_metrics_go_by_variables_of_their_own_is_asked_too(at, protocol):
     assert found == Finding("metrics endpoint", PROBLEM, f"nothing listens at {where}", cure)
 
 
-def test_a_grpc_server_that_knows_no_otlp_is_told_as_one():
-    """As Jaeger's for queries; it was said to speak no gRPC."""
-    said = "UNIMPLEMENTED: unknown service opentelemetry.proto.collector.trace.v1.TraceService"
+def test_how_metrics_are_counted_is_no_way_of_their_own(at):
+    """Else a collector for spans alone, which is fine, would be asked for them."""
+    told = {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta"}
+    assert [found.area for found in endpoint.check({**otlp(at.nowhere, "grpc"), **told})] == [endpoint.AREA]
 
+
+@pytest.mark.parametrize(
+    "said", ["unknown service opentelemetry.proto.collector.trace.v1.TraceService", "Method not found!"]
+)
+def test_a_grpc_server_that_knows_no_otlp_is_told_as_one(said):
+    """As Jaeger's for queries, and one in Python; it was said to speak no gRPC."""
+    said = f"UNIMPLEMENTED: {said}"
     assert str(diagnose(OtlpSettings.from_env(otlp("http://a:1", "grpc")), said)) == (
-        f"a:1 is no OTLP receiver ({said}): correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"
+        f"a:1 has no such OTLP service ({said}): correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"
     )
 
 

@@ -225,7 +225,7 @@ def test_more_threads_than_chunks_lose_records_only_where_each_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gil: bool
 ) -> None:
     """Under the GIL they share one. Else a living thread's is never given to another; who finds none is counted."""
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    monkeypatch.setattr(sys, "abiflags", "" if has_gil else "t")
     recorder = Recorder(tmp_path, SMALLEST)
     together = threading.Barrier(20)
 
@@ -252,7 +252,7 @@ def test_threads_that_come_and_go_share_chunks_and_span_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gil: bool
 ) -> None:
     """A thread for each batch, or a C library's callback, must not use up a chunk each time."""
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    monkeypatch.setattr(sys, "abiflags", "" if has_gil else "t")
     recorder = Recorder(tmp_path, SMALLEST)
     for seq in range(300):
         thread = threading.Thread(target=write_checked, args=(recorder, recorder.intern(lane_descriptor(3)), 3, seq))

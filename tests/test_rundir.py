@@ -716,7 +716,8 @@ def test_what_was_sent_of_an_earlier_generation_is_not_sent_again(place, monkeyp
     assert (len(told), sum(told)) == (2, 60)
 
 
-def test_what_a_run_has_is_counted_and_sent_once_where_its_process_says_again_who_it_is(place):
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_run_has_is_counted_and_sent_once_where_its_process_says_again_who_it_is(place, killed):
     """As a program of MPI does when it makes torch's process group: its drain has written some spans by then."""
     process = place.start(LATE.replace("2.00", "1.00"), **LATE_ENV)
     drain = Drain(Serving(place.rings, place.folder, linger=0.0), Taker())
@@ -725,12 +726,15 @@ def test_what_a_run_has_is_counted_and_sent_once_where_its_process_says_again_wh
     assert (process.stdout.readline(), process.stdout.readline()) == ("ready\n", "bound\n")
     (place.folder / "again").touch()
     process.communicate(timeout=240)
+    if killed:
+        abandon(drain)
+        drain = Drain(drain.serving, drain.outlet)
     drain.run()
 
     (run,) = place.runs()
-    told = [summary["summary"]["spans"] for summary in read_summaries(run)]
+    told = [(summary["summary"]["spans"], summary["summary"]["processes"]) for summary in read_summaries(run)]
     each_and_its_root = sorted([*range(30)] * 2)
-    assert (sizes(run), told, sorted(drain.outlet.times)) == (list(range(30)), [60], each_and_its_root)
+    assert (sizes(run), told, sorted(drain.outlet.times)) == (list(range(30)), [(60, 1)], each_and_its_root)
 
 
 OUTSIDE = """

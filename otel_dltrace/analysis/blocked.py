@@ -76,16 +76,11 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     tells = is_bound[launched][inside] & ~t.device[row, stage]
     end, is_seen = batch["end"][launched][inside], batch["source"][launched][inside] == s.Source.HOST_DONE
     until = np.where(tells, end, t.last[row, stage])
-    done = np.zeros_like(t.last)
-    np.maximum.at(done, (row, stage), np.where(is_seen, end, 0))
+    done, unseen = np.zeros_like(t.last), np.zeros(t.last.shape, bool)
+    np.maximum.at(done, (row, stage), end)
+    unseen[row[~is_seen], stage[~is_seen]] = True
     (row, stage, until), last = latest((row, stage, until), at)
-    return row, stage, last, _until_done(done[row, stage], last, until)
-
-
-def _until_done(done: Column, last: Column, until: Column) -> Column:
-    """Return *until*, or before it when the latest bucket was *done*, where that is known and else 0."""
-    known = (done > last) & (done < until)
-    return np.where(known, done, until)
+    return row, stage, last, np.where(unseen[row, stage], until, np.minimum(until, done[row, stage]))
 
 
 def _backward_at(t: StepTable, row: Column, at: Column) -> Column:

@@ -198,7 +198,7 @@ def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
     """Judge by the arrivals alone, which takes more of them; or say what cannot be told from waiting."""
     rank = int(late.argmax())
     lateness = median(e.most[rank][e.came_late[rank]])
-    if e.arrived and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold:
+    if e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold:
         if _may_be_the_clocks(e, rank):
             return _cannot_tell(
                 f"rank {e.ranks[rank]} seems to come {lateness / 1e6:.1f} ms late to the collectives, but no stage of "

@@ -17,6 +17,8 @@ AREA = "endpoint"
 LONGEST_S = 5.0
 """One attempt takes no longer, whatever the environment allows."""
 _SOON = timedelta(days=14)
+_WAY = ("_ENDPOINT", "_PROTOCOL", "_INSECURE", "_HEADERS", "_CERTIFICATE", "_CLIENT_KEY", "_COMPRESSION")
+"""How the names of those variables end that say where data go, and how."""
 
 
 def check(env: Mapping[str, str]) -> list[Finding]:
@@ -36,7 +38,8 @@ def _metrics(env: Mapping[str, str]) -> list[Finding]:
     """Return what is to say of a way that metrics have of their own; the common one may well be for spans alone."""
     try:
         settings = OtlpSettings.from_env(env, METRICS)
-        found = _asked(settings, env) if settings and settings.renamed else []
+        is_own = settings is not None and any(common.endswith(_WAY) for common, _ in settings.renamed)
+        found = _asked(settings, env) if settings and is_own else []
     except ConfigError:  # what cannot be used of the variables is told with them
         return []
     return [replace(finding, area="metrics endpoint") for finding in found if finding.area == AREA]

@@ -134,9 +134,9 @@ class Follower:
             member = self._make_member(self.source, bind)
             is_shared = any(member.writer is other.writer for other in self.members)
             if goes_on or not is_shared:
-                member.go_on(self._cursor, now)
+                member.go_on(self._cursor, now, holds=not is_shared)
             if is_shared:
-                member.written = 0  # the first of the run counts what was there
+                member.written = 0  # the first of the run counts what was there, and sends it
             self.members.append(member)
 
     def _take_back(self, now: float) -> None:

@@ -127,11 +127,11 @@ class Member:
         fill_ids(begun, self.source.descriptors, self.process)
         return stack_rows([begun, self._ended_outside])
 
-    def go_on(self, cursor: Cursor, now: float) -> None:
+    def go_on(self, cursor: Cursor, now: float, *, holds: bool) -> None:
         """Take up the work of a drain that ended in the middle.
 
         Spans after *cursor* are in the run directory though it does not say so (all of them, where
-        it does not know the folder); they, and those that it knows undelivered, are sent again.
+        it does not know the folder); they, and those that it knows undelivered, are sent again by who *holds* them.
         """
         place = cursor.places.get(str(self.writer.folder))
         if place is None and not self.writer.has(self.process.nonce):
@@ -152,8 +152,8 @@ class Member:
             unsent.append(rows.compress(is_new | np.where(is_loose, known.loose, rows["step"] >= known.undelivered)))
         self._know_written(before, now)
         self.written = known.written + len(self._written_before)
-        if sum(map(len, unsent)):
-            rows = stack_rows(unsent)
+        rows = stack_rows(unsent)
+        if holds and len(rows):
             self._hold(rows, self.source.descriptors.is_kind(rows, semconv.STEP), now)
 
     def place(self, unsettled: Collection[int]) -> Place:

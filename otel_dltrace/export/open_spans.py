@@ -125,7 +125,7 @@ class OpenSpans:
 def newest(rows: Column) -> Column:
     """Return of each span in *rows* the last row: a stage is written again, longer, with every piece of it.
 
-    What came last is not always behind: each thread writes in a chunk of its own.
+    What came last is not always behind: without the GIL each thread writes in a chunk of its own.
     """
     order = np.lexsort((rows["a"], rows["end"], rows["span_no"]))
     numbers = rows["span_no"].take(order)

@@ -70,7 +70,7 @@ class RingReader:
 
     @property
     def unrecorded(self) -> int:
-        """How many records were not written, because other threads held every chunk."""
+        """How many records were not written, because others held every chunk."""
         return int(self._unrecorded[0])
 
     def is_past(self, chunks: int) -> bool:

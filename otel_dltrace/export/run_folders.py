@@ -10,6 +10,7 @@ from otel_dltrace.export.earlier_runs import bytes_in, earlier_folders, shrink
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metrics.segments import metrics_bytes
+from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.semconv import Level
@@ -61,24 +62,33 @@ class RunFolders:
 
     def count(self, follower: Follower, goes_out: bool) -> None:
         """Add a ring's figures to those of the run directories that it went to."""
-        lapped = follower.source.lapped
+        # A process may have said several times that it is of one run: its ring is one all the same.
+        for root in dict.fromkeys(member.writer.root for member in follower.members):
+            self._count_ring(root, follower.source)
         for member in follower.members:
             if member.writer.is_gone:
                 guard.guarded(member.writer.open)()  # the figures of a run that has just ended tell that it is
             member.writer.so_far -= min(member.written, member.writer.so_far)
             self.add(
                 member.writer.root,
-                processes=1,
                 spans=member.written,
                 truncated=member.truncated,
-                late=member.gate.late + follower.source.late,
+                late=member.gate.late,
                 not_in_otlp=member.left_out if goes_out else 0,
-                unrecorded=follower.source.reader.unrecorded,
-                **{f"lapped_{level.name.lower()}": lapped[level] for level in Level if lapped[level]},
                 **({"dropped_by_quota": member.dropped} if member.dropped else {}),
             )
         for note in follower.notes:
             self._complain(follower.members[-1].writer.root, note)
+
+    def _count_ring(self, root: Path, source: RingSource) -> None:
+        lapped = source.lapped
+        self.add(
+            root,
+            processes=1,
+            late=source.late,
+            unrecorded=source.reader.unrecorded,
+            **{f"lapped_{level.name.lower()}": lapped[level] for level in Level if lapped[level]},
+        )
 
     def tell_so_far(self, followers: Iterable[Follower]) -> None:
         """Write down how many spans have been read of rings, those of *followers*, that are not counted yet."""

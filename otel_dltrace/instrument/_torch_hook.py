@@ -33,7 +33,7 @@ class _Launched:
         self.operation, self.seq, self.end = operation, 0, 0
 
     def done(self, _future: object) -> None:
-        # Here runs a thread of the backend, which has no chunk of the ring: others write it.
+        # Here runs a thread of the backend, whose Python state is new at each call: others write it.
         self.end = monotonic_ns()
         _done.append(self)
         outstanding.discard(self)

@@ -114,9 +114,9 @@ class Works:
     def _callback_of(self, pending: Pending) -> Callable[[Any], Any]:
         """Return what sets when *pending* was done, and has others write it.
 
-        It runs on a thread of the backend, which has no chunk of the ring and gets a new Python thread
-        state for each call: it would lease one for every record. A function in Python would map pages
-        for its frames there each time, so it is C from end to end.
+        It runs on a thread of the backend, which gets a new Python thread state for each call: a function in Python
+        would map pages for its frames there each time, so it is C from end to end. Without the GIL it would lease a
+        chunk for every record, too.
         It holds the group, through *pending*, until `flush`: that must not end on a thread of its own.
         """
         this = repeat(pending)

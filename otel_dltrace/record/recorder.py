@@ -67,6 +67,9 @@ class Recorder(Lanes):
             number = next(lane.numbers, 0) or self.next_number(lane)
         if step < 0:
             step = self.step
+        head = SPANS[level]
+        if source or flags:  # not among what is packed: Python 3.10 lets others come in where it jumps
+            head |= source << 8 | flags << 16
         chunk = lane.chunk
         slots, lease, buffer, _ = chunk
         offset = next(slots, 0)
@@ -78,7 +81,7 @@ class Recorder(Lanes):
                     number,
                     step,
                     descriptor,
-                    SPANS[level] | source << 8 | flags << 16 if source or flags else SPANS[level],
+                    head,
                     start,
                     end,
                     size,
@@ -124,6 +127,9 @@ class Recorder(Lanes):
             number = next(lane.numbers, 0) or self.next_number(lane)
         if step < 0:
             step = self.step
+        head = BEGINS[level]
+        if flags:  # here, as in `span`
+            head |= flags << 16
         chunk = lane.chunk
         slots, lease, buffer, _ = chunk
         offset = next(slots, 0)
@@ -135,7 +141,7 @@ class Recorder(Lanes):
                     number,
                     step,
                     descriptor,
-                    BEGINS[level] | flags << 16 if flags else BEGINS[level],
+                    head,
                     start,
                     size,
                     parent,
@@ -148,8 +154,8 @@ class Recorder(Lanes):
                 buffer[offset : offset + RECORD] = HOLE
             else:
                 return number
-        head = (number, step, descriptor, BEGIN, level << 4, flags)
-        self._write(lane, pack_span, masked(head, start, 0, size, parent, seq, a, b, 0))
+        fields = (number, step, descriptor, BEGIN, level << 4, flags)
+        self._write(lane, pack_span, masked(fields, start, 0, size, parent, seq, a, b, 0))
         return number
 
     def counter(self, descriptor: int, level: int, at: int, value: int) -> None:

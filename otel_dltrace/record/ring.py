@@ -1,6 +1,6 @@
 """Writes the ring: one file per process on tmpfs, leased in chunks, readable by anybody while it is written.
 
-A chunk belongs to one thread at a time and the lease is the only lock. A record is one
+A chunk belongs to one lane at a time (`lanes`) and the lease is the only lock. A record is one
 ``pack_into`` whose last field is the commit (the chunk's lease): a slot whose commit differs
 from its chunk's lease was never finished. So SIGKILL loses at most the record in hand.
 """

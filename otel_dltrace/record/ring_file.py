@@ -15,7 +15,7 @@ RECORD = 64
 RECORDS = 63  # in a chunk, after its 64-byte header
 RECORD_FORMAT = "<IIIBBHQQQIIiiHHI"
 HEADER = struct.Struct("<8sHHII8s16sIQQQ")
-# After the header: how many records found every chunk held by another thread.
+# After the header: how many records found every chunk held by others.
 UNRECORDED = struct.Struct("<Q")
 UNRECORDED_AT = HEADER.size
 # Lease, thread, and how many records of each level (1..4) this chunk held under earlier leases: with

@@ -108,7 +108,12 @@ _CASES = (
     ),
     _Case("HTTP request to an HTTPS server", "{where} speaks TLS", f"write https:// in {ENDPOINT}"),
     _Case("Socket closed", "{where} hangs up", f"if it speaks TLS, write https:// in {ENDPOINT}", GRPC),
-    _Case("unknown (service|method)", "{where} is no OTLP receiver ({said})", f"correct the port in {ENDPOINT}", GRPC),
+    _Case(
+        "unknown (service|method)|Method not found",
+        "{where} has no such OTLP service ({said})",
+        f"correct the port in {ENDPOINT}",
+        GRPC,
+    ),
     _Case(
         "connect an http1|Expected SETTINGS|http2 header with status|UNIMPLEMENTED",
         "{where} speaks HTTP, and not gRPC",
