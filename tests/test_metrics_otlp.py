@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from otel_dltrace.export import choice
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.metrics.pipeline import Pipeline
 from otel_dltrace.export.metrics.settings import MetricSettings
@@ -485,7 +486,7 @@ def test_without_psutil_there_is_a_sentence(place):
         pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1", "OTEL_METRICS_EXPORTER": "none"}, None, id="none"),
         pytest.param(
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"},
-            MetricSettings(OtlpSettings("http://h:1/v1/metrics"), (), 60_000, 30_000),
+            MetricSettings(OtlpSettings("http://h:1/v1/metrics", signal=choice.METRICS), (), 60_000, 30_000),
             id="the common endpoint",
         ),
         pytest.param(
@@ -497,7 +498,7 @@ def test_without_psutil_there_is_a_sentence(place):
                 "OTEL_METRIC_EXPORT_INTERVAL": "1500.5",
                 "OTEL_METRIC_EXPORT_TIMEOUT": "700",
             },
-            MetricSettings(OtlpSettings("http://m:2/x"), (), 1500.5, 700),
+            MetricSettings(OtlpSettings("http://m:2/x", signal=choice.METRICS), (), 1500.5, 700),
             id="its own",
         ),
     ],
