@@ -220,13 +220,15 @@ def test_a_record_interrupted_by_a_handler_that_records_is_not_written_over(
     assert [record["parent"] for record in read.records].count(2) == len(read.records) - 1
 
 
-@pytest.mark.parametrize("has_gil", [True, False])
-def test_more_threads_than_chunks_lose_records_only_where_each_has_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gil: bool
-) -> None:
+@pytest.fixture(params=[True, False])
+def has_gil(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return whether recorders made from now on take this Python for one with a GIL."""
+    monkeypatch.setattr(sys, "abiflags", "" if request.param else "t")
+    return bool(request.param)
+
+
+def test_more_threads_than_chunks_lose_records_only_where_each_has_its_own(has_gil: bool, recorder: Recorder) -> None:
     """Under the GIL they share one. Else a living thread's is never given to another; who finds none is counted."""
-    monkeypatch.setattr(sys, "abiflags", "" if has_gil else "t")
-    recorder = Recorder(tmp_path, SMALLEST)
     together = threading.Barrier(20)
 
     def work(lane: int) -> None:
@@ -247,13 +249,9 @@ def test_more_threads_than_chunks_lose_records_only_where_each_has_its_own(
     assert (read.unrecorded, read.lapped) == (0 if has_gil else 8, 0)
 
 
-@pytest.mark.parametrize("has_gil", [True, False])
-def test_threads_that_come_and_go_share_chunks_and_span_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gil: bool
-) -> None:
+@pytest.mark.usefixtures("has_gil")
+def test_threads_that_come_and_go_share_chunks_and_span_numbers(recorder: Recorder) -> None:
     """A thread for each batch, or a C library's callback, must not use up a chunk each time."""
-    monkeypatch.setattr(sys, "abiflags", "" if has_gil else "t")
-    recorder = Recorder(tmp_path, SMALLEST)
     for seq in range(300):
         thread = threading.Thread(target=write_checked, args=(recorder, recorder.intern(lane_descriptor(3)), 3, seq))
         thread.start()
