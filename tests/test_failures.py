@@ -157,6 +157,7 @@ def test_many_errors_are_told_in_part():
     """Four, and how many more."""
     ranks = [failing(Rank(r, 6).step(0, 0, 10 + r, **FAILED), f"E{r}") for r in range(6)]
     assert in_words(failures(ranks))[4:] == ["2 more errors: --json has all."]
+    assert in_words(failures(ranks[:5]))[4:] == ["1 more error: --json has all."]
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,30 @@ def test_what_nobody_waited_for_comes_last():
     ]
 
 
+def test_what_is_under_way_at_the_same_ranks_is_one_sentence():
+    """A killed worker of a parameter server has a push_pull of each tensor under way; what others came to is apart."""
+    at = {"name": "push_pull", "backend": "pushpull", "group": ""}
+    ranks = [two_steps(rank, 2) for rank in range(2)]
+    for i in range(5):
+        ranks[1].collective(1, 12 + i, 20, 9, tensor=f"layer{i}", flags=CUT | int(Flag.ASYNC), **at)
+    ranks[0].collective(1, 13, 14, 9, tensor="layer3", **at)
+
+    assert in_words(left_open([rank.batch() for rank in ranks]))[:2] == [
+        "When cut off, rank 1 had push_pull layer0 (number 9, of pushpull) and 3 more under way; rank 0 had not come to"
+        " them.",
+        "When cut off, rank 1 had push_pull layer3 (number 9, of pushpull) under way; rank 0 had ended it.",
+    ]
+
+
+def test_places_that_are_left_out_are_counted():
+    """One is one place."""
+    ranks = [two_steps(rank, 8).stage(1, f"stage{rank}", 12, 13) for rank in range(8)]
+    said = [in_words(left_open([rank.batch() for rank in ranks[:number]]))[6:] for number in (7, 8)]
+
+    left = "left open: --json has all."
+    assert said == [[f"1 more place was {left}"], [f"2 more places were {left}"]]
+
+
 def test_who_has_an_earlier_one_under_way_has_not_come_to_the_next():
     """An asynchronous operation that is open says nothing of where its rank is: that is told by its step."""
     ranks = [two_steps(rank, 2).collective(1, 12, 20, 8, flags=CUT | int(Flag.ASYNC)) for rank in range(2)]

@@ -15,7 +15,7 @@ def failures(f: Failures) -> list[str]:
     """Return a sentence for each error."""
     sentences = [_sentence(one, _later(one, f.uncertainty) if i else "") for i, one in enumerate(f.found)]
     more = len(sentences) - _MOST
-    told = [*sentences[:_MOST], f"{more} more errors: --json has all."] if more > 0 else sentences
+    told = [*sentences[:_MOST], f"{more} more error{'s' * (more > 1)}: --json has all."] if more > 0 else sentences
     return [*told, *(_gone(one, f.found[0].step) for one in f.missing)]
 
 
