@@ -498,16 +498,16 @@ def test_a_killed_server_is_named_by_the_workers(tmp_path):
 @pytest.mark.parametrize(
     ("counts", "says"),
     [
-        pytest.param((2, 1, 1), "no push of 'late' (key 0, round 0) from worker 1 within 1 s", id="worker"),
+        pytest.param((2, 1, 1), "no push from worker 1 within 1 s: round 0 of 'late' (key 0)", id="worker"),
         pytest.param(
             (1, 2, 0),
-            "'late' is not done after 1 s: partition 0 is at REDUCE, waiting for local rank 1",
+            "no word from local rank 1 within 1 s: partition 0 of 'late' is at REDUCE",
             id="local rank",
         ),
     ],
 )
 def test_who_does_not_come_is_named_after_the_timeout(counts, says, asks, tmp_path):
-    """A process that lives but does not push makes no hang."""
+    """A process that lives but does not push makes no hang; who it is comes first, for a span keeps 36 bytes."""
     server = """
     global options
     import dataclasses
@@ -544,8 +544,8 @@ def test_who_reads_nothing_keeps_nobody(tmp_path):
     done = run_job(tmp_path, STANDS_STILL, (1, 2, 0), SMALL, grace_s=0.2)
     assert done.code == 3
     message = done.each("message")["worker0"]
-    assert message.startswith("'w' is not done after 1 s: partition ")
-    assert message.endswith(" is at COORDINATE_REDUCE")
+    assert message.startswith("not done within 1 s: partition ")
+    assert message.endswith(" of 'w' is at COORDINATE_REDUCE")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from otel_dltrace.pushpull import lateness, trace
 from otel_dltrace.pushpull.client import Servers
 from otel_dltrace.pushpull.compression import Compressor
 from otel_dltrace.pushpull.cutting import Cutter
-from otel_dltrace.pushpull.errors import PeerLostError, PushPullError, shown
+from otel_dltrace.pushpull.errors import PeerLostError, PushPullError
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.peers import Peers
@@ -151,8 +151,7 @@ class Engine:
             raise operation.error
 
     def _give_up(self, operation: Operation) -> None:
-        after, where = f"{self.options.timeout_s:g} s", lateness.where(operation, self._queues)
-        self.fail(PeerLostError(f"{shown(operation.tensor.name)} is not done after {after}: {where}"))
+        self.fail(PeerLostError(lateness.complaint(operation, self._queues, self.options.timeout_s)))
 
     def fail(self, error: PushPullError) -> None:
         """Give up, with all that is under way, and tell the others why."""

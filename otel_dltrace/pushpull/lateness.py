@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 
 from otel_dltrace.model.queue_types import QueueType
+from otel_dltrace.pushpull.errors import shown
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.queues import StageQueue
 from otel_dltrace.pushpull.tasks import Operation, Task
@@ -30,14 +31,14 @@ def is_late(operation: Operation, layout: Layout, limit: float) -> bool:
     return over > 0 and not (over < limit + SERVER_S and is_served(operation, layout))
 
 
-def where(operation: Operation, queues: Mapping[QueueType, StageQueue]) -> str:
-    """Say what keeps the partition of *operation* that is furthest behind."""
-    task = _slowest(operation)
+def complaint(operation: Operation, queues: Mapping[QueueType, StageQueue], limit: float) -> str:
+    """Say who, or what, kept the partition of *operation* that is furthest behind for *limit* seconds."""
+    task, name = _slowest(operation), shown(operation.tensor.name)
     if task is None:
-        return "its last partition has just come"
-    ranks = queues[task.queue].waiting_for(task.key)
-    reason = f", waiting for local rank {', '.join(map(str, ranks))}" if ranks else ""
-    return f"partition {task.partition} is at {task.queue.name}{reason}"
+        return f"not done within {limit:g} s: the last partition of {name} has just come"
+    ranks = ", ".join(map(str, queues[task.queue].waiting_for(task.key)))
+    late = f"no word from local rank {ranks}" if ranks else "not done"
+    return f"{late} within {limit:g} s: partition {task.partition} of {name} is at {task.queue.name}"
 
 
 def _slowest(operation: Operation) -> Task | None:

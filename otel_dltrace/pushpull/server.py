@@ -210,8 +210,8 @@ class Server:
             except asyncio.TimeoutError:
                 absent = ", ".join(map(str, self.store.missing(request)))
                 raise PeerLostError(
-                    f"no push of {shown(request.name)} (key {request.key}, round {request.round}) from worker {absent} "
-                    f"within {self.options.timeout_s:g} s"
+                    f"no push from worker {absent} within {self.options.timeout_s:g} s: round {request.round} of "
+                    f"{shown(request.name)} (key {request.key})"
                 ) from None
             if not self.store.failure and self.store.missing(request):
                 event.clear()  # somebody left who had pushed: the others are still waited for
