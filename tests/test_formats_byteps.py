@@ -225,7 +225,7 @@ def test_events_of_others_beside_those_of_byteps_are_left_out():
 
     assert (comm.events(), comm.notes) == (
         [(Series("a"), 5, 2)] * 2,
-        ("1 events are none of BytePS and were left out",),
+        ("events that are none of BytePS, and were left out: 1",),
     )
 
 
@@ -243,7 +243,10 @@ def test_an_event_that_byteps_did_not_write_is_left_out_and_told():
     ]
     comm = read_comm(json.dumps({"traceEvents": strange}).encode())
 
-    assert (comm.events(), comm.notes) == ([(Series("a"), 5, -2)], ("7 events are none of BytePS and were left out",))
+    assert (comm.events(), comm.notes) == (
+        [(Series("a"), 5, -2)],
+        ("events that are none of BytePS, and were left out: 7",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -314,7 +317,7 @@ def test_an_event_damaged_in_the_middle_costs_no_other():
     comm = read_comm(data.replace(b'"dur": 24026', b'"dur" 24026', 1))
 
     assert comm.events() == whole[1:]
-    assert comm.notes == ("1 events could not be read and are missing, the first at character 31",)
+    assert comm.notes == ("events that could not be read and are missing: 1, the first at character 31",)
 
 
 def test_several_timelines_in_one_file_are_told():
@@ -430,7 +433,7 @@ def test_a_request_that_ends_before_it_begins_is_told():
     profile = read_profile(text_of_server(Profile([Request("push", 9, 5 << 16, TS, TS - 5)])))
 
     assert profile.requests == [Request("push", 9, 5 << 16, TS, TS - 5)]
-    assert profile.notes == ("1 pushes and pulls end before they begin: the clock was set back",)
+    assert profile.notes == ("pushes and pulls that end before they begin, since the clock was set back: 1",)
 
 
 def test_a_killed_server_leaves_what_it_flushed():
@@ -440,7 +443,7 @@ def test_a_killed_server_leaves_what_it_flushed():
 
     assert (len(profile.requests), len(whole)) == (45, 44)
     assert profile.notes[0].startswith("the file ends inside event 90;")
-    assert profile.notes[-1] == "1 pushes and pulls have no end in the file"
+    assert profile.notes[-1] == "pushes and pulls without an end in the file: 1"
 
 
 @pytest.mark.parametrize("name", SERVER)
@@ -471,7 +474,7 @@ def test_a_server_profile_is_written_as_it_was_and_closed(name):
 
     assert text == lines + b"\n\t]\n}\n"
     assert len(events) == lines.count(b'"ph"')
-    assert read_profile(text).notes in ((), ("1 pushes and pulls have no end in the file",)) or "server1of2" in name
+    assert read_profile(text).notes in ((), ("pushes and pulls without an end in the file: 1",)) or "server1of2" in name
 
 
 REQUESTS = st.lists(
@@ -541,7 +544,7 @@ def test_a_van_profile_of_another_system_is_read():
     for end in ("\n", "\r\n"):
         assert read_van(end.join(lines).encode()) == VanProfile(
             [Message(65535, "worker", "pull", 7), Message(0, "server", "push", 9)],
-            ("1 lines are none of a van profile and were left out",),
+            ("lines that are none of a van profile, and were left out: 1",),
         )
 
 
@@ -561,7 +564,7 @@ def test_a_van_profile_cut_at_any_byte_keeps_its_whole_lines():
         part = read_van(data[:cut])
         assert part.messages == whole[: data[:cut].count(b"\n")]
         assert bool(part.notes) is not data[:cut].endswith(b"\n")
-    assert read_van(b"x\n") == VanProfile([], ("1 lines are none of a van profile and were left out",))
+    assert read_van(b"x\n") == VanProfile([], ("lines that are none of a van profile, and were left out: 1",))
 
 
 @pytest.mark.parametrize(

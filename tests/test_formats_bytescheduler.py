@@ -52,9 +52,9 @@ def test_a_timeline_cut_at_any_byte_keeps_what_is_before():
 @pytest.mark.parametrize(
     ("events", "note"),
     [
-        ([7, {"ph": "B"}], "2 events are none of ByteScheduler and were left out"),
-        ([{"ph": "E", "pid": 0, "name": "x", "ts": 1}], "1 begins or ends are without the other and were left out"),
-        ([{"ph": "B", "pid": 0, "name": "x", "ts": 1}], "1 begins or ends are without the other and were left out"),
+        ([7, {"ph": "B"}], "events that are none of ByteScheduler, and were left out: 2"),
+        ([{"ph": "E", "pid": 0, "name": "x", "ts": 1}], "begins or ends without the other, which were left out: 1"),
+        ([{"ph": "B", "pid": 0, "name": "x", "ts": 1}], "begins or ends without the other, which were left out: 1"),
     ],
 )
 def test_what_is_no_bar_is_told(events, note):

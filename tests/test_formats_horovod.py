@@ -153,8 +153,8 @@ def test_records_of_others_are_left_out_and_counted():
 
     assert events == [Event(BEGIN, 1, "1", "X")]
     assert notes[:2] == [
-        "4 records are none of Horovod and were left out",
-        "1 tensors have no name in the file; they go by their number",
+        "records that are none of Horovod, and were left out: 4",
+        "tensors without a name in the file, which go by their number: 1",
     ]
 
 
@@ -403,9 +403,9 @@ def test_what_has_no_other_half_is_kept_and_told():
 
     assert (int(open_bars.sum()), said) == (
         23,
-        ["23 bars were open at the end of the file; they are marked as cut off"],
+        ["bars that were open at the end of the file, and are marked as cut off: 23"],
     )
-    assert also == ["1 ends have no begin in the file; they are moments"]
+    assert also == ["ends without a begin in the file, which are moments: 1"]
     assert [d.name for d in late.descriptors if d.kind == s.TICK] == ["TIMELINE_START", "ready", "END"]
 
 
@@ -415,7 +415,7 @@ def test_a_clock_that_goes_back_is_told():
     batch, notes = built(events)
 
     assert list(events_of([batch])) == [events[1], events[0], events[2]]
-    assert "1 events are earlier than the one before them" in notes
+    assert "events that are earlier than the one before them: 1" in notes
 
 
 def test_cycle_marks_are_ticks_outside_any_step():

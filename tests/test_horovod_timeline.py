@@ -180,7 +180,7 @@ def test_records_that_cannot_be_read_are_told(ends: str, tmp_path: Path) -> None
     assert rows == phases(100, 3, 7)
     at = job.text.index(whole)
     assert job.told.notes == [
-        f"{job.path}: {1 + bool(ends)} events could not be read and are missing, the first at byte {at}"
+        f"{job.path}: events that could not be read and are missing: {1 + bool(ends)}, the first at byte {at}"
     ]
     assert ends or job.told.notes[0].endswith(offline.notes[0])
 

@@ -249,7 +249,7 @@ def test_a_clock_that_was_set_back_is_kept_and_does_no_harm(tmp_path, capsys):
     data = (FILES / "bps_hand_comm_root.json").read_bytes().replace(b'"dur": 24026', b'"dur": -24026')
     (folder / "0" / "comm.json").write_bytes(data)
     run = imported(tmp_path, folder)
-    assert "1 events end before they begin: the clock was set back" in capsys.readouterr().out
+    assert "events that end before they begin, since the clock was set back: 1" in capsys.readouterr().out
     for form in ("byteps", "otlp", "chrome"):
         assert main(["export", str(run), "--to", form, "-o", str(tmp_path / form)]) == 0
     spans = [

@@ -44,9 +44,9 @@ def read_schedule(data: bytes) -> Schedule:
     bars, strange, lone = _paired(found.events)
     notes = list(found.notes)
     if strange:
-        notes.append(f"{strange:,} events are none of ByteScheduler and were left out")
+        notes.append(f"events that are none of ByteScheduler, and were left out: {strange:,}")
     if lone:
-        notes.append(f"{lone:,} begins or ends are without the other and were left out")
+        notes.append(f"begins or ends without the other, which were left out: {lone:,}")
     return Schedule(bars, tuple(notes))
 
 

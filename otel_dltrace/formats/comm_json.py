@@ -159,7 +159,7 @@ def _from_events(events: Sequence[Any], notes: tuple[str, ...]) -> Comm:
         is_bare = is_bare or not _has_prefix(event["pid"])
         rows.append((known.setdefault(series, len(known)), ts, dur))
     if strange:
-        notes = (*notes, f"{strange:,} events are none of BytePS and were left out")
+        notes = (*notes, f"events that are none of BytePS, and were left out: {strange:,}")
     if is_bare:
         notes = (*notes, _BARE)
     which, ts, dur = np.array(rows, np.int64).reshape(-1, 3).T

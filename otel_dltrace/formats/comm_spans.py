@@ -54,9 +54,10 @@ def rows_of(comm: Comm, first: int = 1) -> Rows:
     rows["partition"] = keys[comm.which] & 0xFFFF
     rows["level"] = np.where(is_stage, s.Level.PARTITION, s.Level.COLLECTIVE)
     rows["a"], rows["b"] = _queue_waits(comm, nth, parent, is_stage), -1
+    backwards = int((comm.dur < 0).sum())
     odd = {
-        f"{lone:,} stages lie in no total of their tensor and have no operation": lone,
-        f"{(backwards := int((comm.dur < 0).sum())):,} events end before they begin: the clock was set back": backwards,
+        f"stages that lie in no total of their tensor, and have no operation: {lone:,}": lone,
+        f"events that end before they begin, since the clock was set back: {backwards:,}": backwards,
     }
     notes = tuple(sentence for sentence, count in odd.items() if count)
     return Rows(stack_rows((rows, _steps(rows, len(table)))), [*table, RANK_STEP], notes)

@@ -190,7 +190,7 @@ class Reader:
         """Say what is missing."""
         self.notes += self.damage()
         if self._nameless:
-            self.notes.append(f"{len(self._nameless):,} tensors have no name in the file; they go by their number")
+            self.notes.append(f"tensors without a name in the file, which go by their number: {len(self._nameless):,}")
         if self._is_raw:
             self.notes.append("names in it are not escaped, so it is no JSON; they were taken as they stand")
         end = self._ending(is_array, is_inside, is_closed)
@@ -204,9 +204,9 @@ class Reader:
         told = []
         if self._damaged:
             count, first = len(self._damaged), self._damaged[0]
-            told.append(f"{count:,} events could not be read and are missing, the first at byte {first:,}")
+            told.append(f"events that could not be read and are missing: {count:,}, the first at byte {first:,}")
         if self._strange:
-            told.append(f"{self._strange:,} records are none of Horovod and were left out")
+            told.append(f"records that are none of Horovod, and were left out: {self._strange:,}")
         return told
 
     def _ending(self, is_array: bool, is_inside: bool, is_closed: bool) -> str:
@@ -218,7 +218,7 @@ class Reader:
             f"the file ends before the first event of its last tensor, {behind}; {after}": self._named_at
             == self._count,
             "the file ends before its first event; whatever it was to hold is missing": not self._count,
-            f"the file is a fragment: {self._count:,} events without what is around them": not is_array,
+            f"the file is a fragment, without what is around its events ({self._count:,})": not is_array,
             f"the file is not closed {behind}, as before Horovod 0.20.1 or after a kill; {after}": not is_closed,
         }
         return next((sentence for sentence, is_so in endings.items() if is_so), "")

@@ -115,9 +115,9 @@ class Builder:
     def notes(self) -> list[str]:
         """Return what of begins and ends has no other half, a sentence each."""
         odd = {
-            f"{self.unended:,} bars were open at the end of the file; they are marked as cut off": self.unended,
-            f"{self.unbegun:,} ends have no begin in the file; they are moments": self.unbegun,
-            f"{self.backwards:,} events are earlier than the one before them": self.backwards,
+            f"bars that were open at the end of the file, and are marked as cut off: {self.unended:,}": self.unended,
+            f"ends without a begin in the file, which are moments: {self.unbegun:,}": self.unbegun,
+            f"events that are earlier than the one before them: {self.backwards:,}": self.backwards,
         }
         return [sentence for sentence, count in odd.items() if count]
 

@@ -131,7 +131,7 @@ def _cut(scan: _Scan) -> str:
 
 
 def _fragment(count: int) -> str:
-    return f"the file is a fragment: {count:,} events without what is around them; whatever came after is missing"
+    return f"the file is a fragment, without what is around its events ({count:,}); whatever came after is missing"
 
 
 def _nothing(text: str) -> str:
@@ -142,7 +142,8 @@ def _nothing(text: str) -> str:
 
 
 def _damage(scan: _Scan) -> str:
-    return f"{len(scan.damaged):,} events could not be read and are missing, the first at character {scan.damaged[0]:,}"
+    count, first = len(scan.damaged), scan.damaged[0]
+    return f"events that could not be read and are missing: {count:,}, the first at character {first:,}"
 
 
 def quote(text: str) -> str:

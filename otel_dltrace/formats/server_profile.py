@@ -64,13 +64,13 @@ def read_profile(data: bytes, servers: int = 0) -> Profile:
     if found.notes and requests:
         notes.append("no server closed this file, and up to 8 KB more were lost with it")
     if strange:
-        notes.append(f"{strange:,} events are no pushes and pulls and were left out")
+        notes.append(f"events that are no push or pull, and were left out: {strange:,}")
     if lone:
-        notes.append(f"{lone:,} ends have no begin and were left out")
+        notes.append(f"ends without a begin, which were left out: {lone:,}")
     if still_open := sum(request.end is None for request in requests):
-        notes.append(f"{still_open:,} pushes and pulls have no end in the file")
+        notes.append(f"pushes and pulls without an end in the file: {still_open:,}")
     if backwards := sum(request.end is not None and request.end < request.start for request in requests):
-        notes.append(f"{backwards:,} pushes and pulls end before they begin: the clock was set back")
+        notes.append(f"pushes and pulls that end before they begin, since the clock was set back: {backwards:,}")
     server, count, offset = _place({request.key for request in requests}, servers)
     if server is None:
         notes.append("the keys fit no number of servers; they were taken as they stand")
