@@ -233,9 +233,12 @@ def test_a_slow_server_is_not_told_from_a_few_pushes(own, others, is_told):
 
 
 def test_servers_are_compared_by_pushes_as_large():
-    """In whatever order they come; what the others have no, or few, pushes of as well counts for nobody."""
-    small = [(server, 4.0 if server == 3 else 1.0, 4096 + server) for server in (3, 0, 2, 1)]
-    large = [(server, 60.0 if server == 3 else 20.0, 9000 - server) for server in (1, 3)]
+    """In whatever order they come; what the others have no, or few, pushes of as well counts for nobody.
+
+    No network takes long for a small one: a layer's bias is as large as its weights.
+    """
+    small = [(server, 4.0 if server == 3 else 1.0, 64 << 3 * server) for server in (3, 0, 2, 1)]
+    large = [(server, 60.0 if server == 3 else 20.0, 90_000 - server) for server in (1, 3)]
     alone = [(0, 90.0, 1 << 20), (1, 1.0, 1 << 20)]
     pushes = [*(small + large) * 6, *alone * 2, *alone[:1] * 9]
     assert slow_among(pushes) == SlowServer(3, 12, 32 * MS, round(10.5 * MS))
@@ -243,7 +246,7 @@ def test_servers_are_compared_by_pushes_as_large():
 
 def test_the_slow_server_is_said():
     """With how long others take for the same."""
-    assert "Server 1 takes 30.1 ms (p50) to add a push, the others 0.10 ms for pushes as large." in sentences(
+    assert "Server 1 takes 30.1 ms (p50) to add a push, the others 0.10 ms for pushes of such a size." in sentences(
         keys(pushed_to_two(server=30))
     )
 
@@ -286,10 +289,10 @@ def test_a_server_that_comes_late_to_pushes_is_seen_by_the_workers(planted, slow
 
 
 def test_the_server_that_comes_late_to_pushes_is_said():
-    """With how long a push as large takes that goes to the others."""
+    """With how long a push of such a size takes that goes to the others."""
     assert (
-        "A worker's first push to server 1 takes 41.0 ms (p50), one as large to the others 1.00 ms, and no server is "
-        "slow to add it: it waits on the way, or until the server runs."
+        "A worker's first push to server 1 takes 41.0 ms (p50), one of such a size to the others 1.00 ms, and no "
+        "server is slow to add it: it waits on the way, or until the server gets to it."
     ) in sentences(keys(pushed_by_two(stalled=40)))
 
 

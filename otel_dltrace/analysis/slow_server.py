@@ -17,15 +17,17 @@ _TIMES = 2
 _LEAST = 1_000_000
 _FEWEST = 5
 """So many pushes of a magnitude are compared with so many: the median of fewer is moved by one or two outliers."""
+_SMALL = 16
+"""Below 64 KiB, the 16th power of two, the bytes of a push are not what takes a ms."""
 _PUSH = np.dtype([(name, "i8") for name in ("server", "magnitude", "rank", "seq", "start", "took")])
-"""Pushes are alike if they have the same *magnitude*: their bytes are below the same power of two."""
+"""Pushes are alike if they have the same *magnitude*: their bytes are below the same power of two, or `_SMALL`."""
 _Row = tuple[int, int, int]
 """A server's pushes of one magnitude: how many, how long they took and how long the others' did (p50, ns)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowServer:
-    """One *server*, of whose *pushes* each takes *push* ns (p50), where those as large take the *others* that long."""
+    """One *server*, of whose *pushes* each takes *push* ns (p50), where the *others* take that long for such a size."""
 
     server: int
     pushes: int
@@ -62,7 +64,7 @@ def _added(requests: Column, places: Sequence[tuple[int, str]]) -> Column:
     pushes = requests[requests["is_push"] > 0]
     rows = np.zeros(len(pushes), _PUSH)
     rows["server"] = np.array([server for server, _ in places], np.int64)[pushes["tensor"]]
-    rows["magnitude"], rows["took"] = np.frexp(pushes["size"])[1], pushes["end"] - pushes["start"]
+    rows["magnitude"], rows["took"] = _magnitudes(pushes["size"]), pushes["end"] - pushes["start"]
     return rows
 
 
@@ -76,10 +78,16 @@ def _sent(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple
             key = stages["partition"].astype(np.uint64) | np.uint64(d.key << 16)
             at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
             part = np.zeros(len(stages), _PUSH)
-            part["server"], part["magnitude"], part["rank"] = servers[at], np.frexp(stages["size"])[1], batch.rank
+            part["server"], part["magnitude"], part["rank"] = servers[at], _magnitudes(stages["size"]), batch.rank
             part["seq"], part["start"], part["took"] = stages["seq"], stages["start"], stages["end"] - stages["start"]
             parts.append(part[keys[at] == key])
     return np.concatenate(parts)
+
+
+def _magnitudes(sizes: Column) -> Column:
+    """Return the magnitude of each push, 0 where its size is not known."""
+    found: Column = np.where(sizes > 0, np.maximum(np.frexp(sizes)[1], _SMALL), 0)
+    return found
 
 
 def _is_push(d: Descriptor) -> bool:
