@@ -19,13 +19,14 @@ from otel_dltrace.record.locks import lock_is_held
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring_file import make_ring_folder
 from otel_dltrace.settings.config import Config
+from otel_dltrace.settings.switch import is_sdk_disabled
 
 DRAIN_ENDS_S = 60.0
 """How long the drain may take to finish once the program has ended."""
 
 
 class HeldDrain:
-    """A drain that was started, unless one ran.
+    """A drain that was started, and then *is_ours*, unless one ran.
 
     Once it has ended, *roots* are the run directories that it wrote, and *left* is why it has left rings behind. If it
     wrote none, *others* are those that came meanwhile, of programs that set variables of their own, or of other jobs.
@@ -33,9 +34,21 @@ class HeldDrain:
 
     def __init__(self, starter: DrainStarter) -> None:
         self.starter = starter
+        self.is_ours = False
         self.roots: list[Path] = []
         self.others: list[Path] = []
         self.left = ""
+
+    def why_nothing(self) -> str:
+        """Return what there is to say where it has read nothing."""
+        if is_sdk_disabled(os.environ):
+            return "nothing was traced: OTEL_SDK_DISABLED=true forbids it"
+        if trouble := self.starter.trouble():
+            return f"nothing was traced: {trouble}"
+        if self.others:
+            where = ", ".join(map(short_path, self.others))
+            return f"nothing was traced with our settings; with others, meanwhile: {where}"
+        return "nothing was traced"
 
 
 @contextmanager
@@ -61,6 +74,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
         )
     )
     drain = held.starter.start_process(piped=True)
+    held.is_ours = drain is not None
     began = time.time()
     try:
         try:

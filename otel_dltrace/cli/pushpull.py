@@ -16,6 +16,7 @@ from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.printing import tell
+from otel_dltrace.configure.outcome import how_to_read, read_summary, short_path
 from otel_dltrace.configure.sources import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
@@ -23,7 +24,7 @@ from otel_dltrace.pushpull.options import read_env
 from otel_dltrace.record import guard
 from otel_dltrace.record.tracer import live
 from otel_dltrace.settings.config import VARIABLES, Config
-from otel_dltrace.settings.process import JOB_NAME
+from otel_dltrace.settings.process import JOB_NAME, UNDER_RUN
 from otel_dltrace.settings.program import program_name
 from otel_dltrace.settings.said import said
 from otel_dltrace.settings.switch import is_switched_on
@@ -56,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(program, args.workers, args.local_ranks, args.servers, args.root, args.only_worker)
     alone = args.only_worker is None
     env = traced_environment(program, os.environ, alone=alone)
-    with _files_at_end(env, alone=alone):
-        return launch(plan, env)
+    with _drain_held(env, alone=alone) as told:
+        return launch(plan, told)
 
 
 def _check_job(args: argparse.Namespace) -> None:
@@ -96,22 +97,22 @@ def _show_server() -> None:
 
 
 @contextmanager
-def _files_at_end(env: Mapping[str, str], *, alone: bool) -> Iterator[None]:
-    """Hold the drain where BytePS's files are asked for: they are there when the command ends, or it says why not.
+def _drain_held(env: Mapping[str, str], *, alone: bool) -> Iterator[Mapping[str, str]]:
+    """Hold the drain of a traced job, and yield what its processes are told: the last line is ours, not each worker's.
 
-    Otherwise the first process starts it, and it ends some seconds behind the job.
+    BytePS's files, where they are asked for, are there when the command ends, or that line says why not. Where another
+    drain is at work, as under `run`, that one ends later.
     """
     config = Config.from_env(env) if _is_traced(env, alone=alone) else None
-    if config is None or config.drain != "auto" or not (config.comm_directory or config.server_profile):
-        yield
+    if config is None or config.drain != "auto":
+        yield env
         return
     with hold_drain(config) as held:
-        yield
-    from otel_dltrace.export.run_reader import read_summaries
-
-    for told in (told for root in held.roots for told in read_summaries(root)):
-        for note in told["summary"].get("trouble", ()):
-            tell(note)
+        yield {UNDER_RUN: "1", **env} if held.is_ours else env
+    if held.is_ours and not held.roots:
+        tell(held.why_nothing())
+    for root in held.roots:
+        tell(f"{read_summary(root, left=held.left)}; in {short_path(root)}; {how_to_read(root)}")
 
 
 def _is_traced(env: Mapping[str, str], *, alone: bool) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 
-from otel_dltrace.cli.held_drain import HeldDrain, hold_drain
+from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.printing import print_no_more, tell
 from otel_dltrace.cli.relay import Relay
 from otel_dltrace.cli.report import print_reports
@@ -24,7 +24,6 @@ from otel_dltrace.settings.paths import BEGAN_IN
 from otel_dltrace.settings.process import JOB_NAME, UNDER_RUN
 from otel_dltrace.settings.program import program_name
 from otel_dltrace.settings.said import said
-from otel_dltrace.settings.switch import is_sdk_disabled
 
 _MPIEXEC = ("mpiexec", "mpirun", "orterun", "prterun")
 
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     with hold_drain(config) as drain:
         code = _run_program(program, env)
     if not drain.roots:
-        tell(_why_nothing(drain))
+        tell(drain.why_nothing())
     try:
         if not args.no_report:
             _report([root for root in drain.roots if root.is_dir()])
@@ -87,18 +86,6 @@ def _report(roots: Sequence[Path]) -> None:
         print_no_more()
         if not isinstance(error.__context__ or error, BrokenPipeError):
             tell(f"no report: {type(error).__name__}: {error}")
-
-
-def _why_nothing(drain: HeldDrain) -> str:
-    """Return what there is to say where *drain* has read nothing."""
-    if is_sdk_disabled(os.environ):
-        return "nothing was traced: OTEL_SDK_DISABLED=true forbids it"
-    if trouble := drain.starter.trouble():
-        return f"nothing was traced: {trouble}"
-    if drain.others:
-        where = ", ".join(map(short_path, drain.others))
-        return f"nothing was traced with the settings of `run`; with others, meanwhile: {where}"
-    return "nothing was traced"
 
 
 def traced_environment(args: argparse.Namespace) -> dict[str, str]:

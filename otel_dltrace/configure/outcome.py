@@ -62,12 +62,16 @@ def _is_drained(told: list[dict[str, Any]], ranks: int) -> bool:
     return ended >= max(ranks, known)
 
 
-def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool) -> None:
-    """Say what became of the spans of the run at *path*, or why that is not known."""
+def how_to_read(run: Path) -> str:
+    """Return how to read the spans of *run*, to be pasted into a shell."""
     from shlex import quote  # not at the start of every traced process
 
-    where = short_path(path)
-    read = f"read them with: otel-dltrace report {quote(where)}"  # to be pasted into a shell
+    return f"read them with: otel-dltrace report {quote(short_path(run))}"
+
+
+def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool) -> None:
+    """Say what became of the spans of the run at *path*, or why that is not known."""
+    where, read = short_path(path), how_to_read(path)
     if path.exists():
         so_far = "" if is_over else "so far "
         left = "" if drained else starter.why_left()
