@@ -97,6 +97,25 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain(place):
     assert list(place.rings.iterdir()) == []
 
 
+BUSY = """
+    import sys
+    from otel_dltrace.cli import held_drain
+    from otel_dltrace.cli.main import main
+
+    held_drain.DRAIN_ENDS_S = 0.0
+    sys.exit(main(["run", "--", "true"]))
+"""
+
+
+def test_a_drain_that_is_busy_for_too_long_goes_on(place):
+    """As after a second Ctrl-C; that nothing was traced is not known yet."""
+    ended = place.finish(place.popen([sys.executable, str(place.write(BUSY))]), 60)
+    place.wait_for_drains()
+
+    told = f"the drain goes on by itself: what is left of the spans goes to a run directory in {place.folder}"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", f"otel-dltrace: {told}\n")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)], ids=["SIGINT", "SIGTERM"])
 def test_a_report_can_be_interrupted(place, number, code):
     """Here one that waits for a file that never comes."""

@@ -26,7 +26,7 @@ DRAIN_ENDS_S = 60.0
 
 
 class HeldDrain:
-    """A drain that was started, and then *is_ours*, unless one ran.
+    """A drain that was started, and then *is_ours*, unless one ran; it *goes_on* if it has not ended in time.
 
     Once it has ended, *roots* are the run directories that it wrote, and *left* is why it has left rings behind. If it
     wrote none, *others* are those that came meanwhile, of programs that set variables of their own, or of other jobs.
@@ -34,7 +34,7 @@ class HeldDrain:
 
     def __init__(self, starter: DrainStarter) -> None:
         self.starter = starter
-        self.is_ours = False
+        self.is_ours = self.goes_on = False
         self.roots: list[Path] = []
         self.others: list[Path] = []
         self.left = ""
@@ -83,7 +83,10 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
             _end_drain(drain)
             raise
         held.roots = _end_drain(drain)
-        if drain is not None and (drain.returncode or 0) < 0:
+        if drain is not None and drain.returncode is None:
+            held.goes_on = True
+            _say_where_it_goes_on(Path(config.directory), began)
+        elif drain is not None and (drain.returncode or 0) < 0:
             held.roots = _finished_without(held, config, began)
         held.others = [] if held.roots else _runs_since(Path(config.directory), began)
         held.left = "; ".join(filter(None, (held.starter.trouble(ring.stem) for ring in _rings_of(config))))
@@ -132,6 +135,5 @@ def _end_drain(drain: "subprocess.Popen[bytes] | None") -> list[Path]:
             # No signal: one that is still starting would die of it, and leave everything unread.
             out, _ = drain.communicate(b"!", timeout=DRAIN_ENDS_S)
     except subprocess.TimeoutExpired:
-        tell("the drain is still busy; it goes on by itself")
         return []
     return [Path(os.fsdecode(line)) for line in out.splitlines()]

@@ -109,7 +109,7 @@ def _drain_held(env: Mapping[str, str], *, alone: bool) -> Iterator[Mapping[str,
         return
     with hold_drain(config) as held:
         yield {UNDER_RUN: "1", **env} if held.is_ours else env
-    if held.is_ours and not held.roots:
+    if held.is_ours and not held.roots and not held.goes_on:
         tell(held.why_nothing())
     for root in held.roots:
         tell(f"{read_summary(root, left=held.left)}; in {short_path(root)}; {how_to_read(root)}")

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     config = Config.from_env(env)
     with hold_drain(config) as drain:
         code = _run_program(program, env)
-    if not drain.roots:
+    if not drain.roots and not drain.goes_on:
         tell(drain.why_nothing())
     try:
         if not args.no_report:
