@@ -135,6 +135,24 @@ def test_reports_without_a_last_line_say_it_as_well(tmp_path, capsys, command):
     assert capsys.readouterr().err == told
 
 
+def test_a_step_that_may_have_been_in_a_damaged_file_is_not_just_missing(tmp_path, capsys):
+    """Nor a rank; of a run that has the step, what was opened says which rank's part is not there."""
+    run, trace = a_run(tmp_path / "run", compacted=True), str(tmp_path / "step.json")
+    first, second = (next((run / host).glob(PARQUET)) for host in HOSTS)
+    garble(second)
+    assert main(["open", str(run), "--step", "3", "--in", "perfetto", "-o", trace]) == 0
+    told = f"{second.relative_to(run)} is damaged"
+    assert f"otel-dltrace: without what cannot be read in {run}: {told}\n" in capsys.readouterr().err
+    assert main(["report", str(run), "--rank", "1"]) == 2
+    missing = "rank 1 is not in this run; it has 0, without what cannot be read:"
+    assert capsys.readouterr().err == f"otel-dltrace: {run}: {missing} {told}\n"
+    garble(first)
+
+    assert main(["open", str(run), "--step", "3"]) == 2
+    missing = f"otel-dltrace: step 3 is not in {run}; it has no steps, without what cannot be read: "
+    assert capsys.readouterr().err == f"{missing}{first.relative_to(run)} is damaged; {told}\n"
+
+
 def test_a_folder_of_runs_names_them(tmp_path, capsys):
     """The newest first: one of them was meant."""
     for age, name in enumerate(["dltrace-new-1", "dltrace-old-2"]):

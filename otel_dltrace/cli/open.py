@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.printing import tell
+from otel_dltrace.cli.selection import tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.run_reader import read_run
@@ -96,6 +97,7 @@ def _perfetto(args: argparse.Namespace, path: Path, base: str) -> int:
         write_chrome(batches, file)
     except OSError as error:
         raise DltraceError(f"{file} cannot be written: {error.strerror or error}") from None
+    tell_damage([path])
     print(links.perfetto(base, file.name), flush=True)
     if args.serve:
         parts = urlsplit(base)

@@ -7,7 +7,7 @@ from pathlib import Path
 from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.export.damage import damage_of, nothing_in
+from otel_dltrace.export.damage import but_for, damage_of, nothing_in
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.errors import ConfigError, RunNotFoundError
 from otel_dltrace.model.plan import Window
@@ -57,7 +57,7 @@ def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None
     try:
         return select(batches, steps, ranks)
     except RunNotFoundError as error:
-        raise RunNotFoundError(f"{run}: {error}") from None  # there may be several
+        raise RunNotFoundError(f"{run}: {error}{but_for(run)}") from None  # there may be several
 
 
 def tell_damage(runs: Sequence[Path]) -> None:

@@ -27,6 +27,12 @@ def damage_of(run: Path) -> list[str]:
     return [f"{path.relative_to(run)} {what}" for path, what in [*_in_run(run / "run.json"), *found]]
 
 
+def but_for(run: Path) -> str:
+    """Return the end of a sentence on what is not in *run*: which files could have held it; "" where all are whole."""
+    damage = "; ".join(damage_of(run))
+    return f", without what cannot be read: {damage}" if damage else ""
+
+
 def nothing_in(run: Path) -> str:
     """Return in one sentence why no span of *run* is known."""
     damage = "; ".join(damage_of(run))

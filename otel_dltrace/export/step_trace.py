@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from otel_dltrace.export.damage import but_for
 from otel_dltrace.export.files import read_object
 from otel_dltrace.export.run_reader import read_batches, read_summaries
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
@@ -71,10 +72,11 @@ def find_step(run: Path, step: int, rank: int | None, budget: int) -> StepTrace:
             ids = f"{trace_id(bind, step, shard):032x}", f"{rank_step_id(bind, step):016x}"
             found[bind.rank] = StepTrace(*ids, start, end)
     if rank is not None and rank not in ranks:
-        raise RunNotFoundError(f"rank {rank} is not in {run}; it has {_range(ranks, 'ranks')}")
+        raise RunNotFoundError(f"rank {rank} is not in {run}; it has {_range(ranks, 'ranks')}{but_for(run)}")
     chosen = found.get(min(found, default=-1) if rank is None else rank)
     if chosen is None:
-        raise RunNotFoundError(f"step {step} is not in {run}; it has {_range(steps - {NO_STEP}, 'steps')}")
+        there = _range(steps - {NO_STEP}, "steps")
+        raise RunNotFoundError(f"step {step} is not in {run}; it has {there}{but_for(run)}")
     return chosen
 
 
