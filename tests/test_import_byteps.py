@@ -153,6 +153,17 @@ def test_servers_join_the_workers(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_a_server_s_profile_is_found_whatever_its_name(tmp_path, capsys):
+    """`BYTEPS_SERVER_PROFILE_OUTPUT_PATH` names any; what else lies there is not read."""
+    (folder := tmp_path / "files").mkdir()
+    shutil.copy(FILES / "bps_hand_server_profile_unclosed.json", folder / "node3.json")
+    (folder / "notes.json").write_text('{"push-9": 1}')
+    (folder / "empty").touch()
+    imported(tmp_path, folder)
+
+    assert capsys.readouterr().out.splitlines()[0].endswith("4 spans from 1 file")
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_several_servers_are_written_apart(order, tmp_path):
     """They overwrote each other's file in BytePS; each is told from the others by its share of the keys."""

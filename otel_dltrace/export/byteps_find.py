@@ -3,9 +3,11 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from otel_dltrace.formats.byteps_kind import kind_by_name
+from otel_dltrace.formats.byteps_kind import is_server_profile, kind_by_name
+from otel_dltrace.formats.others import HEAD
 from otel_dltrace.model.errors import TraceFormatError
 
 _DIGITS = re.compile(r"(\d+)")
@@ -21,7 +23,7 @@ def find(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         wanted = [path]
         if path.is_dir():
-            wanted = [one for one in _files(path) if kind_by_name(one.name) and one.is_file() and not _is_copy(one)]
+            wanted = [one for one in _files(path) if one.is_file() and _is_bytepss(one) and not _is_copy(one)]
         if not wanted:
             raise TraceFormatError(f"{path} holds no comm.json, server_profile.json or van profile of BytePS")
         for one in wanted:
@@ -41,6 +43,15 @@ def _files(folder: Path) -> Iterator[Path]:
             seen.add(real)
             waiting += sorted(link for inner in folders if (link := here / inner).is_symlink())
             yield from (here / file for file in files)
+
+
+def _is_bytepss(path: Path) -> bool:
+    """Return whether *path* is one of BytePS's files: a server's profile may have any name, and its begin tells."""
+    if kind_by_name(path.name):
+        return True
+    with suppress(OSError), path.open("rb") as file:
+        return is_server_profile(file.read(HEAD))
+    return False  # what is not ours to read is not BytePS's
 
 
 def _is_copy(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Which of BytePS's files one is: what is in it says so, else its name."""
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
@@ -25,6 +26,8 @@ _MARKS = (
     _Mark(Kind.SERVER, (b'"push-', b'"pull-'), lambda name: "server_profile" in name),
 )
 
+_SERVER = re.compile(rb'\s*\{\s*"traceEvents"\s*:\s*\[\s*\{\s*"name"\s*:\s*"(?:push|pull)-[0-9]{1,9}"')
+
 
 def kind_of(name: str, head: bytes) -> Kind:
     """Return what a file called *name* is whose first kilobytes are *head*; a worker timeline if nothing tells."""
@@ -35,3 +38,8 @@ def kind_of(name: str, head: bytes) -> Kind:
 def kind_by_name(name: str) -> Kind | None:
     """Return what a file called *name* should be, None for none of BytePS's."""
     return next((mark.kind for mark in _MARKS if mark.in_name(name)), None)
+
+
+def is_server_profile(head: bytes) -> bool:
+    """Return whether a file that begins with *head* is a server's profile, whatever its name."""
+    return _SERVER.match(head) is not None
