@@ -474,13 +474,22 @@ def test_completions_that_are_none_are_refused(two_workers, capsys):
     assert "--completions is for --to byteps; --steps chooses what chrome has" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["byteps", "byteps-server"])
-def test_a_run_without_push_pulls_is_no_timeline(form, tmp_path, capsys):
-    """Nothing is written for what BytePS's files cannot hold."""
-    run = imported(tmp_path, FILES / "pslite_hand_van_server.txt")
+@pytest.mark.parametrize(
+    ("form", "file", "more", "told"),
+    [
+        pytest.param("byteps", "pslite_hand_van_server.txt", (), "no push_pull", id="no push_pull"),
+        pytest.param("byteps-server", "bps_hand_comm_root.json", (), "no push or pull", id="no server"),
+        pytest.param("byteps-server", "bps_hand_comm_root.json", ("--servers", "1"), "no push or pull", id="server"),
+    ],
+)
+def test_a_run_without_push_pulls_is_no_timeline(form, file, more, told, tmp_path, capsys):
+    """Nothing is written for what BytePS's files cannot hold, and no level is advised that was the run's."""
+    run = imported(tmp_path, FILES / file, options=more)
 
     assert main(["export", str(run), "--to", form, "-o", str(tmp_path / "out")]) == 2
-    assert "is in there" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{told} " in said
+    assert "level" not in said
     assert not (tmp_path / "out").exists()
 
 

@@ -129,8 +129,15 @@ def write_byteps_server(spans: Spans, path: Path, progress: Progress, *, waits: 
             write_pieces(profile_path(process, path), write_profile(counted(marks)), waits=waits)
             progress(written - before)
     if not written:
-        raise RunNotFoundError(f"no push or pull that a server answered is in there; {FINEST}")
+        raise RunNotFoundError(_nothing_served(spans))
     return written
+
+
+def _nothing_served(spans: Spans) -> str:
+    """Return why no server's profile can be written."""
+    none = "no push or pull that a server answered is in there"
+    has_servers = any(process.bind and process.bind.servers for process in spans)
+    return f"{none}; {FINEST}" if has_servers and not has_stages(spans) else none
 
 
 def profile_path(process: Process, path: Path) -> Path:
