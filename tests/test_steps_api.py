@@ -412,6 +412,22 @@ def test_a_marked_step_that_is_open_at_the_end_lasts_till_then(tracer: Tracer) -
     assert ended > work
 
 
+def test_a_step_that_is_never_left_is_told_once(tracer: Tracer, capsys: pytest.CaptureFixture[str]) -> None:
+    """It takes in all that follow; steps that have one in each of them are as they should be."""
+    for _ in range(300):
+        with step(), step():
+            pass
+    assert capsys.readouterr().err == ""
+    for _ in range(300):
+        step().__enter__()
+
+    assert tracer.steps.upcoming == 301
+    assert capsys.readouterr().err == (
+        "otel_dltrace: 100 steps were marked inside one that has not ended, and are no steps of their own: "
+        "leave each step() before the next one begins (`with otel_dltrace.step():`)\n"
+    )
+
+
 def test_operations_of_many_threads_get_each_number_once(tracer: Tracer) -> None:
     """Sequence numbers pair ranks: none is skipped or drawn twice, whoever calls."""
 

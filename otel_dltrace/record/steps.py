@@ -8,6 +8,7 @@ from time import monotonic_ns
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import STAGE, Flag, Level, Source
+from otel_dltrace.record import guard
 from otel_dltrace.record.device import DeviceTimes, Mark
 from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.recorder import Recorder
@@ -17,6 +18,8 @@ _STEP = int(Level.STEP)
 _HOST_DONE, _DEVICE = int(Source.HOST_DONE), int(Flag.DEVICE)
 MAX_PIECES = 4096
 """Pieces of stages that are remembered, to take those inside a longer one out of it."""
+MANY_INSIDE = 100
+"""So many steps that the program marks are in no other one by design."""
 
 
 def nothing() -> None:
@@ -73,6 +76,7 @@ class Steps:
         """Whether the program has said how many samples are trained on in the step: that comes first."""
         self._start = self._seq = self._number = self._last_end = 0
         self._rank_step = 0
+        self._around = self._inside = 0
         self._stages: dict[str, _Seen] = {}
         """By name, of the last step that had it."""
         self.blocks: list[int] = []
@@ -160,6 +164,20 @@ class Steps:
                 self.begin(user=user)
             self.is_fresh = False
             self.batch_size, self.is_told = batch_size, bool(batch_size)
+        else:
+            self._count_inside()
+
+    def _count_inside(self) -> None:
+        """Say it once if the program marks step after step within one that does not end."""
+        if self._around != self._start:
+            self._around, self._inside = self._start, 0
+        self._inside += 1
+        if self._inside == MANY_INSIDE:
+            guard.say(
+                f"{MANY_INSIDE} steps were marked inside one that has not ended, and are no steps of their own: "
+                "leave each step() before the next one begins (`with otel_dltrace.step():`)",
+                "steps inside",
+            )
 
     def end_own(self, error: BaseException | None = None) -> None:
         """End the step that the program marked, unless it is the one in which this process was forked.
