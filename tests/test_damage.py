@@ -135,6 +135,38 @@ def test_reports_without_a_last_line_say_it_as_well(tmp_path, capsys, command):
     assert capsys.readouterr().err == told
 
 
+def test_a_file_that_was_there_at_the_end_is_missed(tmp_path, capsys):
+    """Half of a host's spans are not all of them, and none is not none yet."""
+    run = a_run(tmp_path / "run", compacted=True)
+    first, second = (next((run / host).glob(PARQUET)) for host in HOSTS)
+    second.unlink()
+    told = f"{second.relative_to(run)} is missing: it was there at the run's end"
+    assert damage_of(run) == [told]
+    first.unlink()
+
+    assert main(["report", str(run)]) == 2
+    both = f"{first.relative_to(run)} is missing: it was there at the run's end; {told}"
+    assert capsys.readouterr().err == f"otel-dltrace: {run}: no span can be read: {both}\n"
+
+
+def test_nothing_is_missed_that_became_parquet_or_went_by_the_quota_later(tmp_path):
+    """As in a job's earlier run; of a segment in which there was no room for a row no Parquet speaks."""
+    (batch, _), folder = ddp(2, steps=10), tmp_path / "run" / HOSTS[0]
+    write(tmp_path / "run", "a", batch, compacted=False)
+    (folder / "spans-00002.arrows").touch()
+    writer = RunWriter(tmp_path / "run", folder.name)
+    writer.open()
+    writer.know(batch.process)
+    writer.write_summary({}, ended=True)
+    writer.close()
+    assert read_summaries(tmp_path / "run")[0]["files"] == [SEGMENT]
+    compact(folder)
+    assert sum(keep_within(folder, 0)) > 0
+
+    assert [path.name for path in folder.glob("s*")] == ["steps-00000000-00000009.parquet"]
+    assert damage_of(tmp_path / "run") == []
+
+
 def test_a_step_that_may_have_been_in_a_damaged_file_is_not_just_missing(tmp_path, capsys):
     """Nor a rank; of a run that has the step, what was opened says which rank's part is not there."""
     run, trace = a_run(tmp_path / "run", compacted=True), str(tmp_path / "step.json")

@@ -8,7 +8,7 @@ from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_throu
 from otel_dltrace.export.drain_json import entries_of
 from otel_dltrace.export.files import read_json, read_object
 from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
-from otel_dltrace.export.span_files import OPEN, span_files
+from otel_dltrace.export.span_files import OPEN, gone_files, span_files
 
 _NAMES = "descriptors.arrows"
 _CLOSED = "cannot be read: permission denied"
@@ -50,8 +50,11 @@ def _harm(path: Path) -> str:
 
 
 def _in_folder(folder: Path) -> list[tuple[Path, str]]:
-    summary, names, spans = folder / "drain.json", folder / _NAMES, span_files(folder)
+    summary, names = folder / "drain.json", folder / _NAMES
+    gone = _gone(folder, read_object(summary).get("files"))
+    spans = span_files(folder)
     found = [(summary, what)] if (what := _unnamed(folder, summary, bool(spans))) else []
+    found += [(folder / name, "is missing: it was there at the run's end") for name in gone]
     is_over = bool(read_object(summary).get("ended"))
     troubles = ((path, _trouble(path, is_whole=is_over or path != spans[-1])) for path in spans)
     standing = ((path, _trouble(path, is_whole=True)) for path in sorted(folder.glob(OPEN)))
@@ -60,6 +63,11 @@ def _in_folder(folder: Path) -> list[tuple[Path, str]]:
     if spans and (what := _trouble(names, is_whole=is_over)):
         found.append((names, f"{what}: some spans have no names"))
     return found
+
+
+def _gone(folder: Path, left: object) -> list[str]:
+    """Return which files are gone that a drain has *left* in *folder* at its end; what it says may be damaged."""
+    return gone_files(folder, [name for name in left if isinstance(name, str)]) if isinstance(left, list) else []
 
 
 def _unnamed(folder: Path, summary: Path, has_spans: bool) -> str:

@@ -15,7 +15,7 @@ from otel_dltrace.export.delivered import with_earlier
 from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.files import write_json
 from otel_dltrace.export.host_folder import HostFolder
-from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, newest_segment
+from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, lasting_files, newest_segment
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
@@ -248,6 +248,8 @@ class RunWriter:
                 "processes": list(self.processes.values()),
                 "summary": with_earlier(self._inherited or {}, figures),
             }
+            if ended:
+                value["files"] = lasting_files(self.folder)
             if self.so_far:
                 value["so_far"] = self.so_far
             if self.span_budget is not None:

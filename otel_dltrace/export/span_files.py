@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from otel_dltrace.export.arrow_files import UNREADABLE
+from otel_dltrace.export.arrow_files import UNREADABLE, stream_batches
 from otel_dltrace.model.identity import NO_STEP
 
 SEGMENTS = "spans-*.arrows"
@@ -37,6 +37,23 @@ def span_files(folder: Path) -> list[Path]:
     parquets = sorted(folder.glob(PARQUETS))
     covered = {name for path in parquets for name in replaced_segments(path)}
     return parquets + [path for path in segments if path.name not in covered]
+
+
+def lasting_files(folder: Path) -> list[str]:
+    """Return the names of those files of a host that never go again, but for a Parquet that names them.
+
+    A segment without a row goes when the others become Parquet.
+    """
+    files = span_files(folder)
+    return [path.name for path in files if path.suffix == ".parquet" or any(True for _ in stream_batches(path))]
+
+
+def gone_files(folder: Path, left: list[str]) -> list[str]:
+    """Return those names of *left*, once `lasting_files`, whose spans are not in *folder* any more."""
+    there = {path.name for path in folder.iterdir()}  # first: a segment that goes now is in a Parquet by then
+    if missing := [name for name in left if name not in there]:
+        there.update(name for path in folder.glob(PARQUETS) for name in replaced_segments(path))
+    return [name for name in missing if name not in there]
 
 
 def held_files(folder: Path) -> list[SpanFile]:
