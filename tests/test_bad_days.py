@@ -17,12 +17,13 @@ import numpy as np
 import psutil
 import pytest
 
+from otel_dltrace.export.run_reader import read_summaries
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch
 from tests import servers
-from tests.support import Place
+from tests.support import Place, waiting
 
 EVERYTHING = {"OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_SPAN_BUDGET": "0"}
 SLACK_S = 25.0
@@ -572,8 +573,45 @@ def test_run_says_that_its_folder_is_full_and_recover_has_what_waits(place, tmpf
     assert result.returncode == 0, result.stderr
     assert f"{ring} cannot be emptied into its run directory ([Errno 28] No space left on device)" in last
     assert "none lost" not in result.stdout + result.stderr
+    assert not any(drain["ended"] for run in full.glob("dltrace-*") for drain in read_summaries(run))
+    assert list(full.glob("dltrace-*/hosts/*/.drain*")) == []
     (full / "full").unlink()
     assert "151 spans recovered" in place.command("recover", OTEL_DLTRACE_DIR=str(full)).stdout
+
+
+FILLS_ITS_FOLDER = """
+    import sys, time
+    from pathlib import Path
+    import otel_dltrace as d
+    from otel_dltrace.model.identity import Bind
+    from otel_dltrace.record.tracer import live
+    from tests.test_bad_days import fill
+
+    d.start()
+    live.tracer.recorder.bind(Bind("job", "1.00", "demo", world_size=1))
+    for number in range(5):
+        with d.step():
+            pass
+        if number == 2:
+            while not list(Path(sys.argv[1]).glob("dltrace-*/hosts/*/spans-*")):
+                time.sleep(0.05)
+            d.flush()
+            fill(Path(sys.argv[1], "full"))
+"""
+
+
+def test_the_figures_of_a_run_find_room_where_its_last_spans_do(place, tmpfs):
+    """A few spans fit into the page that a segment has; without figures the run would never have ended."""
+    rings, full = place.rings, tmpfs(1)
+    place.rings = rings
+    environment = {"OTEL_DLTRACE_DIR": str(full), "PYTHONPATH": str(Path(__file__).parents[1])}
+    result = place.run(waiting(FILLS_ITS_FOLDER), str(full), **environment)
+    place.wait_for_drains()
+
+    assert "5 spans recorded, none lost" in result.stderr, result.stderr
+    ((drain,),) = map(read_summaries, full.glob("dltrace-*"))
+    assert (drain["ended"], drain["summary"]["spans"], drain["files"]) == (True, 5, ["spans-00001.arrows"])
+    assert list(full.glob("dltrace-*/hosts/*/.drain*")) == []
 
 
 def fill(path: Path) -> None:

@@ -162,6 +162,7 @@ class Drain:
                 self.runs.add(root, drifted_steps=drifted)
         except OSError as error:
             if follower.is_given_up:
+                self.runs.left |= _roots([follower])
                 self._leave(path, f"cannot be emptied into its run directory ({error})")
             else:
                 guard.say(f"the run directory cannot be written ({error}); spans wait in the ring while it has room")

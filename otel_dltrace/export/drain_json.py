@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from otel_dltrace.export.files import read_object, write_json
+from otel_dltrace.export.files import leave_room, read_object, write_json
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import Process
 from otel_dltrace.model.time import Anchor
@@ -37,6 +37,7 @@ def end_if_read(folder: Path) -> bool:
     read = summary.get("processes", 0) if isinstance(summary, dict) else 0
     if told.get("ended") is not False or not processes or read < len(processes):
         return False
+    leave_room(folder / "drain.json")
     write_json(folder / "drain.json", {**told, "ended": True})
     return True
 

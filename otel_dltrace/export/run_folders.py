@@ -30,6 +30,7 @@ class RunFolders:
         roots: The run directories that there were.
         writers: Of those that are not let go of, by the run directory.
         totals: Their figures so far, by the run directory.
+        left: Those of which a ring is left that found no room: more may come, also when all else has ended.
     """
 
     def __init__(self, quota: int, delivered: Callable[[Path], dict[str, Any]], budget: int | None = None) -> None:
@@ -37,6 +38,7 @@ class RunFolders:
         self.roots: dict[Path, None] = {}
         self.writers: dict[Path, RunWriter] = {}
         self.totals: dict[Path, dict[str, Any]] = {}
+        self.left: set[Path] = set()
         self._at_end: dict[Path, dict[str, str]] = {}
         self._finished: set[Path] = set()
         self._earlier: dict[Path, list[Path]] = {}
@@ -111,7 +113,7 @@ class RunFolders:
             total = self.totals.setdefault(root, {})
             total |= self._delivered(root)
             try:
-                self.writers[root].write_summary(total, ended)
+                self.writers[root].write_summary(total, ended and root not in self.left)
             except OSError as error:  # the others' can be
                 guard.say(f"the figures of {root} cannot be written ({error}); they are tried again")
 
@@ -208,6 +210,7 @@ class RunFolders:
         for known in (self.writers, self.totals, self._at_end, self._earlier):
             known.pop(root, None)
         self._finished.discard(root)
+        self.left.discard(root)
 
     def _there(self, roots: Iterable[Path]) -> list[tuple[Path, RunWriter]]:
         """Return those of *roots* whose folder is there: one that somebody removed after its end is not made again."""
@@ -239,4 +242,4 @@ class RunFolders:
         for note in notes:
             self._complain(root, note)
         if notes:
-            writer.write_summary(self.totals[root], ended=True)
+            self.write_summaries(ended=True, roots=[root])

@@ -13,7 +13,7 @@ from otel_dltrace.export import columns
 from otel_dltrace.export.arrow_files import read_stream
 from otel_dltrace.export.delivered import with_earlier
 from otel_dltrace.export.drain_json import read_drain
-from otel_dltrace.export.files import write_json
+from otel_dltrace.export.files import leave_room, write_json, write_json_again
 from otel_dltrace.export.host_folder import HostFolder
 from otel_dltrace.export.span_files import PARQUETS, SEGMENTS, lasting_files, newest_segment
 from otel_dltrace.model.arrays import Column
@@ -118,6 +118,8 @@ class RunWriter:
         """Let go of a folder that is gone, and count what was in it."""
         if self.is_open:
             self._give_up()
+        if self._inherited is not None and not self.is_gone:
+            leave_room(self.folder / "drain.json")
         self._place.leave()
         self._kept, self.removed = 0, self.removed + self._kept
 
@@ -256,10 +258,12 @@ class RunWriter:
                 value["span_budget"] = self.span_budget
             if self.comm_steps:
                 value["comm_steps"] = self.comm_steps
-            write_json(self.folder / "drain.json", value)
+            write_json_again(self.folder / "drain.json", value)
 
     def close(self) -> None:
         """Close all files; without room the ends of their streams are missing, which nobody needs."""
         if self.is_open:
             self._give_up()
+        if self._inherited is not None and not self.is_gone:
+            leave_room(self.folder / "drain.json")
         self._place.leave()
