@@ -78,7 +78,7 @@ def test_what_the_quota_took_is_counted_where_it_finds_no_room_for_more(tmp_path
         writer.close_segment()
         compact(writer.folder, writer.number)
     with room_for(30_000):
-        folders.keep_quota([tmp_path / "run"])
+        folders.keep_quota([tmp_path / "run"], lambda: None)
     writer.close()
 
     (batch,) = read_run(tmp_path / "run")

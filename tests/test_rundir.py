@@ -19,6 +19,7 @@ from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.earlier_runs import bytes_in
+from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.host_folder import run_root
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_reader import read_batches, read_run, read_summaries
@@ -714,6 +715,27 @@ def test_what_was_sent_of_an_earlier_generation_is_not_sent_again(place, monkeyp
     told = [summary["summary"]["spans"] for run in place.runs() for summary in read_summaries(run)]
     assert (first.outlet.sent, second.outlet.sent) == (set(range(30)), set())
     assert (len(told), sum(told)) == (2, 60)
+
+
+def test_what_a_drain_had_that_was_killed_while_it_kept_the_quota_is_counted_once(place, monkeypatch):
+    """All is Parquet by then, in which rows are sorted, and the ring is still there."""
+    process = place.start(LATE.replace("2.00", "1.00"), **LATE_ENV)
+    for name in ("bind", "again"):
+        (place.folder / name).touch()
+    process.communicate(timeout=240)
+    first, second = (Drain(Serving(place.rings, place.folder, linger=0.0, quota=1)) for _ in range(2))
+
+    def killed(follower: Follower, **_: object) -> None:
+        follower.source.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first.runs, "count", killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second.run()
+
+    (told,) = read_summaries(place.runs()[0])
+    assert told["summary"]["spans"] == 60
 
 
 @pytest.mark.parametrize("killed", [False, True])

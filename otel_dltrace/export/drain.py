@@ -220,7 +220,7 @@ class Drain:
         follower = self.followers.pop(path)
         mine = _roots([follower])
         # First: once its ring is counted a program reads how many of its spans are lost.
-        self.runs.keep_quota(mine - _roots(self.followers.values()))
+        self.runs.keep_quota(mine - _roots(self.followers.values()), lambda: follower.save((), again=True))
         self.runs.count(follower, goes_out=self.outlet is not None)
         self.runs.write_summaries(ended=False, roots=mine)  # a sweep has thousands, and theirs stand
         self._end_runs_of(follower)

@@ -136,16 +136,20 @@ class RunFolders:
                 guard.guarded(self._compact)(writer)
                 writer.closed_segments = 0
 
-    def keep_quota(self, roots: Iterable[Path]) -> None:
-        """Have *roots*, which no ring writes any more, within the quota now: their figures say that none is lost."""
-        for root in roots:
-            guard.guarded(self._keep_quota)(self.writers[root])
+    def keep_quota(self, roots: Iterable[Path], save: Callable[[], object]) -> None:
+        """Have *roots*, which no ring writes any more, within the quota now: their figures say that none is lost.
 
-    def _keep_quota(self, writer: RunWriter) -> None:
+        Before it goes that segment is closed of which the last ring's cursor speaks, which *save* writes anew.
+        """
+        for root in roots:
+            guard.guarded(self._keep_quota)(self.writers[root], save)
+
+    def _keep_quota(self, writer: RunWriter, save: Callable[[], object]) -> None:
         if writer.is_gone or not writer.is_open:
             return
         if sum(map(bytes_in, [writer.folder, *self._before(writer)])) > self._quota:
             writer.close_segment()
+            save()
             self._compact(writer)
 
     def _compact(self, writer: RunWriter) -> None:
