@@ -185,6 +185,18 @@ def test_a_step_that_may_have_been_in_a_damaged_file_is_not_just_missing(tmp_pat
     assert capsys.readouterr().err == f"{missing}{first.relative_to(run)} is damaged; {told}\n"
 
 
+def test_a_step_is_opened_whatever_is_told_of_the_budget(tmp_path, capsys):
+    """One that is damaged is none: that of the environment holds."""
+    run = a_run(tmp_path / "run", compacted=True)
+    assert main(["open", str(run), "--step", "3"]) == 0
+    address = capsys.readouterr().out
+    path = run / HOSTS[0] / "drain.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "span_budget": ["x"]}))
+
+    assert main(["open", str(run), "--step", "3"]) == 0
+    assert capsys.readouterr().out == address
+
+
 def test_a_folder_of_runs_names_them(tmp_path, capsys):
     """The newest first: one of them was meant."""
     for age, name in enumerate(["dltrace-new-1", "dltrace-old-2"]):
@@ -304,14 +316,14 @@ def test_a_summary_that_is_json_and_no_summary_is_damaged(tmp_path, capsys, told
     assert [told["summary"]["spans"] for told in read_summaries(run)][1:] == [3]
 
 
-@pytest.mark.parametrize("field", ["rank", "anchor"])
-def test_a_process_with_a_field_of_another_kind_is_not_known(tmp_path, capsys, field):
+@pytest.mark.parametrize(("field", "value"), [("rank", "one"), ("anchor", "one"), ("pid", float("inf"))])
+def test_a_process_with_a_field_of_another_kind_is_not_known(tmp_path, capsys, field, value):
     """Nothing is reckoned with a rank that is text."""
     run = a_run(tmp_path / "run", compacted=False)
     path = run / HOSTS[1] / "drain.json"
     told = json.loads(path.read_text())
     (entry,) = told["processes"]
-    (entry["bind"] if field == "rank" else entry)[field] = "one"
+    (entry["bind"] if field == "rank" else entry)[field] = value
     path.write_text(json.dumps(told))
 
     assert said_of(run, capsys) == ("0 of 2, missing 1", f"{HOSTS[1]}/drain.json is damaged: {UNKNOWN}")

@@ -19,6 +19,8 @@ def read_drain(folder: Path) -> dict[str, Any]:
     if not told:
         return {}
     summary, number = told.get("summary"), told.get("next_segment")
+    if not isinstance(told.get("span_budget"), int):
+        told.pop("span_budget", None)
     return {
         **told,
         "processes": [entry for entry in entries_of(told) if read_process(entry) is not None],
@@ -55,7 +57,7 @@ def read_process(entry: Any) -> Process | None:
         where = str(entry["host"]), str(entry["boot_id"]), int(entry["pid"])
         resource = tuple((str(name), value) for name, value in entry.get("resource", {}).items())
         return Process(int(entry["nonce"], 16), bind, *where, whole(Anchor(**entry["anchor"])), resource)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
