@@ -149,6 +149,16 @@ def test_a_file_that_was_there_at_the_end_is_missed(tmp_path, capsys):
     assert capsys.readouterr().err == f"otel-dltrace: {run}: no span can be read: {both}\n"
 
 
+@pytest.mark.parametrize("left", [5, ["/etc/passwd"], ["../steps-1.parquet"], [["x"], "a\0b", "\ud800"]])
+def test_what_is_no_name_of_a_file_is_not_missed(tmp_path, left):
+    """The list itself may be damaged."""
+    run = a_run(tmp_path / "run", compacted=True)
+    path = run / HOSTS[0] / "drain.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "files": left}))
+
+    assert damage_of(run) == []
+
+
 def test_nothing_is_missed_that_became_parquet_or_went_by_the_quota_later(tmp_path):
     """As in a job's earlier run; of a segment in which there was no room for a row no Parquet speaks."""
     (batch, _), folder = ddp(2, steps=10), tmp_path / "run" / HOSTS[0]

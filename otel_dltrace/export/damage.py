@@ -1,6 +1,7 @@
 """What cannot be read in a run directory, and is left out of all that is said of the run."""
 
 import os
+import re
 from pathlib import Path
 
 from otel_dltrace.export import columns
@@ -11,6 +12,7 @@ from otel_dltrace.export.run_reader import host_folders, read_named, read_proces
 from otel_dltrace.export.span_files import OPEN, gone_files, span_files
 
 _NAMES = "descriptors.arrows"
+_OURS = re.compile(r"(?:spans|steps)-[0-9.-]+\.(?:arrows|parquet)")
 _CLOSED = "cannot be read: permission denied"
 _FOREIGN = "is no file of a run"
 
@@ -67,7 +69,8 @@ def _in_folder(folder: Path) -> list[tuple[Path, str]]:
 
 def _gone(folder: Path, left: object) -> list[str]:
     """Return which files are gone that a drain has *left* in *folder* at its end; what it says may be damaged."""
-    return gone_files(folder, [name for name in left if isinstance(name, str)]) if isinstance(left, list) else []
+    names = left if isinstance(left, list) else []
+    return gone_files(folder, [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)])
 
 
 def _unnamed(folder: Path, summary: Path, has_spans: bool) -> str:
