@@ -308,6 +308,19 @@ ALONE: Loops = {
         """,
         [PLAIN | {"backward": 2, "optimizer": 2}] * 3,
     ),
+    "one optimizer, the next batch fetched before the backward": (
+        """
+        batches = iter(loader)
+        batch = next(batches)
+        while batch is not None:
+            loss = loss_of(*batch)
+            batch = next(batches, None)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """,
+        [PLAIN | {"dataloader_next": 2}] + [NO_LOADER | {"dataloader_next": 1}] * 4 + [NO_LOADER],
+    ),
 }
 """Loops of a process that has had one optimizer alone."""
 

@@ -39,7 +39,7 @@ class Loop:
     seen either, the next backward. Two optimizers in turn on one batch are one step; where the process
     has had one alone, a further cycle on the same batch is a step of its own. That is known at its
     backward, for a forward may be just to see what was learned; once it was seen, the forward begins
-    the step.
+    the step. So it does where the next batch was fetched behind the last forward of the cycle.
     An evaluation between two steps is the beginning of the second, and one after the last step adds
     none. Where the program marks its steps, nothing here begins one. All times are monotonic ns.
 
@@ -66,8 +66,9 @@ class Loop:
         """The optimizers that have stepped since the last forward that was seen."""
         self._batches: Callable[[], object] = _nobody
         """The iterator that gave the last batch to train on, while it lives and has more."""
-        self._is_used_again = False
-        """Whether a batch was trained on in several cycles of the program's one optimizer."""
+        self._is_used_again = self._is_ahead = False
+        """Whether a batch was trained on in several cycles of the program's one optimizer; whether one was fetched
+        behind the last forward of a cycle, and so for the next one."""
         self._leading: Callable[[], object] = _nobody
         """The iterator that gave the batch with which the last step began; when it has no more, an epoch is over."""
         self._is_passed = False
@@ -160,6 +161,7 @@ class Loop:
                 steps.epoch += 1
             self._leading, self._is_passed = self._last, False
         self._batches = self._last
+        self._is_ahead = self._forward_seen and not self.stepped
         self._optimizer, self._fetched = 0, end
         if self._pieces:
             self._place_pieces(end)
@@ -237,8 +239,10 @@ class Loop:
             steps.stage(PREPARE_BATCH, since, until, between)
             self._fetched = 0
         if training:
-            if self._cycle_done and (self._batches() is None or (self._is_used_again and _optimizers.is_one())):
+            is_next = self._is_used_again or self._is_ahead
+            if self._cycle_done and (self._batches() is None or (is_next and _optimizers.is_one())):
                 self._begin(self._optimizing or start)
+            self._is_ahead = False
             self._evaluating = 0  # it was an evaluation in the middle of a step
             if self._optimizer:
                 self._closure_begins(start)
