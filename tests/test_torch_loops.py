@@ -321,6 +321,23 @@ ALONE: Loops = {
         """,
         [PLAIN | {"dataloader_next": 2}] + [NO_LOADER | {"dataloader_next": 1}] * 4 + [NO_LOADER],
     ),
+    "one optimizer, an evaluation with the next batch in hand": (
+        """
+        batches = iter(held_out)
+        batch = next(batches)
+        while batch is not None:
+            optimizer.zero_grad()
+            loss_of(*batch).backward()
+            batch = next(batches, None)
+            optimizer.step()
+            evaluate()
+        """,
+        [
+            PLAIN | {"dataloader_next": 2},
+            NO_LOADER | {"dataloader_next": 1, "evaluate": 6},
+            NO_LOADER | {"evaluate": 6},
+        ],
+    ),
 }
 """Loops of a process that has had one optimizer alone."""
 
@@ -337,6 +354,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_steps_and_stages_are_those_of_the_loop(name: str, recorded: Ran) -> None:
     """One step per optimizer cycle, with its stages and nothing else; and what is learned stays the same."""
     check(recorded[name], (LOOPS | ALONE)[name][1])
+
+
+def test_the_stages_of_a_step_add_up_to_no_more_than_it(recorded: Ran) -> None:
+    """Whatever the loop, a moment is in one stage, and in the step that the stage is of."""
+    for name, (spans, _) in recorded.items():
+        for step in spans.spans("step"):
+            stages = [stage for stage in spans.spans("stage") if stage.step == step.step]
+            assert sum(stage.size for stage in stages) <= step.end - step.start, name
+            assert all(step.start <= stage.start and stage.end <= step.end for stage in stages), name
 
 
 def test_a_step_begins_where_the_evaluation_before_it_began(recorded: Ran) -> None:

@@ -393,6 +393,7 @@ class Loop:
     def _evaluate(self, start: int, end: int) -> None:
         if self._cycle_done and not self._evaluating and not self.steps.marked:
             self._evaluating = self._ahead[0][1] if self._ahead else start
+            self._fetched = 0  # what lies behind it prepares no batch
         self._place_pieces(end)
         self._stage(EVALUATE, start, end)
 
