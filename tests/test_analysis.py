@@ -33,6 +33,7 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import DL_COMM_SIZE, P2P, PHASE, Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
+from otel_dltrace.report.words import verdict
 
 
 def test_a_spread_tells_sum_mean_and_quantiles():
@@ -865,8 +866,9 @@ def test_few_collectives_beside_messages_name_nobody_without_a_stage():
     assert [one.rank for one in analyse([rank.batch() for rank in ranks]).stragglers.found] == []
 
 
-def test_one_collective_beside_messages_accuses_nobody():
-    """Ranks send each other messages in each step, and meet once: rank 1 is slow, rank 0 came late to that alone."""
+@pytest.mark.parametrize("late", [0, 1])
+def test_one_collective_beside_messages_accuses_nobody_and_confirms_nothing(late):
+    """Ranks send each other messages in each step, and meet once: rank 1 is slow, whoever came late to that alone."""
     ranks = [Rank(r, 2) for r in range(2)]
     for n in range(12):
         for r, rank in enumerate(ranks):
@@ -875,9 +877,10 @@ def test_one_collective_beside_messages_accuses_nobody():
             rank.stage(n, "optimizer", begin + 50, begin + (52 if r else 58))
             rank.add(Descriptor(P2P, "recv"), n, begin + forward, begin + 48)
     for r, rank in enumerate(ranks):
-        rank.collective(11, 1152 if r else 1158, 1160, 1)
+        rank.collective(11, 1158 if r == late else 1152, 1160, 1)
     found = analyse([rank.batch() for rank in ranks]).stragglers
     assert [(one.rank, one.stage, one.excess) for one in found.found] == [(1, "forward", 30 * MS)]
+    assert verdict(found)[1:] == ["Nothing confirms it: no collective tells who came late."]
 
 
 def test_two_slow_ranks_are_both_named():

@@ -40,7 +40,7 @@ class Straggler:
 
     *own* is its own time in *stage* ("" if no stage of its own stands out), *others* the median of the
     others', *excess* the median difference, over the threshold in *slow* of the steps. In *late* of the
-    *arrivals* steps with joined collectives it came late to them, by *lateness* against the others' median.
+    *arrivals* steps with joined collectives that tell it came late to them, by *lateness* against the others' median.
     *of_phase* of the excess is in *phase*, which the program marks, if that is most of it.
     In a run without steps *arrivals* are collectives: to *late* of them it came last.
     """
@@ -238,8 +238,8 @@ def _contradiction(e: Evidence, rank: int, column: int, late: int) -> str:
 
 
 def _straggler(e: Evidence, rank: int, column: int) -> Straggler:
-    late = e.came_late[rank]
-    arrived = int(late.sum()), e.arrived, median(e.most[rank][late])
+    late = e.came_late[rank] & e.told[rank]
+    arrived = int(late.sum()), e.arrived if e.told[rank] else 0, median(e.most[rank][late])
     if column < 0:
         return Straggler(e.ranks[rank], "", 0, 0, 0, 0, *arrived)
     own, others = median(e.own[rank, :, column]), median(e.others[rank, :, column])
