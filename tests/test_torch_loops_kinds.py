@@ -36,6 +36,26 @@ EVALUATIONS: Loops = {
         """,
         [PLAIN] * 6 + [EVALUATED] + [PLAIN] * 5,
     ),
+    "a sampler in the place of one that is gone": (
+        """
+        class Eights:
+            def __iter__(self):
+                return iter([range(8), range(8, 16), range(16, 24)])
+        sampler = Eights()
+        for x, y in DataLoader(data, batch_sampler=sampler):
+            learn(x, y)
+        place = id(sampler)
+        del sampler
+        samplers = [Eights() for _ in range(100)]
+        [sampler] = [one for one in samplers if id(one) == place]
+        for x, y in DataLoader(data, batch_sampler=sampler):
+            with torch.no_grad():
+                model(x)
+        for x, y in loader:
+            learn(x, y)
+        """,
+        [PLAIN] * 3 + [EVALUATED] + [PLAIN] * 5,
+    ),
     "on the data that was trained on": (
         """
         for epoch in range(2):

@@ -4,12 +4,14 @@ What runs in every step is flat: between two kernels Python's code is cold, and 
 """
 
 import sys
+from itertools import count
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._batch_sizes import batch_size
+from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._loop import Loop, loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.instrument._stage_calls import stage_site
@@ -30,6 +32,10 @@ def _loop() -> Loop:
 
 # -- batches ----------------------------------------------------------------------------------------
 
+_numbers: ByIdentity[int] = ByIdentity()
+"""What the batches of each sampler are known by."""
+_turns = count(1)
+
 
 def _fetch_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
     assert live.tracer is not None
@@ -46,7 +52,7 @@ def _fetched(span: tuple[Any, int], batch: Any) -> None:
     in_training = roots.training if root is None else bool(getattr(root, "training", True))
     # A loader has one sampler for all its iterators; evaluation is often in another mode of the model.
     sampler = getattr(iterator, "_index_sampler", iterator)
-    source = (id(sampler), in_training)
+    source = (_numbers.get(sampler, 0) or _number(sampler), in_training)
     try:
         size = batch_size(batch)
     except Exception:  # noqa: BLE001  -- a batch of a class of the program's own may say of its shape what it likes
@@ -57,6 +63,16 @@ def _fetched(span: tuple[Any, int], batch: Any) -> None:
         told = getattr(getattr(sampler, "sampler", sampler), "epoch", None)
         loop.epoch = told if isinstance(told, int) else loop.epoch
     loop.fetched(iterator, start, end, size, source, training=forward.is_grad_enabled())
+
+
+def _number(sampler: Any) -> int:
+    """Return the number of a loader's *sampler* that is new: an id may be that of one which is gone."""
+    number = next(_turns)
+    try:
+        _numbers[sampler] = number
+    except TypeError:  # one that takes no weak reference, such as a list
+        return id(sampler)
+    return number
 
 
 def _fetch_failed(span: tuple[Any, int], error: BaseException) -> None:
