@@ -596,14 +596,14 @@ def test_of_many_ranks_with_uneven_batches_nobody_is_slow_in_few_steps():
     assert not [slow for slow in found.saturation.stages if slow.slow.against == "others"]
 
 
-def accumulating(numbered: bool) -> list[SpanBatch]:
+def accumulating(numbered: bool, source: Source = Source.BOUND) -> list[SpanBatch]:
     """Return two ranks with four backwards a step, each after 30 ms on rank 1 that no stage covers: rank 0 waits.
 
     Moving the batches has pieces at both ends of the step, little in all. Where a backward is of two DDP models its
     collectives are not *numbered*.
     """
     ranks = [Rank(r, 2) for r in range(2)]
-    bucket = {"tensor": "bucket 0", "source": Source.BOUND, "flags": Flag.ASYNC}
+    bucket = {"tensor": "bucket 0", "source": source, "flags": Flag.ASYNC}
     for n in range(12):
         for r, rank in enumerate(ranks):
             begin = 1000 * n
@@ -618,10 +618,11 @@ def accumulating(numbered: bool) -> list[SpanBatch]:
     return [rank.batch() for rank in ranks]
 
 
+@pytest.mark.parametrize("source", [Source.BOUND, Source.HOST_DONE])
 @pytest.mark.parametrize("numbered", [True, False])
-def test_a_rank_waits_in_every_backward_of_its_step(numbered):
+def test_a_rank_waits_in_every_backward_of_its_step(numbered, source):
     """Not in the last one alone: it was named for waiting, and its backward told as slow."""
-    report = analyse(accumulating(numbered))
+    report = analyse(accumulating(numbered, source))
     (found,) = report.stragglers.found
     assert (found.rank, found.stage, found.arrivals) == (1, "residual", 11 * numbered)
     assert [(slow.slow.rank, slow.slow.stage) for slow in report.saturation.stages] == [(1, "residual")]

@@ -14,6 +14,9 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column, latest
 from otel_dltrace.model.operation import Descriptor
 
+_DIGITS = 10
+"""A number of so many digits is no bucket's, and might not fit."""
+
 
 def blocked(t: StepTable) -> Column:
     """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
@@ -72,15 +75,38 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     stage = _backward_at(t, row, at)
     inside = stage < len(t.stages)
     row, stage, at = row[inside], stage[inside], at[inside]
-    # Where steps have several backwards, only bounds tell where each of them ends.
+    # Where steps have several backwards, bounds tell where each of them ends, and buckets that are seen to be done.
     tells = is_bound[launched][inside] & ~t.device[row, stage]
     end, is_seen = batch["end"][launched][inside], batch["source"][launched][inside] == s.Source.HOST_DONE
     until = np.where(tells, end, t.last[row, stage])
     done, unseen = np.zeros_like(t.last), np.zeros(t.last.shape, bool)
     np.maximum.at(done, (row, stage), end)
     unseen[row[~is_seen], stage[~is_seen]] = True
+    seen = ~(unseen | t.device)[row, stage]
+    number = batch.lookup(_number, np.int64)[launched][inside]
+    until[seen] = _ends_of_backwards(number[seen], at[seen], end[seen])
     (row, stage, until), last = latest((row, stage, until), at)
     return row, stage, last, np.where(unseen[row, stage], until, np.minimum(until, done[row, stage]))
+
+
+def _number(d: Descriptor) -> int:
+    """Return the number of a bucket of DDP's; other tensors may be called so too, with anything behind it."""
+    word = d.tensor.removeprefix("bucket ")
+    return int(word) if len(word) < _DIGITS and word.isdecimal() else 0
+
+
+def _ends_of_backwards(number: Column, at: Column, end: Column) -> Column:
+    """Return when the last bucket was done in the backward of each bucket, launched *at* a time and done at its *end*.
+
+    Another backward has begun where buckets are numbered anew and all that were launched before are done.
+    """
+    order = np.argsort(at, kind="stable")
+    number, at, end = number[order], at[order], end[order]
+    begins = np.ones(len(at), bool)
+    begins[1:] = (number[1:] <= number[:-1]) & (at[1:] >= np.maximum.accumulate(end)[:-1])
+    last = np.empty_like(end)
+    last[order] = np.maximum.reduceat(end, np.flatnonzero(begins))[np.cumsum(begins) - 1] if len(end) else end
+    return last
 
 
 def _backward_at(t: StepTable, row: Column, at: Column) -> Column:
