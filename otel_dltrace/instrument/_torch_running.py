@@ -13,6 +13,8 @@ from otel_dltrace.instrument._torch_pending import Pending
 from otel_dltrace.model.semconv import P2P, Flag, Source
 from otel_dltrace.record.operation import Operation
 
+_SENT_BY_ROOT = {"broadcast", "broadcast_coalesced", "broadcast_object_list", "scatter", "scatter_object_list"}
+
 
 class Span(Protocol):
     """A call under way."""
@@ -71,9 +73,11 @@ class Running:
             comm.binding.met()
 
     def _is_over_with_rank_0(self) -> bool:
-        # A collective without a root ends on no rank before every rank of its group has begun it.
-        is_over = self.call.kind != P2P and not self.waits and self.operation.b < 0
-        return is_over and has_rank_0(self.group)
+        # A collective without a root ends on no rank before every rank of its group has begun it; what rank 0 sends
+        # to all ends on none before that has.
+        root = self.operation.b
+        shows = root < 0 or (root == 0 and self.call.span in _SENT_BY_ROOT)
+        return shows and self.call.kind != P2P and not self.waits and has_rank_0(self.group)
 
     def _number_message(self, result: Any) -> None:
         """Number the message between the ends, where both are known by now."""
