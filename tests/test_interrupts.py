@@ -37,6 +37,14 @@ IMPATIENT = """
         print("ended", flush=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 """
+OUTLIVING = """
+    import sys
+    import otel_dltrace.cli.held_drain as held_drain
+    from otel_dltrace.cli.main import main
+    held_drain.DRAIN_ENDS_S = 0.5
+    script = f"{sys.executable} {sys.argv[1]} & until ls dltrace-*/hosts/*/spans-*; do sleep 0.05; done"
+    sys.exit(main(["run", "--no-report", "--", "sh", "-c", script]))
+"""
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 
 
@@ -114,6 +122,22 @@ def test_a_drain_that_is_busy_for_too_long_goes_on(place):
 
     told = f"the drain goes on by itself: what is left of the spans goes to a run directory in {place.folder}"
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", f"otel-dltrace: {told}\n")
+
+
+def test_a_process_that_outlives_the_program_is_not_waited_for_for_ever(place):
+    """Its run is told all the same, and that more may come."""
+    patient = place.write(PATIENT, "patient.py")
+    ended = place.run(OUTLIVING, str(patient), **SOON)
+
+    (folder,) = place.runs()
+    told = [
+        f"the drain goes on by itself: what is left of the spans goes to {folder.name}",
+        f"2 spans recorded; the drain is still at work; in {folder.name}",
+    ]
+    assert ended.returncode == 0
+    assert [line for line in ended.stderr.splitlines() if "ls:" not in line] == [
+        f"otel-dltrace: {line}" for line in told
+    ]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)], ids=["SIGINT", "SIGTERM"])

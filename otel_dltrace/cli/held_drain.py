@@ -10,7 +10,7 @@ from pathlib import Path
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for, may_print
-from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import check_certificates
 from otel_dltrace.record import guard
@@ -26,18 +26,25 @@ DRAIN_ENDS_S = 60.0
 
 
 class HeldDrain:
-    """A drain that was started, and then *is_ours*, unless one ran; it *goes_on* if it has not ended in time.
+    """A drain that was started, and then *is_ours*, unless one ran.
 
     Once it has ended, *roots* are the run directories that it wrote, and *left* is why it has left rings behind. If it
     wrote none, *others* are those that came meanwhile, of programs that set variables of their own, or of other jobs.
+    One that *is_busy* goes on: a process that it reads has outlived the program, and may stand still.
     """
 
     def __init__(self, starter: DrainStarter) -> None:
         self.starter = starter
-        self.is_ours = self.goes_on = False
+        self.is_ours = self.is_busy = False
         self.roots: list[Path] = []
         self.others: list[Path] = []
         self.left = ""
+
+    def outcome(self, root: Path) -> str:
+        """Return what became of the spans of the run at *root*, and where it is."""
+        if not root.is_dir():
+            return f"somebody has removed {short_path(root)}"
+        return f"{read_summary(root, is_over=not self.is_busy, left=self.left)}; in {short_path(root)}"
 
     def why_nothing(self) -> str:
         """Return what there is to say where it has read nothing."""
@@ -83,10 +90,11 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
             _end_drain(drain)
             raise
         held.roots = _end_drain(drain)
-        if drain is not None and drain.returncode is None:
-            held.goes_on = True
+        held.is_busy = drain is not None and drain.returncode is None
+        if held.is_busy:
             _say_where_it_goes_on(Path(config.directory), began)
-        elif drain is not None and (drain.returncode or 0) < 0:
+            held.roots = _runs_since(Path(config.directory), began)
+        elif drain is not None and drain.returncode < 0:
             held.roots = _finished_without(held, config, began)
         held.others = [] if held.roots else _runs_since(Path(config.directory), began)
         held.left = "; ".join(filter(None, (held.starter.trouble(ring.stem) for ring in _rings_of(config))))

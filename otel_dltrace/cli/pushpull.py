@@ -16,7 +16,7 @@ from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.printing import tell
-from otel_dltrace.configure.outcome import how_to_read, read_summary, short_path
+from otel_dltrace.configure.outcome import how_to_read
 from otel_dltrace.configure.sources import autostart
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.launch import Plan, launch
@@ -109,10 +109,10 @@ def _drain_held(env: Mapping[str, str], *, alone: bool) -> Iterator[Mapping[str,
         return
     with hold_drain(config) as held:
         yield {UNDER_RUN: "1", **env} if held.is_ours else env
-    if held.is_ours and not held.roots and not held.goes_on:
+    if held.is_ours and not (held.roots or held.is_busy):
         tell(held.why_nothing())
     for root in held.roots:
-        tell(f"{read_summary(root, left=held.left)}; in {short_path(root)}; {how_to_read(root)}")
+        tell(f"{held.outcome(root)}; {how_to_read(root)}")
 
 
 def _is_traced(env: Mapping[str, str], *, alone: bool) -> bool:

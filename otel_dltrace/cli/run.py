@@ -17,7 +17,6 @@ from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.printing import print_no_more, tell
 from otel_dltrace.cli.relay import Relay
 from otel_dltrace.cli.report import print_reports
-from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.paths import BEGAN_IN
@@ -63,15 +62,14 @@ def run(args: argparse.Namespace) -> int:
     config = Config.from_env(env)
     with hold_drain(config) as drain:
         code = _run_program(program, env)
-    if not drain.roots and not drain.goes_on:
+    if not (drain.roots or drain.is_busy):
         tell(drain.why_nothing())
     try:
         if not args.no_report:
             _report([root for root in drain.roots if root.is_dir()])
     finally:  # also behind a report that was interrupted
         for root in drain.roots:
-            what = f"{read_summary(root, left=drain.left)}; in" if root.is_dir() else "somebody has removed"
-            tell(f"{what} {short_path(root)}")
+            tell(drain.outcome(root))
     return code
 
 
