@@ -23,6 +23,7 @@ from otel_dltrace.analysis.shares import unions
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.stragglers import Straggler
 from otel_dltrace.analysis.table import step_tables
+from otel_dltrace.analysis.throughput import Rates
 from otel_dltrace.analysis.untold import steps_with_operations
 from otel_dltrace.analysis.waits import RankWaits, Waits, is_synchronising, split, waits, widen
 from otel_dltrace.model.attributes import number_columns
@@ -148,10 +149,15 @@ def test_evaluation_is_no_gap_between_steps():
     assert (table.between.tolist(), table.residual.tolist()) == ([0, 7 * MS], [10 * MS, 5 * MS])
 
 
-def test_a_step_that_was_left_open_counts_for_nothing():
-    """A kill leaves a truncated step, whose end is no end."""
-    rank = Rank().step(0, 0, 10).step(1, 10, 90, flags=Flag.TRUNCATED).stage(1, "forward", 10, 12)
+@pytest.mark.parametrize("flag", [Flag.TRUNCATED, Flag.ERROR], ids=["left open", "failed"])
+def test_a_step_that_was_not_done_counts_for_nothing(flag):
+    """A kill leaves a truncated step, whose end is no end; one that failed had waited for a rank that was gone."""
+    rank = Rank().step(0, 0, 10).step(1, 10, 600_010, flags=flag).stage(1, "forward", 10, 12)
+    report = analyse([rank.batch()])
+
     assert step_tables([rank.batch()])[0].steps.tolist() == [0]
+    assert (report.guards.steps, report.guards.common_steps, report.guards.unused) == ((0, 0), 1, 0)
+    assert report.throughput.overall == Rates(0.01, 100.0, None, None)
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from otel_dltrace.analysis.pauses import pauses
 from otel_dltrace.analysis.saturation import Saturation, saturation
 from otel_dltrace.analysis.slow import SlowStages, slow_stages
 from otel_dltrace.analysis.stragglers import Stragglers, stragglers
-from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
+from otel_dltrace.analysis.table import StepTable, common_steps, is_done, step_tables, worker_batches
 from otel_dltrace.analysis.throughput import Throughput, throughput
 from otel_dltrace.analysis.timings import Timings, timings
 from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation
 from otel_dltrace.analysis.waits import Waits, waits, widen
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import MetricBatch
-from otel_dltrace.model.semconv import STAGE, STEP, Flag, Source
+from otel_dltrace.model.semconv import STAGE, Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 
 _LOST = ("lapped", "dropped", "unrecorded", "removed")
@@ -154,14 +154,10 @@ def _guards(
         _lost(drains),
         line.method,
         line.uncertainty,
-        sum(map(_closed_a_step, worker_batches(batches))) - sum(t.processes for t in tables),
+        sum(bool(is_done(batch).any()) for batch in worker_batches(batches)) - sum(t.processes for t in tables),
         *_device(batches),
         is_over=all(drain.get("ended", True) for drain in drains),
     )
-
-
-def _closed_a_step(batch: SpanBatch) -> bool:
-    return bool((batch.is_kind(STEP) & (batch["flags"] & Flag.TRUNCATED == 0)).any())
 
 
 def _device(batches: Sequence[SpanBatch]) -> tuple[int, int]:

@@ -22,7 +22,7 @@ _FAR = 1 << 60
 
 @dataclass(frozen=True)
 class StepTable:
-    """One rank's n closed steps, ascending, and S stages; times in ns of the host's monotonic clock.
+    """One rank's n steps that it has done, ascending, and S stages; times in ns of the host's monotonic clock.
 
     *total*, *pieces*, *first*, *last* and *device* have the shape (n, S); a stage that did not happen has 0
     pieces, and what a *device* was at has its times, which may be in a later step of the host's. *part* says which of
@@ -151,8 +151,14 @@ def worker_batches(batches: Sequence[SpanBatch]) -> list[SpanBatch]:
     return [b for b in batches if b.process.bind is None or b.process.bind.role == "worker"]
 
 
+def is_done(batch: SpanBatch) -> Column:
+    """Return which rows are steps that ended well: in one that failed a rank may have waited for minutes for others."""
+    done: Column = batch.is_kind(s.STEP) & (batch["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0)
+    return done
+
+
 def common_steps(tables: Sequence[StepTable]) -> Column:
-    """Return the steps that every rank has closed, ascending."""
+    """Return the steps that every rank has done, ascending."""
     if not tables:
         return np.zeros(0, np.int64)
     return reduce(np.intersect1d, (table.steps for table in tables))
@@ -162,7 +168,7 @@ def _table(parts: Sequence[SpanBatch], names: tuple[str, ...]) -> StepTable:
     batch = joined(parts)
     rows = batch.rows
     closed = (rows["flags"] & s.Flag.TRUNCATED == 0) & (rows["step"] != NO_STEP)
-    is_step = closed & batch.is_kind(s.STEP)
+    is_step = is_done(batch) & (rows["step"] != NO_STEP)
     steps, where = np.unique(rows["step"][is_step].astype(np.int64), return_index=True)
     own, part = rows[is_step][where], np.repeat(np.arange(len(parts)), list(map(len, parts)))[is_step][where]
     start, end, samples, seq = (own[c].astype(np.int64) for c in ("start", "end", "a", "seq"))
