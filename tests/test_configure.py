@@ -289,6 +289,25 @@ def test_where_the_spans_will_be_is_said_of_a_drain_that_is_slow(capsys, tmp_pat
     )
 
 
+def test_a_process_waits_two_seconds_at_its_end_in_all(place):
+    """What others have to tell it is waited for in the same time as the drain."""
+    done = place.run(
+        """
+        import time
+        import otel_dltrace
+        from otel_dltrace.record.launch import DrainStarter
+        from otel_dltrace.record.tracer import live
+        otel_dltrace.start()
+        with otel_dltrace.step():
+            pass
+        DrainStarter.finish = lambda _starter, _ring, timeout: print(0 <= timeout <= 0.5)
+        live.tracer.leaving.append(lambda: time.sleep(1.5))
+        otel_dltrace.stop()
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
 def test_a_host_waits_for_its_own_processes(tmp_path):
     """Another whose name only begins like its own is another."""
     host = host_folder_name(os.uname().nodename, boot_id().hex())

@@ -39,7 +39,7 @@ from otel_dltrace.settings.process import (
 from otel_dltrace.settings.switch import is_sdk_disabled
 
 EXIT_S = 2.0
-"""How long a process waits at its end for the drain."""
+"""How long a process waits at its end, for what others have to tell it, and for the drain."""
 
 
 def start(config: Config | None = None, **fields: Any) -> None:
@@ -199,6 +199,7 @@ def end_recording() -> None:
     tracer, live.tracer, live.told = live.tracer, None, None
     if tracer is None:
         return
+    deadline = time.monotonic() + EXIT_S
     for leave in tracer.leaving:
         guard.guarded(leave)()
     tracer.steps.end()
@@ -208,8 +209,7 @@ def end_recording() -> None:
     recorder.close()
     if ring is None or tracer.starter is None:
         return
-    deadline = time.monotonic() + EXIT_S
-    drained = tracer.starter.finish(ring.path, EXIT_S)
+    drained = tracer.starter.finish(ring.path, max(0.0, deadline - time.monotonic()))
     if bind is not None and (bind.role, bind.local_rank) == ("worker", 0) and not os.environ.get(UNDER_RUN):
         run = Path(directory) / run_directory_name(bind)
         whole = drained and host_is_drained(run, bind.local_world_size, deadline)

@@ -13,8 +13,8 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import Tracer
 
-_LAST_S = 2.0
-"""How long the store is asked for the last time."""
+_LAST_S = 1.0
+"""How long the store is asked for the last time, of the 2 s that a process waits at its end."""
 
 
 class Binding:
