@@ -207,6 +207,18 @@ def test_a_step_is_opened_whatever_is_told_of_the_budget(tmp_path, capsys):
     assert capsys.readouterr().out == address
 
 
+def test_a_run_of_which_there_is_nothing_to_report_hides_no_other(tmp_path, capsys):
+    """As of a generation of an elastic job that has fewer ranks."""
+    whole, part = a_run(tmp_path / "whole", compacted=False), tmp_path / "part"
+    write(part, "a", ddp(2, steps=10)[0], compacted=False)
+    assert main(["report", str(whole), "--rank", "1", "--json"]) == 0
+    report = capsys.readouterr().out
+
+    assert main(["report", str(part), str(whole), str(part), "--rank", "1", "--json"]) == 2
+    told = f"otel-dltrace: {part}: rank 1 is not in this run; it has 0\n"
+    assert capsys.readouterr() == (report, told * 2)
+
+
 def test_a_folder_of_runs_names_them(tmp_path, capsys):
     """The newest first: one of them was meant."""
     for age, name in enumerate(["dltrace-new-1", "dltrace-old-2"]):

@@ -18,11 +18,13 @@ from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.keys import Keys, keys
 from otel_dltrace.analysis.negotiation import Negotiations, negotiations
 from otel_dltrace.analysis.select import by_world, select_metrics
+from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.selection import add_selection, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.run_reader import read_summaries
+from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.json import to_json
@@ -63,11 +65,20 @@ def print_reports(
     as_json: bool = False,
     by: str | None = None,
 ) -> None:
-    """Print the report of each of *runs*, cut to *steps* and *ranks*; *by* names another report."""
+    """Print the report of each of *runs*, cut to *steps* and *ranks*; *by* names another report.
+
+    Raises:
+        RunNotFoundError: Of one or more of them there is nothing to print; the others are printed.
+    """
     # A narrow terminal folds lines; a table squeezed into it would lose its columns.
     console = Console(width=max(WIDTH, Console().width))
+    missing: list[RunNotFoundError] = []
     for path in runs:
-        worlds = by_world(selected(path, steps, ranks))
+        try:
+            worlds = by_world(selected(path, steps, ranks))
+        except RunNotFoundError as error:
+            missing.append(error)
+            continue
         for world, batches in worlds.items():
             report = _report(path, batches, by)
             if as_json:
@@ -76,6 +87,10 @@ def print_reports(
             if title := _title(path if len(runs) > 1 else None, world if len(worlds) > 1 else ""):
                 console.rule(Text(title))
             _write(report, console)
+    for one in missing[:-1]:
+        tell(str(one))
+    if missing:
+        raise missing[-1]
 
 
 def _title(path: Path | None, world: str) -> str:
