@@ -30,9 +30,11 @@ from otel_dltrace.settings.config import Config
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--home", metavar="NAME", help="serve only the rings of the drain called NAME")
-    parser.add_argument("--lock", type=int, metavar="FD", help="the lock is held by this descriptor already")
-    parser.add_argument("--print-to", type=int, metavar="FD", help="what exporters print goes to this descriptor")
+    parser.add_argument("--home", type=home, metavar="NAME", help="serve only the rings of the drain called NAME")
+    parser.add_argument("--lock", type=descriptor, metavar="FD", help="the lock is held by this descriptor already")
+    parser.add_argument(
+        "--print-to", type=descriptor, metavar="FD", help="what exporters print goes to this descriptor"
+    )
     parser.add_argument(
         "--linger",
         type=seconds,
@@ -54,6 +56,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait for writers until SIGTERM, or until standard input has something to read or ends",
     )
+
+
+def home(text: str) -> str:
+    """Return *text* as the name of a drain, after which files of the ring folder are called.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    if Path(text).name != text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a drain: write that of its lock, without .lock")
+    return text
+
+
+def descriptor(text: str) -> int:
+    """Return *text* as the number of a descriptor that is open.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    try:
+        os.fstat(int(text))
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no descriptor that is open here") from None
+    return int(text)
 
 
 def seconds(text: str) -> float:
