@@ -153,7 +153,7 @@ def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd, monkeypatc
         pytest.param("export R", "--to is missing", id="option"),
         pytest.param("report", "RUN is missing", id="argument"),
         pytest.param("report R --rank", "--rank: expected one argument", id="value"),
-        pytest.param("report R --foo", "there is no argument --foo", id="no such option"),
+        pytest.param("report R --foo", "there is no argument --foo; `otel-dltrace report ", id="no such option"),
         pytest.param("drain --home a/b", "--home: 'a/b' is no name of a drain", id="name"),
         pytest.param("drain --print-to 999", "--print-to: '999' is no descriptor that is open here", id="descriptor"),
         pytest.param("drain --linger nan", "--linger: 'nan' is not a number of seconds from 0 on: write 5, ", id="own"),

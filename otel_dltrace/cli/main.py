@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from otel_dltrace._version import __version__
 from otel_dltrace.cli.printing import print_no_more, tell
@@ -52,6 +52,13 @@ _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, without a page of what would be right."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse as argparse does, but let no command hand on what it does not know: its own help says what there is."""
+        found, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Say *message* in our words, and end."""
