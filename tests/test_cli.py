@@ -1,14 +1,20 @@
 """The commands as a shell sees them: help that needs no page, completion, errors that name the cure."""
 
+import fcntl
 import importlib.util
+import io
 import os
 import pty
 import re
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -326,6 +332,30 @@ def printed_to(stdout: int, arguments: list[str], folder: Path) -> subprocess.Co
     return subprocess.run(
         command, cwd=folder, env=env, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=240, check=False
     )
+
+
+def on_a_terminal(width: int, arguments: list[str], folder: Path) -> list[str]:
+    """Return the lines, without colours, that a command writes to a terminal of *width* columns."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    with os.fdopen(ours, "rb", buffering=0) as screen, ThreadPoolExecutor() as pool:
+        done = pool.submit(printed_to, its, arguments, folder)
+        done.add_done_callback(lambda _: os.close(its))  # which ends what can be read
+        shown = b"".join(iter(partial(_read, screen), b"")).decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r\n", "\n").splitlines()
+
+
+def _read(screen: io.FileIO) -> bytes:
+    """Return what is there, nothing where the other side is closed."""
+    try:
+        return screen.read(4096) or b""
+    except OSError:  # so Linux says it
+        return b""
+
+
+def test_what_the_doctor_finds_fits_the_terminal(tmp_path):
+    """Its table has sentences alone, which may fold anywhere."""
+    assert [line for line in on_a_terminal(60, ["doctor", "--quick"], tmp_path) if len(line) > 60] == []
 
 
 @PRINTING

@@ -21,7 +21,7 @@ from otel_dltrace.model.findings import PROBLEM, worst
 from otel_dltrace.report.findings import findings_json, write_findings
 
 WIDTH = 100
-"""Characters below which the table is not squeezed."""
+"""Characters of a line where no terminal says how wide it is."""
 _VERBOSITY = "GRPC_VERBOSITY"
 
 
@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(findings_json(findings, verdict))
     else:
-        write_findings(findings, Console(width=max(WIDTH, Console().width)))
+        own = Console()
+        write_findings(findings, own if own.is_terminal else Console(width=max(WIDTH, own.width)))
     return int(verdict == PROBLEM)
 
 

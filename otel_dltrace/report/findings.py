@@ -40,7 +40,8 @@ def summary(findings: Sequence[Finding]) -> str:
     if not count[PROBLEM]:
         notes = f"; {count[NOTE]} to note" if count[NOTE] else ""
         return f"No problem in {len(findings)} findings{notes}."
-    return f"{count[PROBLEM]} of {len(findings)} findings are problems, {count[NOTE]} to note."
+    problems = "is a problem" if count[PROBLEM] == 1 else "are problems"
+    return f"{count[PROBLEM]} of {len(findings)} findings {problems}, {count[NOTE]} to note."
 
 
 def findings_json(findings: Sequence[Finding], verdict: str) -> str:
