@@ -353,6 +353,15 @@ def _read(screen: io.FileIO) -> bytes:
         return b""
 
 
+def test_sentences_fold_where_the_terminal_ends(tmp_path):
+    """And tables do not: squeezed they would lose their columns."""
+    narrow, wide = (on_a_terminal(width, ["report", "RUN"], tmp_path / str(width)) for width in (60, 200))
+
+    assert " ".join(narrow).split() == " ".join(wide).split()
+    assert [line for line in narrow if len(line.rstrip()) > 60 and line not in wide] == []
+    assert len(wide) < len(narrow)
+
+
 def test_what_the_doctor_finds_fits_the_terminal(tmp_path):
     """Its table has sentences alone, which may fold anywhere."""
     assert [line for line in on_a_terminal(60, ["doctor", "--quick"], tmp_path) if len(line) > 60] == []

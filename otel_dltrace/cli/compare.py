@@ -10,9 +10,8 @@ are not known, are told apart: what begins slowly does not scale badly for that.
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from otel_dltrace.analysis.scaling import scaling
+from otel_dltrace.cli.paper import paper
 from otel_dltrace.cli.report import WIDTH
 from otel_dltrace.cli.selection import add_steps, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
@@ -42,6 +41,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(to_json(found))
     else:
-        write_scaling(found, Console(width=max(WIDTH, Console().width)))
+        write_scaling(found, *paper(WIDTH))
     tell_damage([*runs.values()])
     return 0

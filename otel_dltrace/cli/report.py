@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.rule import Rule
 from rich.text import Text
 
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.keys import Keys, keys
 from otel_dltrace.analysis.negotiation import Negotiations, negotiations
 from otel_dltrace.analysis.select import by_world, select_metrics
+from otel_dltrace.cli.paper import paper
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.selection import add_selection, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
@@ -70,8 +72,7 @@ def print_reports(
     Raises:
         RunNotFoundError: Of one or more of them there is nothing to print; the others are printed.
     """
-    # A narrow terminal folds lines; a table squeezed into it would lose its columns.
-    console = Console(width=max(WIDTH, Console().width))
+    console, fold = paper(WIDTH)
     missing: list[RunNotFoundError] = []
     for path in runs:
         try:
@@ -85,8 +86,8 @@ def print_reports(
                 console.out(to_json(report), highlight=False)
                 continue
             if title := _title(path if len(runs) > 1 else None, world if len(worlds) > 1 else ""):
-                console.rule(Text(title))
-            _write(report, console)
+                console.print(Rule(Text(title)), width=fold)
+            _write(report, console, fold)
     for one in missing[:-1]:
         tell(str(one))
     if missing:
@@ -98,13 +99,13 @@ def _title(path: Path | None, world: str) -> str:
     return plain(", ".join([*([short_path(path)] if path else []), *([f"world {world}"] if world else [])]))
 
 
-def _write(report: RunReport | Keys | Negotiations, console: Console) -> None:
+def _write(report: RunReport | Keys | Negotiations, console: Console, fold: int | None) -> None:
     if isinstance(report, Keys):
-        write_keys(report, console)
+        write_keys(report, console, fold)
     elif isinstance(report, Negotiations):
-        write_negotiations(report, console)
+        write_negotiations(report, console, fold)
     else:
-        write(report, console)
+        write(report, console, fold)
 
 
 def _report(path: Path, batches: Sequence[SpanBatch], by: str | None) -> RunReport | Keys | Negotiations:

@@ -10,16 +10,15 @@ from otel_dltrace.analysis.last_comers import Last, later_by_far
 from otel_dltrace.analysis.server_keys import ServerKey
 from otel_dltrace.analysis.worker_keys import WorkerKey
 from otel_dltrace.model.plan import FINEST
-from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
+from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
 from otel_dltrace.report.words import ms, plain
 
 _NOTHING = "No push_pull is in there: --by key tells of the tensors of a parameter server."
 
 
-def write_keys(keys: Keys, console: Console) -> None:
-    """Write *keys* to *console*."""
-    for part in parts(keys):
-        console.print(part, highlight=False)
+def write_keys(keys: Keys, console: Console, fold: int | None = None) -> None:
+    """Write *keys* to *console*, sentences in lines of *fold* characters if it is given."""
+    show(parts(keys), console, fold)
 
 
 def parts(keys: Keys) -> list[RenderableType]:

@@ -13,7 +13,7 @@ from otel_dltrace.analysis.phases import Activity
 from otel_dltrace.analysis.shares import FIRST_EPOCH, Share
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.semconv import MPI
-from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
+from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
 from otel_dltrace.report.words import ms, plain
 
 _NOTHING = "No operation of Horovod or MPI that ranks share is in there: --by negotiation tells of them."
@@ -51,10 +51,9 @@ _OF = {BACKEND: "What rank 0 does in the operations", MPI: "What the ranks do"}
 _MOST_STEPS = 8
 
 
-def write_negotiations(found: Negotiations, console: Console) -> None:
-    """Write *found* to *console*."""
-    for part in parts(found):
-        console.print(part, highlight=False)
+def write_negotiations(found: Negotiations, console: Console, fold: int | None = None) -> None:
+    """Write *found* to *console*, sentences in lines of *fold* characters if it is given."""
+    show(parts(found), console, fold)
 
 
 def parts(found: Negotiations) -> list[RenderableType]:

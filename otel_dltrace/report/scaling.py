@@ -7,7 +7,7 @@ from rich.text import Text
 
 from otel_dltrace.analysis.scaling import RANK_STEPS, WARM_UP, Part, RunScaling, Scaling
 from otel_dltrace.analysis.shares import FIRST_EPOCH
-from otel_dltrace.report.tables import new_table, section
+from otel_dltrace.report.tables import new_table, section, show
 from otel_dltrace.report.words import ms, plain, rate
 
 WORTH_A_WORD = 2.0
@@ -26,10 +26,9 @@ _RANK_STEPS = (
 )
 
 
-def write_scaling(found: Scaling, console: Console) -> None:
-    """Write *found* to *console*."""
-    for part in parts(found):
-        console.print(part, highlight=False)
+def write_scaling(found: Scaling, console: Console, fold: int | None = None) -> None:
+    """Write *found* to *console*, sentences in lines of *fold* characters if it is given."""
+    show(parts(found), console, fold)
 
 
 def parts(found: Scaling) -> list[RenderableType]:

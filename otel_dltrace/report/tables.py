@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 MOST_ROWS = 16
+
+
+def show(parts: Sequence[RenderableType], console: Console, fold: int | None) -> None:
+    """Write *parts* to *console*: tables as wide as it is, sentences in lines of *fold* characters if it is given."""
+    for part in parts:
+        console.print(part, highlight=False, width=fold if isinstance(part, Text) else None)
 
 
 def new_table(left: Sequence[str], right: Sequence[str]) -> Table:

@@ -19,7 +19,7 @@ from otel_dltrace.report import words
 from otel_dltrace.report.failures import failures
 from otel_dltrace.report.left_open import left_open
 from otel_dltrace.report.machine import saturation_parts, utilisation_parts
-from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section
+from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
 from otel_dltrace.report.timings import rates, timing_parts
 from otel_dltrace.report.words import ms, plain, size
 
@@ -31,10 +31,9 @@ _ENDS = {
 }
 
 
-def write(report: RunReport, console: Console) -> None:
-    """Write *report* to *console*."""
-    for part in parts(report):
-        console.print(part, highlight=False)
+def write(report: RunReport, console: Console, fold: int | None = None) -> None:
+    """Write *report* to *console*, sentences in lines of *fold* characters if it is given."""
+    show(parts(report), console, fold)
 
 
 def parts(report: RunReport) -> list[RenderableType]:
