@@ -7,7 +7,7 @@ prints it for a job of yours.
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,11 +100,28 @@ def with_table(page: str) -> str:
     return f"{head}{begin}{table((Job(1_000, 0.5), Job(10_000, 0.5)), figures(head))}\n{end}{tail}"
 
 
+def above_zero(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Return what reads an argument of *kind*: a job has ranks, and its steps take time."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {'a whole' if kind is int else 'a'} number above 0")
+        return value
+
+    return read
+
+
 def main() -> None:
     """Write the page's table, or print one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, help="print the sizes of a job of this many ranks")
-    parser.add_argument("--step", type=float, default=0.5, metavar="S", help="seconds that a step takes (0.5)")
+    parser.add_argument("--ranks", type=above_zero(int), help="print the sizes of a job of this many ranks")
+    parser.add_argument(
+        "--step", type=above_zero(float), default=0.5, metavar="S", help="seconds that a step takes (0.5)"
+    )
     options = parser.parse_args()
     page = PAGE.read_text(encoding="utf-8")
     if options.ranks:

@@ -59,3 +59,15 @@ def test_it_is_worked_out_for_any_job(sizing):
 
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == sizing.table([sizing.Job(4096, 0.8)], sizing.figures(PAGE)) + "\n"
+
+
+@pytest.mark.parametrize("wrong", ["--ranks=0", "--ranks=-5", "--ranks=8.5", "--step=0", "--step=-1", "--step=nan"])
+def test_a_job_without_ranks_or_time_is_none(wrong):
+    """It is said, with exit code 2; `--ranks 0` would write the page anew."""
+    command = [sys.executable, ROOT / "docs" / "sizing.py", "--ranks=8", wrong]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    option, _, value = wrong.partition("=")
+    kind = "a whole number" if option == "--ranks" else "a number"
+    said = f"sizing.py: error: argument {option}: '{value}' is not {kind} above 0"
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (2, "", said)
