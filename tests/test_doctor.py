@@ -655,6 +655,17 @@ def test_a_timeout_that_is_meant_in_milliseconds_is_told(seconds, verdict):
     assert finding.verdict == verdict, finding
 
 
+def test_a_misspelt_name_of_what_to_leave_out_is_told():
+    """It leaves nothing out; what is traced goes by these names, and others are not ours to judge."""
+    name = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
+
+    (found,) = problems(environment.check({name: "dltrace_torch_dpp, dltrace_torch_ddp,redis"}))
+    assert (found.what, found.cure) == (
+        f"{name}: dltrace_torch_dpp is no name of ours, and leaves nothing out",
+        "did you mean dltrace_torch_ddp?",
+    )
+
+
 def test_a_bad_name_hides_no_other_that_it_begins_with():
     """The switch is told as well as what is wrong beside it; of metrics, that spans go on."""
     env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_LEVEL": "x", "OTEL_METRIC_EXPORT_INTERVAL": "0", **otlp("http://h")}

@@ -9,15 +9,17 @@ from otel_dltrace.doctor.variables import CHROME_NUMBERS, OBEYED, OF_THE_SDK, kn
 from otel_dltrace.export.choice import DELAY_S, delay_s, exporters
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings, public
+from otel_dltrace.instrument.registry import TABLES
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.numbers import size
 from otel_dltrace.settings.config import SWITCH, VARIABLES, Config
 from otel_dltrace.settings.known import OWN, UNKNOWN, nearest
-from otel_dltrace.settings.switch import SDK_DISABLED, is_sdk_disabled, is_switched_on
+from otel_dltrace.settings.switch import INSTRUMENTOR_PREFIX, SDK_DISABLED, is_sdk_disabled, is_switched_on
 
 AREA = "environment"
 _PREFIXES = ("OTEL_", "DLTRACE")
+_LEFT_OUT = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
 _BYTEPS = "BYTEPS_"
 _FOLDERS = (VARIABLES["directory"], VARIABLES["ring_directory"])
 _PASSWORD = re.compile(r"//[^/\s]*@")
@@ -30,7 +32,7 @@ _UNTRACED, _UNMEASURED = "with it, programs run untraced", "with it, no metrics 
 def check(env: Mapping[str, str]) -> list[Finding]:
     """Return what the variables in *env* do, one finding for each, and whether tracing is on."""
     set_here = {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES) and value.strip()}
-    bad = list(_bad_values(env))
+    bad = [*_bad_values(env), *_not_left_out(env)]
     named = {found.group() for finding in bad if (found := _NAME.match(finding.what))}
     fine = [name for name in set_here if name not in named]
     return [_switch(env), *(_variable(name, set_here[name]) for name in fine), *bad]
@@ -107,6 +109,16 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
     for sentence, effect in found.items():
         if not sentence.startswith(VARIABLES["directory"]):  # the host's checks say that
             yield Finding(AREA, PROBLEM, sentence, effect)
+
+
+def _not_left_out(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield each name like ours that is to be left out, and that nothing has."""
+    ours = [INSTRUMENTOR_PREFIX + source for source in TABLES]
+    for name in map(str.strip, env.get(_LEFT_OUT, "").split(",")):
+        if name.startswith(INSTRUMENTOR_PREFIX) and name not in ours:
+            near = nearest(name, ours)
+            cure = f"did you mean {near}?" if near else f"write one of {', '.join(ours)}"
+            yield Finding(AREA, PROBLEM, f"{_LEFT_OUT}: {name} is no name of ours, and leaves nothing out", cure)
 
 
 def config_of(env: Mapping[str, str]) -> Config:
