@@ -116,6 +116,14 @@ def test_two_ranks_are_drawn_as_ever(tmp_path, assert_golden):
     assert_golden("two_ranks.chrome.json", path.read_text())
 
 
+def test_perfetto_draws_the_steps_of_each_rank_above_all(tmp_path):
+    """It takes the thread that has its process's number for the main one, whatever its place."""
+    events = written(tmp_path / "trace.json", two_ranks())["traceEvents"]
+    main = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["tid"] == e["pid"]}
+
+    assert main == {1: "steps", 2: "steps"}
+
+
 def test_every_span_is_on_the_lane_where_it_belongs(tmp_path):
     """Steps, stages, operations with their phases; what overlaps goes to a further lane."""
     trace = written(tmp_path / "trace.json", two_ranks())

@@ -37,7 +37,7 @@ class Drawn:
     name: str = ""
     labels: tuple[str, ...] = ()
     metadata: Sequence[str] = ()
-    lanes: Lanes = field(default_factory=Lanes)
+    lanes: Lanes = field(init=False)
     lane_names: dict[int, tuple[str, int]] = field(default_factory=dict)
     uncertainty: int = 0
     os_pid: int = 0
@@ -45,6 +45,10 @@ class Drawn:
     wall: int = 0
     machine: tuple[str, str] = ("", "")
     """Boot and host: who has these in common shares a monotonic clock."""
+
+    def __post_init__(self) -> None:
+        """Begin with empty lanes."""
+        self.lanes = Lanes(pid=self.pid)
 
     @property
     def shift(self) -> int:

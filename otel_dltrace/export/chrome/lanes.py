@@ -30,12 +30,14 @@ class Lanes:
         stride: The largest number of families there will be.
         taken: For each family, for each of its lanes.
         further: Families beyond the stride, of tensors: by tensor, declared key and partition.
+        pid: The number of the process in the trace.
     """
 
     families: list[str] = field(default_factory=lambda: list(FAMILIES))
     stride: int = len(FAMILIES)
     taken: list[list[int]] = field(default_factory=lambda: [[] for _ in FAMILIES])
     further: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    pid: int = 1
     _places: list[int] = field(default_factory=list)
     _tensors: dict[str, int] = field(default_factory=dict)
     _horovod: int = 0
@@ -85,7 +87,15 @@ class Lanes:
         """Return the thread id of a lane; from 1, since Perfetto takes thread 0 for the kernel's idle task."""
         further = family >= self.stride
         # Lanes of one family are far apart there: how many families there will be is not known.
-        return (1 + family + self.stride * lane) * (1 - further) + (_FURTHER_TID + family + (lane << 16)) * further
+        number = (1 + family + self.stride * lane) * (1 - further) + (_FURTHER_TID + family + (lane << 16)) * further
+        return self.turned(number)
+
+    def turned(self, number: Any) -> Any:
+        """Return *number* of a thread with 1 and the process's own exchanged; turned again it is as it was.
+
+        Perfetto takes the thread with its process's number for the main one, and draws it above all: let it be steps.
+        """
+        return number + (number == 1) * (self.pid - 1) + (number == self.pid) * (1 - self.pid)
 
     def names(self, before: Sequence[int]) -> Iterator[tuple[int, str, int]]:
         """Yield (thread id, name, place among the others) of the lanes that are new since *before* (by family)."""

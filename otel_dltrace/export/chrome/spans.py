@@ -46,11 +46,12 @@ class ResourceLanes:
 
     def __post_init__(self) -> None:
         """Begin with empty lanes."""
+        self.lanes.pid = self.pid
         self.roots = Roots(self.lanes)
 
     def lane_metadata(self, tid: int) -> list[Line]:
         """Return the lines that name a lane."""
-        lane, family = divmod(tid - 1, self.lanes.stride)
+        lane, family = divmod(self.lanes.turned(tid) - 1, self.lanes.stride)
         return [line(self.pid, tid, text) for text in lane_metadata(self.pid, tid, *self.lanes.name_of(family, lane))]
 
 
@@ -109,7 +110,8 @@ class Drawing:
         for number in order:
             row = rows[number]
             if is_root[number] and not adopted[number]:
-                resource.roots.add(_root(row, starts[number], ends[number], (tids[number] - 1) // THREADS))
+                lane = (resource.lanes.turned(tids[number]) - 1) // THREADS
+                resource.roots.add(_root(row, starts[number], ends[number], lane))
             text = slice_line(row, resource.pid, tids[number], stamps[number], cuts[number])
             if text is not None:
                 drawn.lines.append(text)
