@@ -461,9 +461,10 @@ def test_a_proxy_that_is_not_there_is_not_taken_for_the_collector(protocol, vari
     assert found.cure.startswith(cure)
 
 
-def test_a_socket_file_that_is_not_there_is_a_collector_that_is_not(tmp_path):
-    """As a port at which nobody listens."""
-    where = f"unix://{tmp_path}/otlp.sock"
+@pytest.mark.parametrize("length", [20, 107])
+def test_a_socket_file_that_is_not_there_is_a_collector_that_is_not(length):
+    """As a port at which nobody listens; also of the longest path, which gRPC names twice before it says so."""
+    where = f"unix://{'/no'.ljust(length - 10, '-')}/otlp.sock"
     (found,) = problems(endpoint.check(otlp(where, "grpc", INSECURE="true")))
 
     assert found.what == f"nothing listens at {where}"

@@ -59,5 +59,6 @@ def bounded(seconds: float) -> float:
 
 
 def brief(text: object) -> str:
-    """Return one line of printable text, short enough for a summary."""
-    return " ".join(str(text).split())[:LONGEST_MESSAGE]
+    """Return one line of printable text, short enough for a summary: gRPC says last what is the matter."""
+    line, half = " ".join(str(text).split()), (LONGEST_MESSAGE - 3) // 2
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]}...{line[-half:]}"
