@@ -328,7 +328,8 @@ def printed_to(stdout: int, arguments: list[str], folder: Path) -> subprocess.Co
     """Run a command on the run ``RUN`` in *folder*, with *stdout*."""
     a_run(folder / "RUN", compacted=False)
     command = [sys.executable, "-m", "otel_dltrace", *arguments]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    settled = {"PYTHONUNBUFFERED", "COLUMNS", "LINES"}  # pytest's workers have a width of their own
+    env = {name: value for name, value in os.environ.items() if name not in settled}
     return subprocess.run(
         command, cwd=folder, env=env, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=240, check=False
     )
