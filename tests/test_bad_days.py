@@ -593,9 +593,12 @@ FILLS_ITS_FOLDER = """
         with d.step():
             pass
         if number == 2:
-            while not list(Path(sys.argv[1]).glob("dltrace-*/hosts/*/spans-*")):
+            while not (host := next(Path(sys.argv[1]).glob("dltrace-*/hosts/*"), None)):
                 time.sleep(0.05)
             d.flush()
+            told, room = host / "drain.json", host / ".drain.json.room"
+            while not (told.exists() and '"so_far": 3' in told.read_text() and room.exists() and room.stat().st_size):
+                time.sleep(0.05)
             fill(Path(sys.argv[1], "full"))
 """
 

@@ -287,7 +287,7 @@ def test_run_reports_also_where_its_drain_is_killed(tmp_path):
         done = place.command("run", "--", sys.executable, str(place.write(KILLS_ITS_DRAIN)))
 
         assert "otel-dltrace: 6 spans recorded, none lost; in " in done.stderr, done.stderr
-        assert "steps 0-5, 6 closed by all ranks; 6 spans" in " ".join(done.stdout.split())
+        assert "steps 0-5, 6 done by all ranks; 6 spans" in " ".join(done.stdout.split())
         assert sum(map(len, place.spans())) == 6
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -13,7 +14,7 @@ from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import Level, Source
+from otel_dltrace.model.semconv import STAGE, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.scaling import sentences, write_scaling
 from tests.horovod_files import unpack
@@ -69,6 +70,27 @@ def test_runs_of_as_many_ranks_have_a_speed_up_alone():
     found = scaling({"before": ddp(2, 10), "after": ddp(2, 10, {(1, "forward"): 4.0})})
 
     assert [(run.speed_up, run.efficiency) for run in map(exact, found.runs)] == [(1.0, None), (0.8, None)]
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1]])
+@pytest.mark.parametrize("steps", [[3], [9], [3, 9]])
+def test_a_step_that_failed_is_in_no_figure(ranks, steps):
+    """In the first epoch or later, on one rank or on both: a collective of 600 s is none of the work done."""
+    batches = in_epochs(ddp(2, 12), 4)
+    for batch in batches:
+        gone = np.isin(batch["step"], steps) & (batch.rank in ranks)
+        batch.rows["flags"][gone & batch.is_rank_step] = Flag.ERROR
+        batch.rows["end"][gone & ~batch.is_kind(STAGE)] += 600_000 * MS
+    (run,) = scaling({"failed": batches}).runs
+    whole = scaling({"whole": in_epochs(ddp(2, 12), 4)}).runs[0]
+
+    assert run.first
+    assert whole.first
+    both = len(ranks) == 2
+    assert (run.first.steps, run.steady.steps) == (4 - both * (3 in steps), 8 - both * (9 in steps))
+    for part, other in ((run.first, whole.first), (run.steady, whole.steady)):
+        assert (part.step.p50, part.step.max) == (other.step.p50, other.step.max)
+        assert part.communication == pytest.approx(other.communication)
 
 
 def test_the_first_epoch_is_apart_where_it_is_known():

@@ -80,6 +80,6 @@ def test_a_lead_that_is_none_is_labelled(steps, stage):
 
 
 def test_no_step_has_no_frontier():
-    """Nothing closed by all ranks, nothing to tell."""
+    """Nothing done by all ranks, nothing to tell."""
     assert frontier(("a",), (0, 1), np.zeros((2, 0, 1), np.int64)) == ()
     assert analyse([]).stragglers.frontier == ()

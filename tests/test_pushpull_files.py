@@ -204,3 +204,12 @@ def test_a_server_records_as_those_of_the_launcher_do(env, missing, capsys):
     assert server_environment(TOLD | env) == TOLD | env | level | {"DMLC_ROLE": "server"}
     says = f"otel-dltrace: give all hosts of the job the same {missing}, or each is traced apart\n"
     assert capsys.readouterr().err == (says if missing else "")
+
+
+def test_what_no_drain_can_use_does_not_keep_a_job_from_training(place):
+    """Each process says why it is not traced, as it does without the launcher."""
+    ended = place.finish(place.popen(launch_command(place, "--workers", "1"), **ON, OTEL_EXPORTER_OTLP_TIMEOUT="abc"))
+
+    assert (ended.returncode, place.runs()) == (0, [])
+    said = "OTEL_EXPORTER_OTLP_TIMEOUT='abc' is not a number of seconds above 0: write 10, for example; tracing is off"
+    assert set(ended.stderr.splitlines()) == {f"otel-dltrace: {said}"}

@@ -9,6 +9,7 @@ import pytest
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.otlp.spill import Spill
 from otel_dltrace.model.summary import summary_line
 from tests import servers
@@ -168,6 +169,9 @@ def test_a_run_whose_drain_was_killed_when_all_was_read_has_ended(place):
         f"{folder.relative_to(place.folder)}: its drain is gone and had read all, so nothing more comes"
     ]
     assert "more may come" not in after
+    (segment,) = folder.glob("spans-*.arrows")
+    segment.unlink()
+    assert damage_of(run) == [f"{segment.relative_to(run)} is missing: it was there at the run's end"]
 
 
 def test_what_waits_of_a_run_that_goes_on_is_left_to_its_drain(place):

@@ -43,7 +43,7 @@ def test_a_report_reads_like_this(assert_golden):
 def test_a_report_without_anything_is_short():
     """No step, no table."""
     assert rendered(analyse([])) == (
-        "Cannot tell who makes the others wait: no rank recorded a step.\n"
+        "Cannot tell who makes the others wait: no rank has done a step.\n"
         "\nRests on: ranks none of 0; no steps; 0 spans, 0 of them left open; none lost; one monotonic clock.\n"
         "All times are host times.\n"
     )

@@ -84,7 +84,12 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     unseen[row[~is_seen], stage[~is_seen]] = True
     seen = ~(unseen | t.device)[row, stage]
     number = batch.lookup(_number, np.int64)[launched][inside]
-    until[seen] = _ends_of_backwards(number[seen], at[seen], end[seen])
+    begins, ends = _backwards(number[seen], at[seen], end[seen])
+    told = np.zeros_like(t.pieces)
+    np.add.at(told, (row[seen][begins], stage[seen][begins]), 1)
+    # More than there are: one backward goes through several models, whose buckets are done one after the other.
+    fits = (told <= t.pieces)[row[seen], stage[seen]]
+    until[seen] = np.where(fits, ends, until[seen])
     (row, stage, until), last = latest((row, stage, until), at)
     return row, stage, last, np.where(unseen[row, stage], until, np.minimum(until, done[row, stage]))
 
@@ -95,18 +100,20 @@ def _number(d: Descriptor) -> int:
     return int(word) if len(word) < _DIGITS and word.isdecimal() else 0
 
 
-def _ends_of_backwards(number: Column, at: Column, end: Column) -> Column:
-    """Return when the last bucket was done in the backward of each bucket, launched *at* a time and done at its *end*.
+def _backwards(number: Column, at: Column, end: Column) -> tuple[Column, Column]:
+    """Return of each bucket, launched *at* a time and done at its *end*, whether a backward begins there, and its end.
 
-    Another backward has begun where buckets are numbered anew and all that were launched before are done.
+    That is when the last of its buckets was done. Another one may have begun where buckets are numbered anew and all
+    that were launched before are done.
     """
     order = np.argsort(at, kind="stable")
     number, at, end = number[order], at[order], end[order]
-    begins = np.ones(len(at), bool)
-    begins[1:] = (number[1:] <= number[:-1]) & (at[1:] >= np.maximum.accumulate(end)[:-1])
-    last = np.empty_like(end)
-    last[order] = np.maximum.reduceat(end, np.flatnonzero(begins))[np.cumsum(begins) - 1] if len(end) else end
-    return last
+    new = np.ones(len(at), bool)
+    new[1:] = (number[1:] <= number[:-1]) & (at[1:] >= np.maximum.accumulate(end)[:-1])
+    begins, last = np.empty_like(new), np.empty_like(end)
+    begins[order] = new
+    last[order] = np.maximum.reduceat(end, np.flatnonzero(new))[np.cumsum(new) - 1] if len(end) else end
+    return begins, last
 
 
 def _backward_at(t: StepTable, row: Column, at: Column) -> Column:

@@ -14,11 +14,12 @@ from otel_dltrace.analysis.failures import Failures, failures
 from otel_dltrace.analysis.left_open import LeftOpen, left_open
 from otel_dltrace.analysis.marked import PhaseRow, marked_phases
 from otel_dltrace.analysis.operations import OperationRow, operations
+from otel_dltrace.analysis.parts import is_done
 from otel_dltrace.analysis.pauses import pauses
 from otel_dltrace.analysis.saturation import Saturation, saturation
 from otel_dltrace.analysis.slow import SlowStages, slow_stages
 from otel_dltrace.analysis.stragglers import Stragglers, stragglers
-from otel_dltrace.analysis.table import StepTable, common_steps, is_done, step_tables, worker_batches
+from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
 from otel_dltrace.analysis.throughput import Throughput, throughput
 from otel_dltrace.analysis.timings import Timings, timings
 from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation

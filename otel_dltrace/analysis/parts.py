@@ -16,27 +16,33 @@ from otel_dltrace.model.spans import SpanBatch, concatenate
 def parts_of(batches: Sequence[SpanBatch]) -> list[SpanBatch]:
     """Return those *batches* of one rank whose steps go on where another's end, in the order of the steps.
 
-    Of those that closed the same steps the one with the most of them is taken. If there are several parts, each has
-    the steps that it closed alone: what a kill left open may be another one's step.
+    Of those that have done the same steps the one with the most of them is taken. If there are several parts, each has
+    the steps that it has done alone: what a kill left open may be another one's step.
     """
     if len(batches) == 1:
         return [*batches]
     parts: dict[tuple[int, int], SpanBatch] = {}
-    for batch in sorted(batches, key=lambda one: -len(_closed(one))):
-        steps = _closed(batch)
+    for batch in sorted(batches, key=lambda one: -len(_done(one))):
+        steps = _done(batch)
         first, last = (int(steps[0]), int(steps[-1])) if len(steps) else (0, NO_STEP)
         if all(last < begin or end < first for begin, end in parts):
             parts[first, last] = batch
     ordered = [parts[extent] for extent in sorted(parts)]
     if len(ordered) == 1:
         return ordered
-    return [batch.take(np.isin(batch["step"], [*_closed(batch), NO_STEP])) for batch in ordered]
+    return [batch.take(np.isin(batch["step"], [*_done(batch), NO_STEP])) for batch in ordered]
 
 
-def _closed(batch: SpanBatch) -> Column:
-    """Return the steps that a process closed, ascending."""
-    which = (batch["flags"] & s.Flag.TRUNCATED == 0) & (batch["step"] != NO_STEP) & batch.is_kind(s.STEP)
-    return np.unique(batch["step"][which].astype(np.int64))
+def is_done(batch: SpanBatch) -> Column:
+    """Return which rows are steps that ended well: in one that failed a rank may have waited for minutes for others."""
+    failed = batch["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) != 0
+    done: Column = batch.is_kind(s.STEP) & ~failed & (batch["step"] != NO_STEP)
+    return done
+
+
+def _done(batch: SpanBatch) -> Column:
+    """Return the steps that a process has done, ascending."""
+    return np.unique(batch["step"][is_done(batch)].astype(np.int64))
 
 
 def joined(parts: Sequence[SpanBatch]) -> SpanBatch:

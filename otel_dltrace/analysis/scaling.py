@@ -100,7 +100,7 @@ def _measure(name: str, batches: Sequence[SpanBatch]) -> RunScaling:
     ranks = max((b.process.bind.world_size for b in batches if b.process.bind), default=max(1, len(tables)))
     apart, first = _first_steps(tables)
     steps = np.unique(np.concatenate([table.steps for table in tables])) if tables else first
-    steady = np.setdiff1d(steps, first)
+    first, steady = np.intersect1d(first, steps), np.setdiff1d(steps, first)
     return RunScaling(
         name,
         ranks,
@@ -162,7 +162,7 @@ def _communication(tables: Sequence[StepTable], steps: Column) -> int:
 
 def _communicating(table: StepTable, steps: Column) -> int:
     batch, here = table.batch, table.rows_of(steps)
-    rows = batch.rows[batch.lookup(_communicates, bool) & np.isin(batch["step"], steps)]
+    rows = batch.rows[batch.lookup(_communicates, bool) & np.isin(batch["step"], table.steps[here])]
     rows = rows[rows["flags"] & s.Flag.TRUNCATED == 0]
     # What comes after a loop has the number of its last step, and is not of its time.
     extent = (table.start - table.between)[here].min(), table.end[here].max()

@@ -2,7 +2,7 @@
 
 Own time is without waiting (`own`), so the victims of a straggler, whose steps are as long, do not stand
 out. A stage of a rank is a candidate if its excess is over max(5 % of the median step, 1 ms) in more than half
-of the steady steps that all ranks closed, by more than chance (`stands_out`). Where collectives are joined their
+of the steady steps that all ranks have done, by more than chance (`stands_out`). Where collectives are joined their
 begins, which are exact, must agree: the accused comes late to them. Else, of ranks whose excess is about the same,
 the one where it shows earliest is to blame, since a wait that nobody recorded comes after its cause.
 """
@@ -29,7 +29,7 @@ LEAST = 1_000_000
 ABOUT_THE_SAME = 0.75
 NEARLY_ALWAYS = 0.75
 MIN_STEPS = 5
-NO_STEPS = "no rank recorded a step"
+NO_STEPS = "no rank has done a step"
 _OUTSIDE = "the part of the step outside any stage"
 Verdict = Literal["straggler", "none", "cannot tell"]
 
@@ -60,7 +60,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """The verdict over *steps* steady steps that all ranks closed, and why there is none (*reason*).
+    """The verdict over *steps* steady steps that all ranks have done, and why there is none (*reason*).
 
     In a run without steps, *steps* is 0, and it is over the collectives.
 
@@ -157,12 +157,12 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
     if missing:
-        return f"{len(missing)} of {expected} ranks have no step here: {spell(missing)}"
+        return f"{len(missing)} of {expected} ranks have done no step here: {spell(missing)}"
     if drifted:
         return f"rank {spell(drifted)} numbers its steps differently from the others"
     if len(steps) < MIN_STEPS:
         steady = "steady step was" if len(steps) == 1 else "steady steps were"
-        return f"only {len(steps)} {steady} closed by all ranks, and it takes {MIN_STEPS}"
+        return f"only {len(steps)} {steady} done by all ranks, and it takes {MIN_STEPS}"
     return ""
 
 

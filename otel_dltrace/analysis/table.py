@@ -7,7 +7,7 @@ from functools import reduce
 import numpy as np
 
 from otel_dltrace.analysis.intervals import covered, merged
-from otel_dltrace.analysis.parts import joined, parts_of
+from otel_dltrace.analysis.parts import is_done, joined, parts_of
 from otel_dltrace.analysis.pieces import piece_at
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
@@ -151,12 +151,6 @@ def worker_batches(batches: Sequence[SpanBatch]) -> list[SpanBatch]:
     return [b for b in batches if b.process.bind is None or b.process.bind.role == "worker"]
 
 
-def is_done(batch: SpanBatch) -> Column:
-    """Return which rows are steps that ended well: in one that failed a rank may have waited for minutes for others."""
-    done: Column = batch.is_kind(s.STEP) & (batch["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0)
-    return done
-
-
 def common_steps(tables: Sequence[StepTable]) -> Column:
     """Return the steps that every rank has done, ascending."""
     if not tables:
@@ -168,7 +162,7 @@ def _table(parts: Sequence[SpanBatch], names: tuple[str, ...]) -> StepTable:
     batch = joined(parts)
     rows = batch.rows
     closed = (rows["flags"] & s.Flag.TRUNCATED == 0) & (rows["step"] != NO_STEP)
-    is_step = is_done(batch) & (rows["step"] != NO_STEP)
+    is_step = is_done(batch)
     steps, where = np.unique(rows["step"][is_step].astype(np.int64), return_index=True)
     own, part = rows[is_step][where], np.repeat(np.arange(len(parts)), list(map(len, parts)))[is_step][where]
     start, end, samples, seq = (own[c].astype(np.int64) for c in ("start", "end", "a", "seq"))

@@ -11,14 +11,14 @@ code is that of the process that failed first.
 import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.configure.outcome import how_to_read
 from otel_dltrace.configure.sources import autostart
-from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.pushpull.options import read_env
 from otel_dltrace.record import guard
@@ -107,7 +107,12 @@ def _drain_held(env: Mapping[str, str], *, alone: bool) -> Iterator[Mapping[str,
     if config is None or config.drain != "auto":
         yield env
         return
-    with hold_drain(config) as held:
+    with ExitStack() as stack:
+        try:
+            held = stack.enter_context(hold_drain(config))
+        except DltraceError:  # each process says why it is not traced, and trains
+            yield env
+            return
         yield {UNDER_RUN: "1", **env} if held.is_ours else env
     if held.is_ours and not (held.roots or held.is_busy):
         tell(held.why_nothing())

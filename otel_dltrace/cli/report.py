@@ -54,9 +54,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a report per run."""
-    print_reports(args.runs, steps_of(args), args.rank, as_json=args.json, by=args.by)
-    if args.by:  # without it the report's last line says so
-        tell_damage(args.runs)
+    try:
+        print_reports(args.runs, steps_of(args), args.rank, as_json=args.json, by=args.by)
+    finally:
+        if args.by:  # without it the report's last line says so
+            tell_damage(args.runs)
     return 0
 
 

@@ -76,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
 def _report(roots: Sequence[Path]) -> None:
     """Print the reports; whatever comes between, the exit code is the program's."""
     try:
-        print_reports(roots)
-        print(end="", flush=True)
+        try:
+            print_reports(roots)
+        finally:
+            print(end="", flush=True)
     except DltraceError as error:
         tell(str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001  -- rich exits where nobody reads on

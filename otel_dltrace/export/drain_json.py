@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from otel_dltrace.export.files import leave_room, read_object, write_json
+from otel_dltrace.export.span_files import lasting_files
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import Process
 from otel_dltrace.model.time import Anchor
@@ -40,7 +41,7 @@ def end_if_read(folder: Path) -> bool:
     if told.get("ended") is not False or not processes or read < len(processes):
         return False
     leave_room(folder / "drain.json")
-    write_json(folder / "drain.json", {**told, "ended": True})
+    write_json(folder / "drain.json", {**told, "ended": True, "files": lasting_files(folder)})
     return True
 
 

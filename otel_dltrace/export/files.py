@@ -120,7 +120,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_json_again(path: Path, value: Any) -> None:
     """Do the same, also where the file system has become full since: room for the next version is kept beside *path*.
 
-    It is the room of the version before, so that each write finds some; `leave_room` gives it back.
+    It is the room of the version before; only between the two may another writer take it. `leave_room` gives it back.
     """
     data, room = _json(value), _room_beside(path)
     with os.fdopen(os.open(room, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:

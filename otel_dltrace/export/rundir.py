@@ -118,8 +118,6 @@ class RunWriter:
         """Let go of a folder that is gone, and count what was in it."""
         if self.is_open:
             self._give_up()
-        if self._inherited is not None and not self.is_gone:
-            leave_room(self.folder / "drain.json")
         self._place.leave()
         self._kept, self.removed = 0, self.removed + self._kept
 
@@ -265,5 +263,6 @@ class RunWriter:
         if self.is_open:
             self._give_up()
         if self._inherited is not None and not self.is_gone:
-            leave_room(self.folder / "drain.json")
+            with suppress(OSError):  # of a file system that is closed by now
+                leave_room(self.folder / "drain.json")
         self._place.leave()

@@ -50,7 +50,10 @@ def lasting_files(folder: Path) -> list[str]:
 
 def gone_files(folder: Path, left: list[str]) -> list[str]:
     """Return those names of *left*, once `lasting_files`, whose spans are not in *folder* any more."""
-    there = {path.name for path in folder.iterdir()}  # first: a segment that goes now is in a Parquet by then
+    try:
+        there = {path.name for path in folder.iterdir()}  # first: a segment that goes now is in a Parquet by then
+    except FileNotFoundError:
+        return []  # somebody removes the run
     if missing := [name for name in left if name not in there]:
         there.update(name for path in folder.glob(PARQUETS) for name in replaced_segments(path))
     return [name for name in missing if name not in there]

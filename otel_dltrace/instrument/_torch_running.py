@@ -74,9 +74,10 @@ class Running:
 
     def _is_over_with_rank_0(self) -> bool:
         # A collective without a root ends on no rank before every rank of its group has begun it; what rank 0 sends
-        # to all ends on none before that has.
+        # to all ends on none before that has, where its end is seen.
         root = self.operation.b
-        shows = root < 0 or (root == 0 and self.call.span in _SENT_BY_ROOT)
+        is_sent = root == 0 and self.call.span in _SENT_BY_ROOT and self.source != Source.HOST_ISSUE
+        shows = root < 0 or is_sent
         return shows and self.call.kind != P2P and not self.waits and has_rank_0(self.group)
 
     def _number_message(self, result: Any) -> None:

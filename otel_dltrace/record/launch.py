@@ -182,14 +182,14 @@ class DrainStarter:
         is_restarted = False
         while ring.exists():
             now = time.monotonic()
-            if now >= deadline:
-                return False
             if now >= next_bell:
                 if not is_restarted and self.mode == "auto" and self._is_gone():
                     is_restarted = True  # it was killed, or ended just before our ring was there
                     guard.guarded(self.start_process)()
                 self.hurry()
                 next_bell = now + 0.1
+            if now >= deadline:  # last, so that a drain is asked also where no time is left
+                return False
             time.sleep(0.005)
         return True
 

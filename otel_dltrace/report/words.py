@@ -123,7 +123,7 @@ def rests_on(g: Guards) -> str:
     none = "none lost" if g.is_over and not g.damage else "none known to be lost"
     parts = [
         f"ranks {spell(g.ranks) or 'none'} of {g.expected}" + (f", missing {spell(g.missing)}" if g.missing else ""),
-        f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} closed by all ranks" if g.steps else "no steps",
+        f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} done by all ranks" if g.steps else "no steps",
         f"{g.spans:,} spans, {g.truncated:,} of them left open",
         plain(", ".join(losses(dict(g.lost)))) or none,
         g.clock if g.hosts < 2 else f"{g.clock} ({g.hosts}, read to +-{g.uncertainty / 1e3:,.1f} us)",

@@ -16,7 +16,7 @@ _YES = ("y", "yes", "1", "t", "true")
 JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
 """Set by a launcher of ours for processes that run other programs than the job's own."""
 UNDER_RUN = "_OTEL_DLTRACE_UNDER_RUN"
-"""Set by ``otel-dltrace run``, which says itself where the spans are: the id of the run if it drew that, else "1"."""
+"""Set by our commands that say themselves where the spans are: the id of the run if it drew that, else "1"."""
 
 
 def environment_bind(config: Config, world: World, job_name: str) -> Bind:
