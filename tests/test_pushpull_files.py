@@ -208,8 +208,9 @@ def test_a_server_records_as_those_of_the_launcher_do(env, missing, capsys):
 
 def test_what_no_drain_can_use_does_not_keep_a_job_from_training(place):
     """Each process says why it is not traced, as it does without the launcher."""
-    ended = place.finish(place.popen(launch_command(place, "--workers", "1"), **ON, OTEL_EXPORTER_OTLP_TIMEOUT="abc"))
+    bad = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "abc"}
+    ended = place.finish(place.popen(launch_command(place, "--workers", "1"), **ON, **bad))
 
     assert (ended.returncode, place.runs()) == (0, [])
     said = "OTEL_EXPORTER_OTLP_TIMEOUT='abc' is not a number of seconds above 0: write 10, for example; tracing is off"
-    assert set(ended.stderr.splitlines()) == {f"otel-dltrace: {said}"}
+    assert set(ended.stderr.splitlines()) == {f"otel_dltrace: {said}"}
