@@ -275,7 +275,7 @@ def test_a_collector_that_does_not_answer_costs_two_seconds_at_most(place, black
     """All is in the run directory, requests wait on disk, and recover delivers them once there is a collector."""
     endpoint = black_hole if kind == "black hole" else f"http://127.0.0.1:{servers.free_port()}"
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "60", **EVERYTHING}
-    process = place.start(STEPS, "40", "0.01", **env)
+    process = place.start(STEPS, "40", "0.05", **env)  # the drain is up when it ends, also on a busy machine
     assert seconds_after(process, says="121 spans recorded") <= 2.0 + SLACK_S
     place.wait_for_rings()
     place.wait_for_drains()
