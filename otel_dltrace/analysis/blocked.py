@@ -85,11 +85,7 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     seen = ~(unseen | t.device)[row, stage]
     number = batch.lookup(_number, np.int64)[launched][inside]
     begins, ends = _backwards(number[seen], at[seen], end[seen])
-    told = np.zeros_like(t.pieces)
-    np.add.at(told, (row[seen][begins], stage[seen][begins]), 1)
-    # More than there are: one backward goes through several models, whose buckets are done one after the other.
-    fits = (told <= t.pieces)[row[seen], stage[seen]]
-    until[seen] = np.where(fits, ends, until[seen])
+    until[seen] = np.where(_is_told(t, row[seen], stage[seen], begins), ends, until[seen])
     (row, stage, until), last = latest((row, stage, until), at)
     return row, stage, last, np.where(unseen[row, stage], until, np.minimum(until, done[row, stage]))
 
@@ -114,6 +110,17 @@ def _backwards(number: Column, at: Column, end: Column) -> tuple[Column, Column]
     begins[order] = new
     last[order] = np.maximum.reduceat(end, np.flatnonzero(new))[np.cumsum(new) - 1] if len(end) else end
     return begins, last
+
+
+def _is_told(t: StepTable, row: Column, stage: Column, begins: Column) -> Column:
+    """Return of each bucket in a *row* and *stage* whether what *begins* there is no more backwards than it has.
+
+    Else one backward goes through several models, whose buckets are done one after the other.
+    """
+    told = np.zeros_like(t.pieces)
+    np.add.at(told, (row[begins], stage[begins]), 1)
+    is_told: Column = (told <= t.pieces)[row, stage]
+    return is_told
 
 
 def _backward_at(t: StepTable, row: Column, at: Column) -> Column:
