@@ -239,8 +239,9 @@ class Loop:
             steps.stage(PREPARE_BATCH, since, until, between)
             self._fetched = 0
         if training:
-            is_next = self._is_used_again or self._is_ahead
-            if self._cycle_done and (self._batches() is None or (is_next and _optimizers.is_one())):
+            if self._cycle_done and (
+                self._batches() is None or ((self._is_used_again or self._is_ahead) and _optimizers.is_one())
+            ):
                 self._begin(self._optimizing or start)
             self._is_ahead = False
             self._evaluating = 0  # it was an evaluation in the middle of a step
