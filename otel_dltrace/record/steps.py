@@ -1,6 +1,5 @@
 """Which step of this process is current, and the stages seen in it (contract 4)."""
 
-from bisect import bisect
 from collections.abc import Callable
 from threading import get_ident, main_thread
 from time import monotonic_ns
@@ -9,6 +8,7 @@ from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.semconv import STAGE, Flag, Level, Source
 from otel_dltrace.record import guard
+from otel_dltrace.record.covering import Piece, cover
 from otel_dltrace.record.device import DeviceTimes, Mark
 from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.recorder import Recorder
@@ -82,8 +82,8 @@ class Steps:
         self.blocks: list[int] = []
         """When the stages that the program marks, and is in, began."""
         self._thread = main_thread().ident
-        self._pieces: list[tuple[int, int, str]] = []
-        """Disjoint, by time: what the stages of the thread that begins steps cover."""
+        self._pieces: list[Piece] = []
+        """What the stages of the thread that begins steps cover."""
 
     def begin(self, start: int = 0, user: int | None = None) -> None:
         """Begin the next step at *start* (monotonic ns, default now); the one before ends there."""
@@ -296,31 +296,7 @@ class Steps:
         return 0
 
     def _cover(self, seen: _Seen, name: str, start: int, end: int) -> None:
-        """Note a piece; take out of its stage, *seen*, what earlier pieces have of it, and those of the same *name*."""
-        pieces = self._pieces
-        if pieces[-1][1] > end:
-            seen.total -= self._cover_late(name, start, end)
-            return
-        inner = again = 0
-        first = start
-        while pieces and pieces[-1][1] > start:
-            since, until, whose = pieces.pop()
-            if since < start:  # they overlap, or it is in the earlier one
-                first = since
-                inner += until - start
-            else:
-                inner += until - since
-                again += whose == name
-        pieces.append((first, end, name))
+        """Note a piece; take out of its stage, *seen*, what others have of it, and those of the same *name*."""
+        inner, again = cover(self._pieces, name, start, end)
         seen.total -= inner
         seen.count -= min(again, seen.count - 1)
-
-    def _cover_late(self, name: str, start: int, end: int) -> int:
-        """Note a piece that is told of after a later one; return how much of it others have: nothing is inside it."""
-        pieces = self._pieces
-        at = bisect(pieces, (start, end))
-        before, after = pieces[at - 1][1] if at else start, pieces[at][0] if at < len(pieces) else end
-        if before <= start and end <= after:
-            pieces.insert(at, (start, end, name))
-            return 0
-        return min(end, before) - start if before > start else end - after
