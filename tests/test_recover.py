@@ -108,6 +108,23 @@ def test_what_waits_for_the_collector_is_in_its_own_run(place, tmp_path):
     assert {int(i).to_bytes(8, "big") for batch in place.spans() for i in batch["span_id"]} < received
 
 
+def test_what_waits_of_any_run_is_sent_by_a_recover_that_names_none(place, tmp_path):
+    """In the folder where run directories are made; without an endpoint it is told to wait there still."""
+    away = {**ON, "OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    place.run(STEPS, **away)
+    place.wait_for_drains()
+    (spill,) = place.folder.glob("dltrace-*/hosts/*/spill")
+    kept = place.command("recover")
+    with servers.collector(tmp_path) as collector:
+        done = place.command("recover", OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
+
+    told, where = f"no ring in {place.rings} is without its writer and its drain\n", spill.relative_to(place.folder)
+    assert [(it.returncode, it.stdout) for it in (kept, done)] == [
+        (0, f"{told}requests wait in {where} and are not sent: OTEL_EXPORTER_OTLP_ENDPOINT is not set\n"),
+        (0, f"{told}{where}: 6 spans sent, 0 still waiting\n"),
+    ]
+
+
 def test_what_was_sent_later_is_no_longer_said_to_wait(place, tmp_path):
     """By `doctor` and `open`; once everything is there nothing is to be done."""
     env = {**ON, "OTEL_METRICS_EXPORTER": "none"}

@@ -30,12 +30,16 @@ from otel_dltrace.settings.config import Config
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "runs", nargs="*", type=Path, metavar="RUN", help="run directories whose waiting requests are sent as well"
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="run directories whose waiting requests are sent as well; else those where run directories are made",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Recover every orphan ring of this user, then send what waits in *args.runs* and in the runs recovered."""
+    """Recover every orphan ring of this user, then send what waits in the runs recovered and in *args.runs*, or any."""
     for given in args.runs:
         host_folders(given)
     MetricSettings.from_env(os.environ)  # a bad value is told before anything is done
@@ -54,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
     for root in args.runs:
         _end(root)
-    is_all_ours = [_send_waiting(root) for root in dict.fromkeys([*args.runs, *drain.runs.writers])]
+    given = [root.absolute() for root in args.runs] or _with_waiting(Path(config.directory))
+    is_all_ours = [_send_waiting(root) for root in dict.fromkeys([*given, *drain.runs.writers])]
     return 0 if all(is_all_ours) else 2
 
 
@@ -74,6 +79,16 @@ def _end(root: Path) -> None:
         if end_if_read(folder):
             print(f"{short_path(folder)}: its drain is gone and had read all, so nothing more comes")
         os.close(lock)
+
+
+def _with_waiting(directory: Path) -> list[Path]:
+    """Return the runs in *directory* where requests wait that are ours to send; others' are for them."""
+    spills = {path.parent for path in directory.glob("dltrace-*/hosts/*/spill/*.otlp")}
+    return sorted({spill.parents[2] for spill in spills if _is_ours(spill)})
+
+
+def _is_ours(spill: Path) -> bool:
+    return os.access(spill, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def _send_waiting(root: Path) -> bool:
@@ -114,7 +129,7 @@ def _taken(spill: Path) -> Iterator[bool]:
     Raises:
         PermissionError: It is another user's: the drain may be at work, and what we cannot remove is sent each time.
     """
-    if not os.access(spill, os.W_OK | os.X_OK, effective_ids=True):
+    if not _is_ours(spill):
         raise PermissionError(spill)
     lock = lock_folder(spill.parent)
     yield lock is not None
