@@ -126,6 +126,25 @@ def test_a_phase_that_is_entered_again_is_another_span(tracer: Tracer) -> None:
     assert first["number"] != second["number"]
 
 
+def test_a_signal_s_handler_records_below_a_phase_that_just_begins(
+    tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also outside any step, where a phase that has a child writes its BEGIN, with its start."""
+
+    def interrupted(opened: Any) -> Any:
+        monkeypatch.setattr(blocks_module, "_set_open", open_span.set)
+        token = open_span.set(opened)
+        with phase("in the handler"):
+            pass
+        return token
+
+    monkeypatch.setattr(blocks_module, "_set_open", interrupted)
+    with phase("begins"):
+        pass
+
+    assert spans(tracer) == [("in the handler", NO_STEP, 2, 3, "begins"), ("begins", NO_STEP, 1, 4, 0)]
+
+
 def test_a_stage_s_name_counts_as_the_stage_and_is_no_parent(tracer: Tracer) -> None:
     """Two pieces are one span, written again longer; the operation inside belongs to the phase around it."""
     with step(), phase("outer"):

@@ -116,8 +116,8 @@ class phase:  # noqa: N801
                 if now > _SMALL and now == NO_STEP and not self.parent:
                     # It is a trace of its own, which all ranks name by its name and how often that came (contract 4).
                     self.parent = next(tracer.turns[self._name]) << 32
+                self.start = monotonic_ns()  # before it is open: a signal's handler may begin what is below it
                 self.token = _set_open(self)
-                self.start = monotonic_ns()
             else:
                 self._recorder = None
                 self._mark = tracer.steps.mark() if self._name in DEVICE_STAGES else None
