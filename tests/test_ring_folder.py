@@ -41,18 +41,21 @@ def taken(folder: RingFolder) -> list[Path]:
 
 
 def test_rings_that_cannot_be_read_are_refused_and_leave_nothing_open(place, ring, capfd):
-    """One of other bytes, an empty one, and one whose names are a folder, beside one that is whole."""
+    """One of other bytes, an empty one, a pipe, two whose names are a folder and a pipe; another one is whole."""
     whole = ring.read_bytes()
-    for name, content in (("foreign", b"x" * len(whole)), ("empty", b""), ("folder", whole)):
+    others = {"foreign": b"x" * len(whole), "empty": b"", "folder": whole, "names": whole}
+    for name, content in others.items():
         (place.rings / f"{name}.ring").write_bytes(content)
     (place.rings / "folder.names").mkdir()
+    os.mkfifo(place.rings / "names.names")
+    os.mkfifo(place.rings / "pipe.ring")
     before = descriptors()
     folder = RingFolder(Serving(place.rings, place.folder))
 
     assert taken(folder) == [ring]
-    assert sorted(path.stem for path, why in folder.refused.items() if why) == ["empty", "folder", "foreign"]
+    assert {path.stem for path, why in folder.refused.items() if why} == {*others, "pipe"}
     assert descriptors() == before
-    assert capfd.readouterr().err.count("is no ring that can be read") == 3
+    assert capfd.readouterr().err.count("is no ring that can be read") == 5
 
 
 def test_a_ring_is_tried_again_that_there_was_no_descriptor_for(place, ring, capfd):

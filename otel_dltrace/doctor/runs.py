@@ -8,7 +8,7 @@ from shlex import quote
 
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.summary import summary_line, told_in
-from otel_dltrace.record.ring_file import writer_is_alive
+from otel_dltrace.record.ring_file import open_for_reading, writer_is_alive
 from otel_dltrace.settings.config import Config
 
 AREA = "last run"
@@ -75,7 +75,7 @@ def _orphans(rings: Path) -> Iterator[Finding]:
 
 def _is_written(ring: Path) -> bool:
     try:
-        fd = os.open(ring, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_for_reading(ring)
     except OSError:
         return True  # gone meanwhile, or of somebody else
     try:

@@ -24,7 +24,7 @@ from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import Process, empty_rows, stack_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring_file import writer_is_alive
+from otel_dltrace.record.ring_file import open_for_reading, writer_is_alive
 
 MAX_COUNTERS = 1000
 """Batches of counters that are held while nobody knows whose they are."""
@@ -89,7 +89,7 @@ class RingSource:
             self._hold_again(unfinished)
 
     def _mapped(self) -> mmap.mmap:
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = open_for_reading(self.path)
         self._map = mmap.mmap(self.fd, 0, prot=mmap.PROT_READ)
         return self._map
 
@@ -190,7 +190,7 @@ class RingSource:
         """Take in what is new in the names file."""
         try:
             if self._names_fd < 0:
-                self._names_fd = os.open(self.path.with_suffix(".names"), os.O_RDONLY | os.O_CLOEXEC)
+                self._names_fd = open_for_reading(self.path.with_suffix(".names"))
         except (FileNotFoundError, PermissionError):
             return  # the ring gets its name first; the names follow at once, and then who may read them
         while data := os.pread(self._names_fd, NAMES_AT_ONCE, self.names.position):

@@ -62,6 +62,15 @@ def read_header(view: memoryview) -> RingHeader:
     return RingHeader(nonce, boot, pid, namespace, monotonic, wall, chunks)
 
 
+def open_for_reading(path: Path) -> int:
+    """Return a descriptor of a file in the folder of rings; a pipe of somebody else's there holds nobody up.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
 def writer_is_alive(fd: int) -> bool:
     """Return whether the ring open as *fd* (in another process) is still locked by its writer.
 
