@@ -141,6 +141,7 @@ def exposed(rank: Rank) -> list[float]:
 
 SYNC = {"level": Level.COLLECTIVE, "source": s.Source.HOST_DONE}
 BOUND = {"level": Level.COLLECTIVE, "source": s.Source.BOUND, "flags": Flag.ASYNC}
+SEEN = {"level": Level.COLLECTIVE, "source": s.Source.HOST_DONE, "flags": Flag.ASYNC}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,25 @@ BOUND = {"level": Level.COLLECTIVE, "source": s.Source.BOUND, "flags": Flag.ASYN
             ),
             [3.0],
             id="each of several backwards, from its last bucket on",
+        ),
+        pytest.param(
+            lambda r: (
+                r.stage(0, "backward", 105, 110, total=4, pieces=2)
+                .collective(0, 105.5, 106, 1, tensor="bucket 0", **SEEN)
+                .collective(0, 105.75, 107, 2, tensor="bucket 1", **SEEN)
+                .collective(0, 108, 109.5, 3, tensor="bucket 0", **SEEN)
+            ),
+            [2.75],
+            id="each of several backwards, until its buckets are seen to be done",
+        ),
+        pytest.param(
+            lambda r: (
+                r.stage(0, "backward", 105, 110)
+                .collective(0, 106, 107, 1, tensor="bucket 0", **SEEN)
+                .collective(0, 108, 109, 2, tensor="bucket 0", **SEEN)
+            ),
+            [1.0],
+            id="one backward through two models, from its last bucket on",
         ),
         pytest.param(lambda r: r.collective(0, 101, 101.5, 1, **SYNC), [0.0], id="while data is fetched"),
         pytest.param(lambda r: r.wait(5, 200, 210), [], id="in a step that has not ended"),

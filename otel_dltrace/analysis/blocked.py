@@ -12,10 +12,8 @@ from otel_dltrace.analysis.intervals import Intervals, merged
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column, latest
+from otel_dltrace.model.buckets import backwards, bucket_number
 from otel_dltrace.model.operation import Descriptor
-
-_DIGITS = 10
-"""A number of so many digits is no bucket's, and might not fit."""
 
 
 def blocked(t: StepTable) -> Column:
@@ -83,33 +81,11 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     np.maximum.at(done, (row, stage), end)
     unseen[row[~is_seen], stage[~is_seen]] = True
     seen = ~(unseen | t.device)[row, stage]
-    number = batch.lookup(_number, np.int64)[launched][inside]
-    begins, ends = _backwards(number[seen], at[seen], end[seen])
+    number = batch.lookup(bucket_number, np.int64)[launched][inside]
+    begins, ends = backwards(number[seen], at[seen], end[seen])
     until[seen] = np.where(_is_told(t, row[seen], stage[seen], begins), ends, until[seen])
     (row, stage, until), last = latest((row, stage, until), at)
     return row, stage, last, np.where(unseen[row, stage], until, np.minimum(until, done[row, stage]))
-
-
-def _number(d: Descriptor) -> int:
-    """Return the number of a bucket of DDP's; other tensors may be called so too, with anything behind it."""
-    word = d.tensor.removeprefix("bucket ")
-    return int(word) if len(word) < _DIGITS and word.isdecimal() else 0
-
-
-def _backwards(number: Column, at: Column, end: Column) -> tuple[Column, Column]:
-    """Return of each bucket, launched *at* a time and done at its *end*, whether a backward begins there, and its end.
-
-    That is when the last of its buckets was done. Another one may have begun where buckets are numbered anew and all
-    that were launched before are done.
-    """
-    order = np.argsort(at, kind="stable")
-    number, at, end = number[order], at[order], end[order]
-    new = np.ones(len(at), bool)
-    new[1:] = (number[1:] <= number[:-1]) & (at[1:] >= np.maximum.accumulate(end)[:-1])
-    begins, last = np.empty_like(new), np.empty_like(end)
-    begins[order] = new
-    last[order] = np.maximum.reduceat(end, np.flatnonzero(new))[np.cumsum(new) - 1] if len(end) else end
-    return begins, last
 
 
 def _is_told(t: StepTable, row: Column, stage: Column, begins: Column) -> Column:

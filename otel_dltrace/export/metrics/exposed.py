@@ -1,18 +1,22 @@
 """How long collectives held a rank's training thread up in each step, from its spans as they come.
 
 Blocked is the time in ``wait`` phases and in blocking collectives, and in each backward in which DDP launches its
-buckets the time after the last launch. Only what happens in the backward, in the optimizer or outside any stage
-counts: what a rank waits for while it fetches data is no gradients.
+buckets the time after the last launch (`last_launches`). Only what happens in the backward, in the optimizer or outside
+any stage counts: what a rank waits for while it fetches data is no gradients.
 """
 
 import numpy as np
 
+from otel_dltrace.export.metrics.last_launches import after_last_launch, is_within
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column, latest
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.buckets import bucket_number
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import empty_rows, stack_rows
 
+_NONE = -1
+"""The number of what is no bucket."""
 _MOST_HELD = 100_000
 """Rows of steps that have not ended; beyond, the oldest are let go of."""
 
@@ -25,7 +29,7 @@ class Exposed:
         self._ended: list[int] = []
         self._table = Descriptors(())
         self._is_wait: Column = np.zeros(0, bool)
-        self._is_bucket: Column = np.zeros(0, bool)
+        self._bucket: Column = np.zeros(0, np.int64)
         self._names: Column = np.zeros(0, object)
 
     def add(self, rows: Column, descriptors: Descriptors, ended: Column) -> dict[int, int]:
@@ -59,35 +63,35 @@ class Exposed:
         if descriptors is not self._table:
             self._table = descriptors
             self._is_wait = descriptors.column(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
-            self._is_bucket = descriptors.column(lambda d: d.is_bucket, bool)
+            self._bucket = descriptors.column(lambda d: bucket_number(d) if d.is_bucket else _NONE, np.int64)
             self._names = descriptors.column(lambda d: d.name, object)
 
     def _concerns(self, rows: Column) -> Column:
         of = self._table
         is_call = of.is_kind(rows, s.COLLECTIVE) | of.is_kind(rows, s.P2P)
-        is_stage = of.is_kind(rows, s.STAGE) & (rows["a"] <= 1)
-        mask: Column = (self._is_wait[of.numbers(rows)] | is_call | is_stage) & (rows["step"] != NO_STEP)
+        mask: Column = (self._is_wait[of.numbers(rows)] | is_call | of.is_kind(rows, s.STAGE)) & (
+            rows["step"] != NO_STEP
+        )
         return mask
 
     def _blocked(self, operations: Column, stages: Column) -> dict[int, int]:
         names = self._names[self._table.numbers(stages)]
         numbers = self._table.numbers(operations)
-        return _blocked(operations, self._is_wait[numbers], self._is_bucket[numbers], stages, names)
+        return _blocked(operations, self._is_wait[numbers], self._bucket[numbers], stages, names)
 
 
-def _blocked(operations: Column, is_wait: Column, is_bucket: Column, stages: Column, names: Column) -> dict[int, int]:
+def _blocked(operations: Column, is_wait: Column, bucket: Column, stages: Column, names: Column) -> dict[int, int]:
     """Return the ns for which *operations*, calls and waits, some of them buckets of DDP's, block each step."""
-    order = np.argsort(stages["start"], kind="stable")
-    stages, names = stages.take(order), names[order]
     is_async = operations["flags"] & np.uint16(s.Flag.ASYNC) != 0
     is_bound = operations["source"] == s.Source.BOUND
+    backward, is_bucket = stages.compress(names == s.BACKWARD), bucket != _NONE
+    launched = is_bucket & (is_bound | (is_async & is_within(operations, backward)))
     within = _stage_at(stages, names, operations["start"])
-    launched = is_bucket & (is_bound | (is_async & (within == s.BACKWARD)))
     blocking = is_wait | (~is_async & ~is_bound)
     counts = blocking & np.isin(within, np.array(["", s.BACKWARD, s.OPTIMIZER], object))
     begin, end = operations["start"][counts], operations["end"][counts]
     step = operations["step"][counts]
-    tail = _after_last_launch(operations.compress(launched), stages.compress(names == s.BACKWARD))
+    tail = after_last_launch(operations.compress(launched), bucket[launched], backward)
     begin, end, step = (np.concatenate(pair) for pair in zip((begin, end, step), tail, strict=True))
     out = dict.fromkeys(operations["step"].tolist(), 0)
     # A device comes to what the host has issued when it does: how long such a step waits is not known.
@@ -98,21 +102,16 @@ def _blocked(operations: Column, is_wait: Column, is_bucket: Column, stages: Col
 
 
 def _stage_at(stages: Column, names: Column, at: Column) -> Column:
-    """Return the name of the stage that holds each time, "" outside any."""
-    if not len(stages):
+    """Return the name of the stage that holds each time, "" outside any; one of several pieces holds the others'."""
+    is_whole = stages["a"] <= 1
+    if not is_whole.any():
         return np.full(len(at), "", object)
+    stages, names = stages.compress(is_whole), names[is_whole]
+    order = np.argsort(stages["start"], kind="stable")
+    stages, names = stages.take(order), names[order]
     place = np.maximum(np.searchsorted(stages["start"], at, "right") - 1, 0)
     holds = (stages["start"][place] <= at) & (at < stages["end"][place])
     return np.where(holds, names[place], "")
-
-
-def _after_last_launch(launched: Column, backward: Column) -> tuple[Column, Column, Column]:
-    """Return (begin, end, step) from each backward's last launch to its end, which bounds tell, or else the stage."""
-    ends = dict(zip(backward["step"].tolist(), backward["end"].tolist(), strict=True))
-    of_stage = np.array([ends.get(step, 0) for step in launched["step"].tolist()], np.int64)
-    until = np.where(launched["source"] == s.Source.BOUND, launched["end"], of_stage)
-    (step, until), last = latest((launched["step"].astype(np.int64), until), launched["start"])
-    return last, np.maximum(until, last), step.astype(np.uint32)
 
 
 def _lengths(begin: Column, end: Column, step: Column) -> tuple[list[int], list[int]]:

@@ -1,0 +1,31 @@
+"""Which backward of a step DDP's buckets are of: one step may have several."""
+
+import numpy as np
+
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.operation import Descriptor
+
+_DIGITS = 10
+"""A number of so many digits is no bucket's, and might not fit."""
+
+
+def bucket_number(d: Descriptor) -> int:
+    """Return the number of a bucket of DDP's; other tensors may be called so too, with anything behind it."""
+    word = d.tensor.removeprefix("bucket ")
+    return int(word) if len(word) < _DIGITS and word.isdecimal() else 0
+
+
+def backwards(number: Column, at: Column, end: Column) -> tuple[Column, Column]:
+    """Return of each bucket, launched *at* a time and done at its *end*, whether a backward begins there, and its end.
+
+    That is when the last of its buckets was done. Another one may have begun where buckets are numbered anew and all
+    that were launched before are done.
+    """
+    order = np.argsort(at, kind="stable")
+    number, at, end = number[order], at[order], end[order]
+    new = np.ones(len(at), bool)
+    new[1:] = (number[1:] <= number[:-1]) & (at[1:] >= np.maximum.accumulate(end)[:-1])
+    begins, last = np.empty_like(new), np.empty_like(end)
+    begins[order] = new
+    last[order] = np.maximum.reduceat(end, np.flatnonzero(new))[np.cumsum(new) - 1] if len(end) else end
+    return begins, last
