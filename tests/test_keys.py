@@ -11,7 +11,7 @@ from rich.console import Console
 
 from otel_dltrace.analysis.keys import Keys, RankArrivals, keys
 from otel_dltrace.analysis.last_comers import Last
-from otel_dltrace.analysis.slow_server import SlowServer
+from otel_dltrace.analysis.slow_server import SlowServer, SlowWay
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model import semconv as s
@@ -277,7 +277,7 @@ def pushed_by_two(stalled: float = 0.0, queued: float = 0.0, adds: float = 0.0, 
     ("planted", "slow_way"),
     [
         pytest.param({}, None, id="nothing"),
-        pytest.param({"stalled": 40}, SlowServer(1, 2 * STEPS, 41 * MS, 1 * MS), id="it stands still"),
+        pytest.param({"stalled": 40}, SlowWay(1, 2 * STEPS, 41 * MS, 1 * MS, 8197 / 16_390), id="it stands still"),
         pytest.param({"stalled": 40, "steps": 2}, None, id="twice"),
         pytest.param({"queued": 40}, None, id="one push behind another"),
         pytest.param({"adds": 40}, None, id="it adds slowly, which is said instead"),
@@ -292,7 +292,8 @@ def test_the_server_that_comes_late_to_pushes_is_said():
     """With how long a push of such a size takes that goes to the others."""
     assert (
         "A worker's first push to server 1 takes 41.0 ms (p50), one of such a size to the others 1.00 ms, and no "
-        "server is slow to add it: it waits on the way, or until the server gets to it."
+        "server is slow to add it: it waits on the way, or until the server gets to it. Of the bytes 50% go to that "
+        "server."
     ) in sentences(keys(pushed_by_two(stalled=40)))
 
 

@@ -35,17 +35,30 @@ class SlowServer:
     others: int
 
 
+@dataclass(frozen=True, slots=True)
+class SlowWay(SlowServer):
+    """A server that pushes come to slowly, and the *share* of all bytes that go to it: most of them take their time."""
+
+    share: float
+
+
 def slow_server(requests: Column, places: Sequence[tuple[int, str]]) -> SlowServer | None:
     """Return the server that adds pushes more slowly than the others by most, None if none does."""
     return _slowest(_added(requests, places))
 
 
-def slow_way(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple[int, str]]) -> SlowServer | None:
+def slow_way(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple[int, str]]) -> SlowWay | None:
     """Return the server whose pushes take longest as the workers in *batches* see them, None if all take as long.
 
     A server that stands still, or is far, takes a push late: it records nothing of the time before.
     """
-    return _slowest(_firsts(_sent(batches, requests, places)))
+    slow = _slowest(_firsts(_sent(batches, requests, places)))
+    if slow is None:
+        return None
+    pushes = requests[requests["is_push"] > 0]
+    sizes = pushes["size"]
+    share = sizes[_servers(pushes, places) == slow.server].sum() / sizes.sum()
+    return SlowWay(slow.server, slow.pushes, slow.push, slow.others, float(share))
 
 
 def _slowest(pushes: Column) -> SlowServer | None:
@@ -63,7 +76,7 @@ def _added(requests: Column, places: Sequence[tuple[int, str]]) -> Column:
     """Return how long each push was added, as the servers saw it, as rows of `_PUSH`."""
     pushes = requests[requests["is_push"] > 0]
     rows = np.zeros(len(pushes), _PUSH)
-    rows["server"] = np.array([server for server, _ in places], np.int64)[pushes["tensor"]]
+    rows["server"] = _servers(pushes, places)
     rows["magnitude"], rows["took"] = _magnitudes(pushes["size"]), pushes["end"] - pushes["start"]
     return rows
 
@@ -71,7 +84,7 @@ def _added(requests: Column, places: Sequence[tuple[int, str]]) -> Column:
 def _sent(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple[int, str]]) -> Column:
     """Return how long each PUSH took, as the workers saw it, of keys that a server is known to keep."""
     keys, first = np.unique(requests["key"], return_index=True)
-    servers = np.array([server for server, _ in places], np.int64)[requests["tensor"][first]]
+    servers = _servers(requests[first], places)
     parts = [np.zeros(0, _PUSH)]
     for batch in batches if len(keys) else ():
         for d, stages in by_descriptor(batch, _is_push):
@@ -82,6 +95,12 @@ def _sent(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple
             part["seq"], part["start"], part["took"] = stages["seq"], stages["start"], stages["end"] - stages["start"]
             parts.append(part[keys[at] == key])
     return np.concatenate(parts)
+
+
+def _servers(requests: Column, places: Sequence[tuple[int, str]]) -> Column:
+    """Return which server each of *requests* went to."""
+    servers: Column = np.array([server for server, _ in places], np.int64)[requests["tensor"]]
+    return servers
 
 
 def _magnitudes(sizes: Column) -> Column:

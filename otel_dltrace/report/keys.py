@@ -56,7 +56,7 @@ def sentences(keys: Keys) -> list[str]:
         out.append(
             f"A worker's first push to server {way.server} takes {ms(way.push)} ms (p50), one of such a size to the "
             f"others {ms(way.others)} ms, and no server is slow to add it: it waits on the way, or until the "
-            "server gets to it."
+            f"server gets to it. Of the bytes {way.share:.0%} go to that server."
         )
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
         out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
