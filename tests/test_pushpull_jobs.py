@@ -1,5 +1,6 @@
 """push_pull jobs as real processes: sums over every layout, what is observed, and what happens when one dies."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from otel_dltrace.pushpull.errors import PeerLostError
 from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.options import Options
+from otel_dltrace.pushpull.server import Server
 from otel_dltrace.pushpull.stages import Q, stage_list
+from otel_dltrace.pushpull.transport import pack_json
 from tests.certificates import make_certificates
 from tests.pushpull_jobs import ROOT, run_job
 from tests.servers import free_port, wait_until
@@ -681,6 +686,26 @@ def beside_a_server(server: dict[str, str], worker: dict[str, str], program: str
         finally:
             serving.terminate()
     return asked.stdout.strip()
+
+
+def test_a_server_that_does_not_come_ends_the_job():
+    """Worker and server 0 wait for it, the worker says which one it is, and neither is left behind."""
+    counts = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "2", "BYTEPS_FORCE_DISTRIBUTED": "1", "PUSHPULL_TOKEN": "one"}
+    ours = {"PYTHONPATH": str(ROOT), "DMLC_PS_ROOT_PORT": str(free_port()), "PUSHPULL_TIMEOUT": "5"}
+    env = {**os.environ, **counts, **ours, "DMLC_SERVER_ID": "0"}
+    with subprocess.Popen(SERVE, env=env) as first:
+        wait_until(lambda: answers(int(env["DMLC_PS_ROOT_PORT"])), what="server 0")
+        worker = subprocess.run([sys.executable, "-c", STRANGER], env=env, capture_output=True, text=True, check=True)
+        code = first.wait(60)
+    assert (worker.stdout, code) == ("server 1 did not come to server 0 within 5 s\n", 0)
+
+
+def test_a_server_that_comes_to_a_job_that_has_failed_is_told():
+    """No worker would ever come to it."""
+    first = Server(Layout(num_servers=2), Options(token="one"))
+    first.store.fail("worker 0: it was killed")
+    with pytest.raises(PeerLostError, match=r"^worker 0: it was killed$"):
+        asyncio.run(first._register(pack_json(server=1, address="10.0.0.2:9000"), {}))
 
 
 def test_a_stranger_is_refused():

@@ -91,9 +91,9 @@ class Servers:
     def _call(self, channel: grpc.Channel, address: str, name: str, body: bytes) -> bytes:
         """Return the answer to one of the small calls."""
         call = channel.unary_unary(method(name))
-        metadata = (credential(self.options),)
+        metadata, limit = (credential(self.options),), self.options.timeout_s + _AFTER_THE_SERVER_S
         try:
-            return bytes(call(body, metadata=metadata, timeout=self.options.timeout_s, wait_for_ready=True))
+            return bytes(call(body, metadata=metadata, timeout=limit, wait_for_ready=True))
         except grpc.RpcError as error:
             raise error_of(error, f"the server at {address}") from None
 

@@ -105,14 +105,26 @@ class Server:
         if not 0 <= fields["server"] < self.num_servers:
             raise MismatchError(f"server {fields['server']} came, server 0's job has {self.num_servers}")
         async with self.changed:
+            self.store.check_job()  # no worker would ever come to a server that is too late
             self.addresses[fields["server"]] = fields["address"]
             self.changed.notify_all()
         return b""
 
     async def _servers(self, _body: bytes, _metadata: Metadata) -> bytes:
+        """Say where all servers are, once they have come; a worker that waits for one in vain ends the job."""
         async with self.changed:
-            await self.changed.wait_for(lambda: len(self.addresses) >= self.num_servers)
+            told = self.changed.wait_for(lambda: not self._absent() or bool(self.store.failure))
+            try:
+                await asyncio.wait_for(told, self.options.timeout_s)
+            except asyncio.TimeoutError:
+                absent = ", ".join(map(str, self._absent()))
+                self.store.fail(f"server {absent} did not come to server 0 within {self.options.timeout_s:g} s")
+                self.changed.notify_all()
+            self.store.check_job()
         return pack_json(addresses=[self.addresses[number] for number in sorted(self.addresses)])
+
+    def _absent(self) -> list[int]:
+        return sorted(set(range(self.num_servers)) - self.addresses.keys())
 
     async def _leave(self, body: bytes, _metadata: Metadata) -> bytes:
         fields = unpack_json(body, worker=int, session=str, reason=str)

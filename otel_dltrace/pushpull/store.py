@@ -86,7 +86,21 @@ class Store:
             return
         if self.knows(worker):
             self.left.add(worker)
-        self.failure = self.failure or (f"worker {worker}: {reason}" if reason else "")
+        if reason:
+            self.fail(f"worker {worker}: {reason}")
+
+    def fail(self, reason: str) -> None:
+        """Note why the job cannot go on; the first reason holds."""
+        self.failure = self.failure or reason
+
+    def check_job(self) -> None:
+        """See that the job can go on.
+
+        Raises:
+            PeerLostError: It cannot.
+        """
+        if self.failure:
+            raise PeerLostError(self.failure)
 
     def initialize(self, request: Request, values: Values) -> None:
         """Give an asynchronous key the value that its first worker has; later ones change nothing."""
@@ -101,7 +115,7 @@ class Store:
             MismatchError: It does not fit what others pushed, or was pushed already.
             PeerLostError: The job cannot go on.
         """
-        self._check_job()
+        self.check_job()
         entry = self._entry(request)
         if request.asynchronous:
             self._add(entry, values)
@@ -131,7 +145,7 @@ class Store:
             return request.packing, entry.value
         current = entry.rounds.get(request.round)
         if current is None or len(current.pushed) < self.num_workers:
-            self._check_job()
+            self.check_job()
             self._check_missing(request)
             return None
         current.pulled.add(request.worker)
@@ -143,10 +157,6 @@ class Store:
         """Return the workers that have not pushed what *request* asks for."""
         current = self._entry(request).rounds.get(request.round)
         return sorted(set(range(self.num_workers)) - (current.pushed if current else set()))
-
-    def _check_job(self) -> None:
-        if self.failure:
-            raise PeerLostError(self.failure)
 
     def _check_missing(self, request: Request) -> None:
         gone = [worker for worker in self.missing(request) if worker in self.left]
