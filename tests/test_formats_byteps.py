@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -318,6 +319,19 @@ def test_an_event_damaged_in_the_middle_costs_no_other():
 
     assert comm.events() == whole[1:]
     assert comm.notes == ("events that could not be read and are missing: 1, the first at character 31",)
+
+
+def cpu_of_cut_unescaped(count: int) -> float:
+    """Return the seconds of CPU for reading *count* events that are no JSON, cut inside the last one."""
+    text = text_of(comm_of(*[(PUSH, TS + n, 5) for n in range(count)])).replace(b"byteps.", b'byteps."')
+    begin = time.thread_time()
+    assert len(read_comm(text[: text.rindex(b'"cat"')])) == count - 1
+    return time.thread_time() - begin
+
+
+def test_what_cannot_be_read_at_once_takes_no_longer_where_the_file_is_long():
+    """Each event that was no JSON took as long as the file is: 20 MB of them more than four minutes."""
+    assert cpu_of_cut_unescaped(8000) < 24 * cpu_of_cut_unescaped(1000)
 
 
 def test_several_timelines_in_one_file_are_told():

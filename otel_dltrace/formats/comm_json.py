@@ -24,7 +24,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 _KEY = re.compile(r"-?[0-9]{1,14}")
 _BEYOND = 1 << 32  # what 32 bits hold
 _AT_ONCE = 1 << 14
-_NO_CHUNK = r"(?:(?!\n {8}\}).)*?"
+_NO_CHUNK = r"(?:(?!\n {8}\}).){0,4096}?"
 _RAW = re.compile(
     r'\{\n {12}"ph": "X",\n {12}"args": \{\n {16}"name": "(?P<pid>' + _NO_CHUNK + r')"\n {12}\},\n'
     r' {12}"pid": "(?P=pid)",\n {12}"name": "(?P<name>' + _NO_CHUNK + r')",\n'
@@ -176,9 +176,9 @@ def _has_prefix(pid: Any) -> bool:
     return str(pid).startswith(_PREFIX)
 
 
-def _raw_event(text: str, at: int) -> tuple[Event, int] | None:
+def _raw_event(text: str) -> tuple[Event, int] | None:
     """Read an event whose names BytePS did not escape."""
-    match = _RAW.match(text, at)
+    match = _RAW.match(text)
     return ({"ph": "X", **match.groupdict()}, match.end()) if match else None
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from otel_dltrace.model.text import clean
 
 Event = dict[str, Any]
-RawEvent = Callable[[str, int], tuple[Event, int] | None]
-"""Reads an event, at a place in a text, that is no JSON since its writer escaped nothing; returns it and its end."""
+RawEvent = Callable[[str], tuple[Event, int] | None]
+"""Reads the event that a text begins with, which is no JSON: its writer escaped nothing. Returns it and its end."""
 
 _BETWEEN = re.compile(r"[\s,]*")
 _FIRST = re.compile(r'\{\s*"')
@@ -17,6 +17,9 @@ _NEXT = re.compile(r'[\[,}]\s*(?=\{\s*")')
 _HEADER = re.compile(r'\s*\{\s*"traceEvents"\s*:\s*\[')
 _ARRAY = re.compile(r"\s*\[")
 _DECODER = json.JSONDecoder(strict=False)  # names may hold raw control characters
+_WINDOWS = (1 << 10, 1 << 16)
+"""Characters that an event is looked for in: an error of the decoder counts all lines before it, so in the whole file
+each one took as long as the file is."""
 
 EMPTY = "the file is empty; its writer ended before it wrote an event"
 
@@ -107,16 +110,23 @@ class _Scan:
             at = following.end()
 
     def _event(self, at: int) -> tuple[Any, int] | None:
-        raw = self._raw(at) if self.raw_first else None
-        if raw is None and self.text[at] == "{":
+        for window in _WINDOWS:
+            read = self._read(self.text[at : at + window])
+            if read is not None:
+                return read[0], at + read[1]
+        return None
+
+    def _read(self, text: str) -> tuple[Any, int] | None:
+        raw = self._raw(text) if self.raw_first else None
+        if raw is None and text.startswith("{"):
             try:
-                return _DECODER.raw_decode(self.text, at)
+                return _DECODER.raw_decode(text)
             except (ValueError, RecursionError):
-                raw = self._raw(at)
+                raw = self._raw(text)
         return raw
 
-    def _raw(self, at: int) -> tuple[Event, int] | None:
-        raw = self.raw_event(self.text, at) if self.raw_event else None
+    def _raw(self, text: str) -> tuple[Event, int] | None:
+        raw = self.raw_event(text) if self.raw_event else None
         self.is_raw = self.is_raw or raw is not None
         return raw
 
