@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -233,10 +234,24 @@ def test_a_timeline_in_utf16_is_refused_with_what_to_do(tmp_path, capsys):
     assert f"{wide} is UTF-16, and a timeline is UTF-8; give what `iconv -f UTF-16" in capsys.readouterr().err
 
 
-def test_a_torn_gzip_is_refused(tmp_path, capsys):
-    """With what to do, and nothing is left of the run."""
+def test_of_a_torn_gzip_what_can_be_unpacked_is_read(tmp_path, capsys):
+    """It is the run of the text that `zcat` still gives, and a sentence tells of the damage."""
+    torn, text = tmp_path / "torn.json.gz", tmp_path / "torn.json"
+    torn.write_bytes(gzip.compress(timeline("horovod_mpi_np2"))[:-2000])
+    text.write_bytes(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(torn.read_bytes()))
+    (tmp_path / "plain").mkdir()
+    plain = imported(tmp_path / "plain", text)
+    capsys.readouterr()
+    run = imported(tmp_path, torn)
+
+    assert f"note: {torn}: its gzip is damaged (Compressed file ended " in capsys.readouterr().out
+    assert read_run(run)[0]["span_id"].tolist() == read_run(plain)[0]["span_id"].tolist()
+
+
+def test_a_gzip_of_which_nothing_is_left_is_refused(tmp_path, capsys):
+    """In a sentence, and nothing is left of the run."""
     torn, run = tmp_path / "torn.json.gz", tmp_path / "RUN"
-    torn.write_bytes(gzip.compress(timeline("horovod_mpi_np2"))[:2000])
+    torn.write_bytes(gzip.compress(timeline("horovod_mpi_np2"))[:12])
 
     assert main(["import", "horovod", str(torn), "-o", str(run)]) == 2
     assert f"{torn}: its gzip is damaged" in capsys.readouterr().err

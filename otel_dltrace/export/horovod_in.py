@@ -29,15 +29,17 @@ def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callab
     """Read the timelines at *paths* (files, or directories that hold some) into the new run directory *run*.
 
     Raises:
-        TraceFormatError: There are none, or none holds an event, or one is another tracer's, or what is gzipped is
-            damaged.
+        TraceFormatError: There are none, or none holds an event, or one is another tracer's, or a gzip of which
+            nothing is left.
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
+    torn: list[str] = []
     with ExitStack() as held:
         # Each is opened once, for a pipe can be read but once.
-        files = [(path, held.enter_context(_mapped(path))) for path in _find(paths)]
+        files = [(path, held.enter_context(_mapped(path, torn))) for path in _find(paths)]
         with ImportedRun(run, _bind(files, name)) as imported:
+            imported.notes += torn
             step = 0
             for number, (path, data) in enumerate(files):
                 step = _read(path, data, imported, f"timeline {number}", step, progress)
@@ -83,9 +85,9 @@ def _read(
 
 
 @contextmanager
-def _mapped(path: Path) -> Iterator[Buffer]:
+def _mapped(path: Path, torn: list[str]) -> Iterator[Buffer]:
     """Give a file's bytes without reading them all; a file of none cannot be mapped."""
-    with _unpacked(path) as file:
+    with _unpacked(path, torn) as file:
         if not os.fstat(file.fileno()).st_size:
             yield b""
             return
@@ -94,7 +96,7 @@ def _mapped(path: Path) -> Iterator[Buffer]:
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[BinaryIO]:
+def _unpacked(path: Path, torn: list[str]) -> Iterator[BinaryIO]:
     """Open the file, or one for the time being that has what is gzipped in it, or comes through it."""
     with path.open("rb") as file:
         is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
@@ -102,12 +104,29 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
             yield file
             return
         with TemporaryFile() as whole:
-            try:
-                shutil.copyfileobj(gzip.GzipFile(fileobj=file) if is_packed else file, whole)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise TraceFormatError(f"{path}: its gzip is damaged ({error}); import what zcat still gives") from None
+            if is_packed:
+                torn += [f"{path}: {damage}" for damage in _unpack(file, whole)]
+            else:
+                shutil.copyfileobj(file, whole)
             whole.flush()
             yield whole
+
+
+def _unpack(packed: BinaryIO, whole: BinaryIO) -> Iterator[str]:
+    """Write what is gzipped in *packed* to *whole*; yield what is missing if it is damaged, as where it was cut.
+
+    Raises:
+        TraceFormatError: Nothing can be unpacked.
+    """
+    file = gzip.GzipFile(fileobj=packed)
+    try:
+        while piece := file.read1():  # `read` drops what it has when the damage comes
+            whole.write(piece)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        damage, size = f"its gzip is damaged ({error})", whole.tell()
+        if not size:
+            raise TraceFormatError(f"{packed.name}: {damage}, and nothing of it can be unpacked") from None
+        yield f"{damage}; {size:,} bytes could be unpacked, and whatever came after them is missing"
 
 
 def _find(paths: Sequence[Path]) -> list[Path]:
