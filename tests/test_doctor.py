@@ -614,6 +614,25 @@ def test_a_framework_that_ends_its_process_is_a_finding():
             ["OTEL_EXPORTER_CHROME_TRACE_MAX_BYTES='foo' is not a whole number"],
             id="Chrome",
         ),
+        pytest.param(
+            {"OTEL_TRACES_SAMPLER": "dltrace_step", "OTEL_TRACES_SAMPLER_ARG": "2"},
+            ["OTEL_TRACES_SAMPLER_ARG='2' is no share of traces, from 0 to 1"],
+            id="of our sampler",
+        ),
+        pytest.param({"OTEL_TRACES_SAMPLER": "x", "OTEL_TRACES_SAMPLER_ARG": "2"}, [], id="of another sampler"),
+        pytest.param(
+            {"OTEL_TRACES_SAMPLER": "dltrace", "OTEL_PYTHON_ID_GENERATOR": "dltrace_ids"},
+            [
+                "OTEL_TRACES_SAMPLER: dltrace is no name of ours, and the SDK samples by its default",
+                "OTEL_PYTHON_ID_GENERATOR: dltrace_ids is no name of ours, and the SDK does not start",
+            ],
+            id="our plugins misspelt",
+        ),
+        pytest.param(
+            {"OTEL_DLTRACE_JAEGER_URL": "me:secret@jaeger:1"},
+            ["OTEL_DLTRACE_JAEGER_URL='jaeger:1' is no address of jaeger: write http://HOST:PORT"],
+            id="viewer",
+        ),
         pytest.param({"OTEL_LOGS_EXPORTER": "none", "OTEL_BSP_SCHEDULE_DELAY": "9"}, [], id="of the SDK"),
         pytest.param({"OTEL_EXPORTER_JAEGER_ENDPOINT": "h", "OTEL_DLTRACE_LEVEL": "step"}, [], id="of somebody else"),
     ],

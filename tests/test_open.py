@@ -148,6 +148,11 @@ def test_variables_say_where_viewers_are(run, capsys, monkeypatch):
     monkeypatch.setenv("OTEL_DLTRACE_JAEGER_URL", "http://jaeger.example/")
     assert main(["open", "demo", "--step", "0"]) == 0
     assert capsys.readouterr().out.startswith("http://jaeger.example/trace/")
+    monkeypatch.setenv("OTEL_DLTRACE_JAEGER_URL", "jaeger:1")
+    assert main(["open", "demo", "--step", "0"]) == 2
+    assert capsys.readouterr().err == (
+        "otel-dltrace: OTEL_DLTRACE_JAEGER_URL='jaeger:1' is no address of jaeger: write http://HOST:PORT\n"
+    )
 
 
 def test_for_perfetto_the_step_is_written(run, capsys):

@@ -24,7 +24,7 @@ from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.report import links
 from otel_dltrace.settings.config import Config
-from otel_dltrace.settings.viewers import VIEWERS, viewer_url
+from otel_dltrace.settings.viewers import VIEWERS, is_address, viewer_url
 
 _DATASOURCE = "tempo"
 _ONLY = {"--serve": "perfetto", "--output": "perfetto", "--datasource": "grafana"}
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     config = Config.from_env()
     _check_viewer(args)
     base = args.url.rstrip("/") if args.url else viewer_url(os.environ, args.viewer)
-    if not _is_address(base):
+    if not is_address(base):
         raise ConfigError(f"{base!r} is no address of {args.viewer}: write --url http://HOST:PORT")
     path = find_run(args.run_or_job, Path(config.directory))
     trace = find_step(path, args.step, args.rank, config.span_budget)
@@ -61,13 +61,6 @@ def run(args: argparse.Namespace) -> int:
     if not is_sent(path):
         tell(f"nothing of {short_path(path)} has reached a collector so far; --in perfetto shows what is on disk")
     return 0
-
-
-def _is_address(url: str) -> bool:
-    try:
-        return urlsplit(url).scheme in ("http", "https")
-    except ValueError:  # a bracket that is not closed
-        return False
 
 
 def _check_viewer(args: argparse.Namespace) -> None:

@@ -12,14 +12,24 @@ from otel_dltrace.export.otlp.settings import OtlpSettings, public
 from otel_dltrace.instrument.registry import TABLES
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
-from otel_dltrace.model.numbers import size
+from otel_dltrace.model.numbers import share, size
 from otel_dltrace.settings.config import SWITCH, VARIABLES, Config
 from otel_dltrace.settings.known import OWN, UNKNOWN, nearest
 from otel_dltrace.settings.switch import INSTRUMENTOR_PREFIX, SDK_DISABLED, is_sdk_disabled, is_switched_on
+from otel_dltrace.settings.viewers import VIEWERS, viewer_url
 
 AREA = "environment"
+_OUR_PREFIX = "dltrace"
 _PREFIXES = ("OTEL_", "DLTRACE")
-_LEFT_OUT = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
+_SAMPLER, _STEP_SAMPLER = "OTEL_TRACES_SAMPLER", "dltrace_step"
+_INSTRUMENTORS = [INSTRUMENTOR_PREFIX + source for source in TABLES]
+_PLUGINS = {
+    "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": (_INSTRUMENTORS, "leaves nothing out"),
+    _SAMPLER: ([_STEP_SAMPLER], "the SDK samples by its default"),
+    "OTEL_PYTHON_ID_GENERATOR": ([_OUR_PREFIX], "the SDK does not start"),
+    "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": ([_OUR_PREFIX], "adds nothing"),
+}
+"""Which names of ours each variable takes, and what another one does."""
 _BYTEPS = "BYTEPS_"
 _FOLDERS = (VARIABLES["directory"], VARIABLES["ring_directory"])
 _PASSWORD = re.compile(r"//[^/\s]*@")
@@ -32,7 +42,7 @@ _UNTRACED, _UNMEASURED = "with it, programs run untraced", "with it, no metrics 
 def check(env: Mapping[str, str]) -> list[Finding]:
     """Return what the variables in *env* do, one finding for each, and whether tracing is on."""
     set_here = {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES) and value.strip()}
-    bad = [*_bad_values(env), *_not_left_out(env)]
+    bad = [*_bad_values(env), *_not_found(env)]
     named = {found.group() for finding in bad if (found := _NAME.match(finding.what))}
     fine = [name for name in set_here if name not in named]
     return [_switch(env), *(_variable(name, set_here[name]) for name in fine), *bad]
@@ -99,8 +109,11 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
         (OtlpSettings.from_env, _UNTRACED),
         (MetricSettings.from_env, _UNMEASURED),
         (delay_s, f"with it, spans wait {DELAY_S:g} s to go out together"),
+        *((partial(viewer_url, name=name), "with it, `otel-dltrace open` wants --url") for name in VIEWERS),
         *((partial(size, name=name), "with it, its default is used") for name in CHROME_NUMBERS),
     )
+    if env.get(_SAMPLER, "").strip() == _STEP_SAMPLER:
+        readers += ((partial(share, name=f"{_SAMPLER}_ARG"), "with it, the SDK samples by its default"),)
     for read, effect in readers:
         try:
             read(env)
@@ -111,14 +124,14 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(AREA, PROBLEM, sentence, effect)
 
 
-def _not_left_out(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield each name like ours that is to be left out, and that nothing has."""
-    ours = [INSTRUMENTOR_PREFIX + source for source in TABLES]
-    for name in map(str.strip, env.get(_LEFT_OUT, "").split(",")):
-        if name.startswith(INSTRUMENTOR_PREFIX) and name not in ours:
-            near = nearest(name, ours)
-            cure = f"did you mean {near}?" if near else f"write one of {', '.join(ours)}"
-            yield Finding(AREA, PROBLEM, f"{_LEFT_OUT}: {name} is no name of ours, and leaves nothing out", cure)
+def _not_found(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield each name like ours by which a variable asks for a plugin, or leaves one out, and that nothing has."""
+    for variable, (ours, effect) in _PLUGINS.items():
+        for name in map(str.strip, env.get(variable, "").split(",")):
+            if name.startswith(_OUR_PREFIX) and name not in ours:
+                near = nearest(name, ours)
+                cure = f"did you mean {near}?" if near else f"write {'one of ' * (len(ours) > 1)}{', '.join(ours)}"
+                yield Finding(AREA, PROBLEM, f"{variable}: {name} is no name of ours, and {effect}", cure)
 
 
 def config_of(env: Mapping[str, str]) -> Config:

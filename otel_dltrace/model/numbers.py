@@ -43,3 +43,19 @@ def milliseconds(env: Mapping[str, str], name: str, default: float) -> float:
     if not 0 < value < float("inf"):
         raise ConfigError(f"{name}={text!r} is not a number of milliseconds above 0: write {default:.0f}, for example")
     return value
+
+
+def share(env: Mapping[str, str], name: str) -> float:
+    """Return the share that the variable *name* of *env* says, 1 if it says nothing.
+
+    Raises:
+        ConfigError: It says none.
+    """
+    text = env.get(name, "").strip()
+    try:
+        value = float(text or 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name}={text!r} is no share of traces, from 0 to 1")
+    return value

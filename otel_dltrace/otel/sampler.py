@@ -16,8 +16,11 @@ from opentelemetry.trace.span import TraceState
 from opentelemetry.util.types import Attributes
 
 from otel_dltrace.instrument.opentelemetry import open_step, step_of
+from otel_dltrace.model.numbers import share
 from otel_dltrace.model.plan import Window
 from otel_dltrace.settings.config import Config
+
+_SHARE = "OTEL_TRACES_SAMPLER_ARG"
 
 
 class StepSampler(Sampler):
@@ -68,11 +71,7 @@ def step_sampler(argument: str | None = None) -> Sampler:
         argument: ``OTEL_TRACES_SAMPLER_ARG``: the share of traces outside any step, by default all.
 
     Raises:
-        ValueError: It is no share.
-        ConfigError: One of our own variables cannot be used.
+        ConfigError: It is no share, or one of our own variables cannot be used.
     """
     window = Window.parse(Config.from_env().steps)
-    try:
-        return StepSampler(window, TraceIdRatioBased(float(argument or 1)))
-    except ValueError:
-        raise ValueError(f"OTEL_TRACES_SAMPLER_ARG={argument!r} is no share of traces, from 0 to 1") from None
+    return StepSampler(window, TraceIdRatioBased(share({_SHARE: argument or ""}, _SHARE)))

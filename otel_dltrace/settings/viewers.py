@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
+from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.settings.config import SWITCH
 
 
@@ -22,6 +24,23 @@ VIEWERS = {
 
 
 def viewer_url(env: Mapping[str, str], name: str) -> str:
-    """Return the address of the viewer *name*, one of `VIEWERS`, without a slash at its end."""
+    """Return the address of the viewer *name*, one of `VIEWERS`, without a slash at its end.
+
+    Raises:
+        ConfigError: What its variable says is none.
+    """
     viewer = VIEWERS[name]
-    return (env.get(viewer.variable, "").strip() or viewer.address).rstrip("/")
+    url = env.get(viewer.variable, "").strip() or viewer.address
+    if not is_address(url):
+        from otel_dltrace.export.otlp.settings import public  # a training process has read this file, and not that
+
+        raise ConfigError(f"{viewer.variable}={public(url)!r} is no address of {name}: write http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def is_address(url: str) -> bool:
+    """Return whether a browser may be sent to *url*."""
+    try:
+        return urlsplit(url).scheme in ("http", "https")
+    except ValueError:  # a bracket that is not closed
+        return False
