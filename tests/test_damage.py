@@ -117,6 +117,28 @@ def test_an_export_says_what_is_not_in_it(tmp_path, capsys, form):
 
 
 @pytest.mark.parametrize(
+    ("form", "missing"),
+    [
+        pytest.param("chrome", "rank 1 is not in this run; it has 0", id="chrome"),
+        pytest.param("otlp", "rank 1 is not in this run; it has ranks 0 to 0", id="otlp"),
+        pytest.param("horovod", "rank 1 is not in this run; it has 0", id="horovod"),
+    ],
+)
+def test_a_rank_that_may_have_been_in_a_damaged_file_is_not_just_missing_in_an_export(tmp_path, capsys, form, missing):
+    """Of a run whose every file is damaged, each is named once."""
+    run, out = a_run(tmp_path / "run", compacted=True), str(tmp_path / "out.json")
+    first, second = (next((run / host).glob(PARQUET)) for host in HOSTS)
+    garble(second)
+    assert main(["export", str(run), "--to", form, "--rank", "1", "-o", out]) == 2
+    told = f"{second.relative_to(run)} is damaged"
+    assert capsys.readouterr().err == (f"otel-dltrace: {missing}, without what cannot be read in {run}: {told}\n")
+    garble(first)
+
+    assert main(["export", str(run), "--to", form, "-o", out]) == 2
+    assert capsys.readouterr().err.count(f"{first.relative_to(run)} is damaged; {told}\n") == 1
+
+
+@pytest.mark.parametrize(
     "command",
     [
         pytest.param(("compare", "{whole}"), id="compare"),

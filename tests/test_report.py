@@ -189,6 +189,19 @@ def test_runs_are_called_as_their_folders(tmp_path, capsys):
     assert [run.name for run in runs if f"{run.name} ──" in said] == [run.name for run in runs]
 
 
+def test_the_generations_of_a_job_are_told_apart(tmp_path, capsys):
+    """Their folders have one name, with other digits behind it; the first is as most runs are."""
+    for number in (1, 2):
+        (batch,) = ddp(1, steps=2)
+        bind = replace(batch.process.bind, generation=f"{number}.00")
+        batch = replace(batch, process=replace(batch.process, bind=bind))
+        save(tmp_path / f"run-{number}", "a", batch, compacted=False)
+    assert main(["report", str(tmp_path / "run-2"), str(tmp_path / "run-1")]) == 0
+    titles = re.findall(r"^─+ .*(run-.*?) ─+$", capsys.readouterr().out, re.MULTILINE)
+
+    assert titles == ["run-2, generation 2", "run-1"]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

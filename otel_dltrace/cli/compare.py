@@ -13,7 +13,7 @@ from pathlib import Path
 from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.cli.paper import paper
 from otel_dltrace.cli.report import WIDTH
-from otel_dltrace.cli.selection import add_steps, selected, steps_of, tell_damage
+from otel_dltrace.cli.selection import add_steps, naming_damage, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.report.json import to_json
@@ -33,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
     if len(runs) < 2:
         raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
     steps = steps_of(args)
-    batches = {name: selected(path, steps) for name, path in runs.items()}
-    found = scaling(batches)
-    empty = [run.name for run in found.runs if not run.steady.steps]
-    if empty:
-        raise RunNotFoundError(f"{', '.join(empty)}: no step is in there, and without steps nothing can be compared")
+    with naming_damage([*runs.values()]):
+        found = scaling({name: selected(path, steps) for name, path in runs.items()})
+        empty = [run.name for run in found.runs if not run.steady.steps]
+        if empty:
+            raise RunNotFoundError(f"{', '.join(empty)}: no step is in there; without steps nothing can be compared")
     if args.json:
         print(to_json(found))
     else:

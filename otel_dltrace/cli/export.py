@@ -17,12 +17,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from otel_dltrace.cli.export_formats import FORMATS
+from otel_dltrace.cli.export_formats import FORMATS, Format
 from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.cli.selection import add_selection, steps_of, tell_damage
+from otel_dltrace.cli.selection import add_selection, naming_damage, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.byteps_out import completions_of, has_stages
 from otel_dltrace.export.files import is_stream
@@ -65,8 +65,13 @@ def _path(text: str) -> Path:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file and say how large it is."""
-    form = FORMATS[args.to]
     args.runs = _distinct(args.runs)
+    with naming_damage(args.runs):
+        _export(args, FORMATS[args.to])
+    return 0
+
+
+def _export(args: argparse.Namespace, form: Format) -> None:
     output = args.output or Path(form.output)
     max_bytes = _max_bytes(args)
     beside = machine_of(args) if form.shows_metrics else {}
@@ -102,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
     _tell_older(sorted(path for path in form.older(output, places) if path.exists() and path not in places))
     if args.to == "byteps" and not has_stages(spans):
         tell(f"no stage of a partition is in there, only totals; {FINEST}")
-    return 0
 
 
 def _distinct(runs: Sequence[Path]) -> list[Path]:

@@ -87,8 +87,10 @@ def print_reports(
             if as_json:
                 console.out(to_json(report), highlight=False)
                 continue
-            if title := _title(path if len(runs) > 1 else None, world if len(worlds) > 1 else ""):
-                console.print(Rule(Text(title)), width=fold)
+            names = [_name(path, batches)] if len(runs) > 1 else []
+            names += [f"world {world}"] if len(worlds) > 1 else []
+            if names:
+                console.print(Rule(Text(plain(", ".join(names)))), width=fold)
             _write(report, console, fold)
     for one in missing[:-1]:
         tell(str(one))
@@ -96,9 +98,10 @@ def print_reports(
         raise missing[-1]
 
 
-def _title(path: Path | None, world: str) -> str:
-    """Return what tells a report from the others that are printed."""
-    return plain(", ".join([*([short_path(path)] if path else []), *([f"world {world}"] if world else [])]))
+def _name(path: Path, batches: Sequence[SpanBatch]) -> str:
+    """Return what tells a run from others that are printed: of a job that began anew, also how often it had begun."""
+    generation = max(batch.process.bind.generation_number if batch.process.bind else 0 for batch in batches)
+    return short_path(path) + (f", generation {generation}" if generation > 1 else "")
 
 
 def _write(report: RunReport | Keys | Negotiations, console: Console, fold: int | None) -> None:

@@ -1,7 +1,8 @@
 """The arguments by which commands choose steps and ranks of runs, and the reading of them."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from otel_dltrace.analysis.select import select
@@ -58,6 +59,17 @@ def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None
         return select(batches, steps, ranks)
     except RunNotFoundError as error:
         raise RunNotFoundError(f"{run}: {error}{but_for(run)}") from None  # there may be several
+
+
+@contextmanager
+def naming_damage(runs: Sequence[Path]) -> Iterator[None]:
+    """Have the sentence on what the block does not find in *runs* name the files that could have held it."""
+    try:
+        yield
+    except RunNotFoundError as error:
+        unsaid = {run: [one for one in damage_of(run) if one not in str(error)] for run in runs}
+        but = [f", without what cannot be read in {run}: {'; '.join(some)}" for run, some in unsaid.items() if some]
+        raise RunNotFoundError(f"{error}{''.join(but)}") from None
 
 
 def tell_damage(runs: Sequence[Path]) -> None:
