@@ -79,6 +79,16 @@ def test_a_lead_that_is_none_is_labelled(steps, stage):
     assert frontier(("a",), tuple(range(len(durations))), durations) == (stage,)
 
 
+def test_who_leads_at_a_seldom_stage_is_told_by_the_steps_that_have_it():
+    """Rank 1 is ahead in most steps; the checkpoint, in one of five, is rank 0's."""
+    durations = np.array([[[10, 0]] * 4 + [[10, 90]], [[20, 0]] * 5])
+
+    assert frontier(("forward", "checkpoint"), (0, 1), durations) == (
+        FrontierStage("forward", 20, 1, 5),
+        FrontierStage("checkpoint", 16, 0, 1),
+    )
+
+
 def test_no_step_has_no_frontier():
     """Nothing done by all ranks, nothing to tell."""
     assert frontier(("a",), (0, 1), np.zeros((2, 0, 1), np.int64)) == ()

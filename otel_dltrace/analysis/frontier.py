@@ -19,10 +19,10 @@ MOST_STEPS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FrontierStage:
-    """One stage: *exposed* ns per step in the mean, and who led most often, in *led* of the steps.
+    """One stage: *exposed* ns per step in the mean, and who led most often, in *led* of the steps that had it.
 
     It is *ambiguous* who leads where ranks are about as far (`CLEAR_LEAD`, in the median), as they are after
-    a stage in which they wait for each other, or where no rank leads in most of the steps.
+    a stage in which they wait for each other, or where no rank leads in most of those steps.
     """
 
     name: str
@@ -41,20 +41,22 @@ def frontier(names: Sequence[str], ranks: Sequence[int], durations: Column) -> t
     exposed = np.diff(front, axis=1, prepend=0).mean(axis=0)
     leaders = sums.argmax(axis=0)
     lead = _lead(sums)
-    num_steps, step = len(front), float(np.median(front[:, -1]))
+    had: Column = durations.max(axis=0) > 0
     out = []
     for i, name in enumerate(names):
-        times = np.bincount(leaders[:, i], minlength=len(ranks))
+        # Who led at a checkpoint is told by the steps that had one: in others the stage before it says who is ahead.
+        steps = had[:, i] if had[:, i].any() else np.ones(len(front), bool)
+        times = np.bincount(leaders[steps, i], minlength=len(ranks))
         led = int(times.max())
-        unclear = led <= MOST_STEPS * num_steps or lead[i] < CLEAR_LEAD * step
-        ambiguous = len(ranks) > 1 and bool(unclear)
+        is_close = np.median(lead[steps, i]) < CLEAR_LEAD * np.median(front[steps, -1])
+        ambiguous = len(ranks) > 1 and bool(is_close or led <= MOST_STEPS * np.count_nonzero(steps))
         out.append(FrontierStage(name, round(float(exposed[i])), ranks[int(times.argmax())], led, ambiguous))
     return tuple(out)
 
 
 def _lead(sums: Column) -> Column:
-    """Return by how much the first rank is ahead of the second after each stage, the median over the steps."""
+    """Return by how much the first rank is ahead of the second in each step after each stage."""
     ordered = np.sort(sums, axis=0)
     before = ordered[-2] if len(ordered) > 1 else np.zeros_like(ordered[-1])
-    lead: Column = np.median(ordered[-1] - before, axis=0)
+    lead: Column = ordered[-1] - before
     return lead
