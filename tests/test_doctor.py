@@ -10,6 +10,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -698,6 +699,24 @@ def test_a_bad_name_hides_no_other_that_it_begins_with():
         ("OTEL_METRIC_EXPORT_INTERVAL", "with it, no metrics are sent; spans are"),
         ("OTEL_BSP_SCHEDULE_DELAY", "with it, spans wait 5 s to go out together"),
     ]
+
+
+def test_a_library_that_is_missing_is_told(monkeypatch):
+    """One that came with us, and that somebody has removed: without psutil no host is sampled."""
+    there = installation.version
+
+    def version(name):
+        if name == "psutil":
+            raise PackageNotFoundError(name)
+        return there(name)
+
+    monkeypatch.setattr(installation, "version", version)
+    (found,) = problems(installation.versions())
+
+    assert (found.what, found.cure) == (
+        "psutil is missing: the drain and the commands need it",
+        "pip install otel-dltrace",
+    )
 
 
 def test_an_answer_that_cannot_be_written_is_trouble():

@@ -18,6 +18,7 @@ PTH = "otel_dltrace.pth"
 _LIBRARIES = (
     "numpy",
     "pyarrow",
+    "psutil",
     "opentelemetry-sdk",
     "opentelemetry-exporter-otlp",
     "grpcio",
