@@ -3,6 +3,7 @@
 Needs what tests/chromium.py needs. The run is one of ``make demo``, whose rank 1 prepares its batches slowly.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -22,11 +23,14 @@ DRAWN_S = 2.0
 
 def main() -> None:
     """Write ``docs/step.png``."""
-    run, steps = sys.argv[1], (sys.argv[2:] or ["20-21"])[0]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="the run directory")
+    parser.add_argument("steps", metavar="STEPS", nargs="?", default="20-21", help="20-21 unless told")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trace, profile = Path(folder, "trace.json"), Path(folder, "profile")
         profile.mkdir()
-        export = ["export", run, "--to", "chrome", "-o", str(trace), "--steps", steps]
+        export = ["export", args.run, "--to", "chrome", "-o", str(trace), "--steps", args.steps]
         subprocess.run([sys.executable, "-m", "otel_dltrace", *export], check=True)
         with viewers(profile) as shown:
             shown.driver.set_window_size(*SIZE)
