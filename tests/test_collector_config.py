@@ -68,6 +68,15 @@ def test_it_starts_and_says_nothing_against_it(tmp_path, name):
     assert [line for line in said if not any(text in line for text in expected)] == []
 
 
+def test_the_view_by_rank_stands_beside_the_collector_that_sends_to_it():
+    """As their commands are written, on one host: it listens at no port of another one's."""
+    port = re.compile(r"(?:OTLP_\w+|HEALTH)_ENDPOINT:-[\d.]+:(\d+)\}")
+    ports = {name: set(port.findall((CONFIGS / f"{name}.yaml").read_text())) for name in COLLECTORS}
+
+    assert ports.pop("jaeger-by-rank") == {"15317", "15133"}
+    assert set().union(*ports.values()) == {"4317", "4318", "13133"}
+
+
 def test_every_file_can_be_printed():
     """None is forgotten, none is gone."""
     assert sorted(COLLECTORS) == sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem != "kustomization")
