@@ -289,6 +289,16 @@ def test_a_job_is_applied_after_what_it_needs(name):
     assert kinds[-1] == {"trainjob": "TrainJob", "operator": "Job", "statefulset": "Job"}.get(name, KINDS[name])
 
 
+def test_overlays_can_share_a_namespace():
+    """What two of them name is alike in both, and each job, after which operators name what they make, has its own."""
+    everything = [item for name in OVERLAYS for item in overlay(name)]
+    named = {(item["kind"], item["metadata"]["name"]): item for item in everything}
+    assert [item for item in everything if item != named[item["kind"], item["metadata"]["name"]]] == []
+    kinds = {*KINDS.values(), "TrainJob", "Job"} - {"OpenTelemetryCollector", "TrainingRuntime"}
+    jobs = [name for kind, name in named if kind in kinds]
+    assert sorted(set(jobs)) == sorted(jobs)
+
+
 def test_configurations_and_examples_have_one_source():
     """The ConfigMaps hold the files themselves; the operator's collector is what its generator writes."""
     folders = (ROOT / "collector-config", ROOT / "collector-config" / "optional", ROOT / "examples")

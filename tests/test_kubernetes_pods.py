@@ -179,7 +179,7 @@ def test_a_trainer_killed_in_the_middle_of_a_step_leaves_all_it_recorded(namespa
     operator |= {"PET_MASTER_PORT": str(free_port())}
     metadata = {"labels": {"training.kubeflow.org/job-name": "killed", "training.kubeflow.org/replica-type": "master"}}
     around = namespace.around(objects, {}, env=operator, metadata=metadata)
-    pod = namespace.stage.pod("killed-master-0", template_of(objects, "PyTorchJob", "train"), around)
+    pod = namespace.stage.pod("killed-master-0", template_of(objects, "PyTorchJob", "train-pytorchjob"), around)
     stuck = [pod.volumes["tmp"] / f"stuck-{rank}" for rank in range(2)]
     wait_until(lambda: all(path.exists() for path in stuck) or pod.main.poll() is not None, what="the sixth step")
     assert pod.main.poll() is None, pod.logs()
@@ -198,7 +198,7 @@ def test_a_trainer_killed_in_the_middle_of_a_step_leaves_all_it_recorded(namespa
 
 def by_operator(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the pod template as the OpenTelemetry Operator leaves it: its collector comes last."""
-    template = copy.deepcopy(template_of(objects, "Job", "train"))
+    template = copy.deepcopy(template_of(objects, "Job", "train-operator"))
     spec = next(o for o in objects if o["kind"] == "OpenTelemetryCollector")["spec"]
     container = {name: spec[name] for name in ("image", "volumeMounts", "securityContext", "lifecycle")}
     container |= {"name": "otc-container", "restartPolicy": "Always", "args": ["--config=env:OTEL_CONFIG"]}
@@ -245,7 +245,7 @@ def test_push_pull_servers_and_workers_are_one_run(namespace):
     wanted = {}
     for kind, name, label, args in (
         ("StatefulSet", "push-pull", "apps.kubernetes.io/pod-index", []),
-        ("Job", "train", "batch.kubernetes.io/job-completion-index", ["--epochs", "1", "--steps", "3"]),
+        ("Job", "train-push-pull", "batch.kubernetes.io/job-completion-index", ["--epochs", "1", "--steps", "3"]),
     ):
         for index in range(2):
             around = namespace.around(objects, places, args=args, metadata={"labels": {label: str(index)}})
