@@ -694,9 +694,13 @@ def test_a_server_that_does_not_come_ends_the_job():
     ours = {"PYTHONPATH": str(ROOT), "DMLC_PS_ROOT_PORT": str(free_port()), "PUSHPULL_TIMEOUT": "5"}
     env = {**os.environ, **counts, **ours, "DMLC_SERVER_ID": "0"}
     with subprocess.Popen(SERVE, env=env) as first:
-        wait_until(lambda: answers(int(env["DMLC_PS_ROOT_PORT"])), what="server 0")
-        worker = subprocess.run([sys.executable, "-c", STRANGER], env=env, capture_output=True, text=True, check=True)
-        code = first.wait(60)
+        try:
+            wait_until(lambda: answers(int(env["DMLC_PS_ROOT_PORT"])), what="server 0")
+            command = [sys.executable, "-c", STRANGER]
+            worker = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=True)
+            code = first.wait(60)
+        finally:
+            first.terminate()
     assert (worker.stdout, code) == ("server 1 did not come to server 0 within 5 s\n", 0)
 
 
@@ -706,6 +710,14 @@ def test_a_server_that_comes_to_a_job_that_has_failed_is_told():
     first.store.fail("worker 0: it was killed")
     with pytest.raises(PeerLostError, match=r"^worker 0: it was killed$"):
         asyncio.run(first._register(pack_json(server=1, address="10.0.0.2:9000"), {}))
+
+
+def test_a_worker_that_comes_to_a_job_that_has_failed_opens_its_session():
+    """It is told there; a server waits for one that has not come for as long as `PUSHPULL_TIMEOUT`."""
+    first = Server(Layout(num_servers=1), Options(token="one"))
+    first.addresses[0] = "10.0.0.2:9000"
+    first.store.fail("worker 0: it was killed")
+    assert asyncio.run(first._servers(b"", {})) == pack_json(addresses=["10.0.0.2:9000"])
 
 
 def test_a_stranger_is_refused():

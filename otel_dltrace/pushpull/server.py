@@ -111,16 +111,19 @@ class Server:
         return b""
 
     async def _servers(self, _body: bytes, _metadata: Metadata) -> bytes:
-        """Say where all servers are, once they have come; a worker that waits for one in vain ends the job."""
+        """Say where all servers are, once they have come; a worker that waits for one in vain ends the job.
+
+        One that comes after a failure is told of it by its session, which the job waits for.
+        """
         async with self.changed:
             told = self.changed.wait_for(lambda: not self._absent() or bool(self.store.failure))
-            try:
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(told, self.options.timeout_s)
-            except asyncio.TimeoutError:
-                absent = ", ".join(map(str, self._absent()))
-                self.store.fail(f"server {absent} did not come to server 0 within {self.options.timeout_s:g} s")
+            if absent := self._absent():
+                who = ", ".join(map(str, absent))
+                self.store.fail(f"server {who} did not come to server 0 within {self.options.timeout_s:g} s")
                 self.changed.notify_all()
-            self.store.check_job()
+                self.store.check_job()
         return pack_json(addresses=[self.addresses[number] for number in sorted(self.addresses)])
 
     def _absent(self) -> list[int]:
