@@ -41,17 +41,22 @@ def taken(folder: RingFolder) -> list[Path]:
 
 
 def test_rings_that_cannot_be_read_are_refused_and_leave_nothing_open(place, ring, capfd):
-    """One of other bytes, an empty one, a pipe, two whose names are a folder and a pipe; another one is whole."""
+    """One of other bytes, an empty one, a pipe, two whose names are a folder and a pipe; another one is whole.
+
+    Other pipes hold nobody up, either.
+    """
     whole = ring.read_bytes()
     others = {"foreign": b"x" * len(whole), "empty": b"", "folder": whole, "names": whole}
     for name, content in others.items():
         (place.rings / f"{name}.ring").write_bytes(content)
     (place.rings / "folder.names").mkdir()
     os.mkfifo(place.rings / "names.names")
-    os.mkfifo(place.rings / "pipe.ring")
+    for pipe in ("pipe.ring", ".unborn.new", f"{ring.stem}.cursor"):
+        os.mkfifo(place.rings / pipe)
     before = descriptors()
     folder = RingFolder(Serving(place.rings, place.folder))
 
+    folder.remove_unborn()
     assert taken(folder) == [ring]
     assert {path.stem for path, why in folder.refused.items() if why} == {*others, "pipe"}
     assert descriptors() == before

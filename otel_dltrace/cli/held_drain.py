@@ -17,7 +17,7 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.locks import lock_is_held
 from otel_dltrace.record.names import Names
-from otel_dltrace.record.ring_file import make_ring_folder
+from otel_dltrace.record.ring_file import make_ring_folder, read_whole
 from otel_dltrace.settings.config import Config
 from otel_dltrace.settings.switch import is_sdk_disabled
 
@@ -128,8 +128,8 @@ def _rings_of(config: Config) -> Iterator[Path]:
     """Yield the rings that are still there, though the drain of *config* was to read them."""
     for path in config.rings.glob("*.names"):
         names = Names()
-        with suppress(OSError):  # it is gone by now
-            names.read(path.read_bytes())
+        with suppress(OSError):  # it is gone by now, or none
+            names.read(read_whole(path))
         if names.home.get("drain") == config.home:
             yield path
 

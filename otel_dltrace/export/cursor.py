@@ -12,7 +12,7 @@ from otel_dltrace.export.files import write_whole
 from otel_dltrace.export.ring_reader import TAKEN
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.spans import SPAN_DTYPE, empty_rows
-from otel_dltrace.record.ring_file import LEVELS
+from otel_dltrace.record.ring_file import LEVELS, read_whole
 
 DOUBT_S = 60.0
 """How long after a drain took over, a span that it reads may be one that its predecessor wrote."""
@@ -74,7 +74,7 @@ class Cursor:
     def read(cls, path: Path) -> "Cursor":
         """Return the cursor in *path*; a fresh one where it is absent or damaged."""
         try:
-            data = path.read_bytes()
+            data = read_whole(path)
             magic, *lengths = _HEAD.unpack_from(data)
             plain_ends, taken_ends, ends = np.cumsum([_HEAD.size, *lengths])[1:].tolist()
             if magic != _MAGIC or ends != len(data):

@@ -15,7 +15,7 @@ from otel_dltrace.model.errors import RingError
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import ALL_RINGS
 from otel_dltrace.record.locks import TOO_MANY_FILES, is_ours_to_take, lock_is_held, take_lock
-from otel_dltrace.record.ring_file import take_for_reading, version_of, writer_is_alive
+from otel_dltrace.record.ring_file import open_for_reading, take_for_reading, version_of, writer_is_alive
 
 UNBORN_S = 60.0
 LOG_S = 86_400.0
@@ -98,7 +98,7 @@ class RingFolder:
         """Remove rings whose writer was killed while it made them; they never held a record."""
         for path in self._serving.rings.glob(".*.new"):
             try:
-                with path.open("rb") as file:
+                with os.fdopen(open_for_reading(path), "rb") as file:
                     if time.time() - os.fstat(file.fileno()).st_mtime > UNBORN_S and not writer_is_alive(file.fileno()):
                         path.unlink(missing_ok=True)
             except OSError:

@@ -1,7 +1,9 @@
 """The file of a ring: its layout, its header, who has it open, and the folder that it lies in (contract 2)."""
 
+import errno
 import fcntl
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +68,23 @@ def open_for_reading(path: Path) -> int:
     """Return a descriptor of a file in the folder of rings; a pipe of somebody else's there holds nobody up.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or is no file.
     """
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no file", str(path))
+
+
+def read_whole(path: Path) -> bytes:
+    """Return what is in such a file.
+
+    Raises:
+        OSError: As `open_for_reading`.
+    """
+    with os.fdopen(open_for_reading(path), "rb") as file:
+        return file.read()
 
 
 def writer_is_alive(fd: int) -> bool:
