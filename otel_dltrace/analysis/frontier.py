@@ -11,8 +11,9 @@ import numpy as np
 
 from otel_dltrace.model.arrays import Column
 
-CLEAR_LEAD = 0.01
-"""A lead of less than this share of the step is none."""
+CLEAR_LEAD, CLEAR_IN_FEW = 0.01, 0.05
+"""A lead of less than this share of the step is none; chance makes larger ones where fewer than `FEW` steps had it."""
+FEW = 5
 MOST_STEPS = 0.5
 """... and so is one in no more than this share of the steps."""
 
@@ -48,8 +49,9 @@ def frontier(names: Sequence[str], ranks: Sequence[int], durations: Column) -> t
         steps = had[:, i] if had[:, i].any() else np.ones(len(front), bool)
         times = np.bincount(leaders[steps, i], minlength=len(ranks))
         led = int(times.max())
-        is_close = np.median(lead[steps, i]) < CLEAR_LEAD * np.median(front[steps, -1])
-        ambiguous = len(ranks) > 1 and bool(is_close or led <= MOST_STEPS * np.count_nonzero(steps))
+        number = np.count_nonzero(steps)
+        least = (CLEAR_LEAD if number >= FEW else CLEAR_IN_FEW) * np.median(front[steps, -1])
+        ambiguous = len(ranks) > 1 and bool(np.median(lead[steps, i]) < least or led <= MOST_STEPS * number)
         out.append(FrontierStage(name, round(float(exposed[i])), ranks[int(times.argmax())], led, ambiguous))
     return tuple(out)
 
