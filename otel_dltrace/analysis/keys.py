@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.last_comers import Last, of_rank
 from otel_dltrace.analysis.server_keys import ServerKey, gathered_pushes, requests_of, server_keys
-from otel_dltrace.analysis.slow_server import SlowServer, SlowWay, slow_server, slow_way
+from otel_dltrace.analysis.slow_server import SlowServer, slow_server, slow_way
 from otel_dltrace.analysis.table import worker_batches
 from otel_dltrace.analysis.waits import arrivals, widen
 from otel_dltrace.analysis.worker_keys import WorkerKey, push_pulls, worker_keys
@@ -43,7 +43,7 @@ class Keys:
     workers: tuple[WorkerKey, ...]
     servers: tuple[ServerKey, ...]
     slow_server: SlowServer | None
-    slow_way: SlowWay | None
+    slow_way: SlowServer | None
     uncertainty: int
     local_size: int
 

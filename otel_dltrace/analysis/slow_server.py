@@ -1,7 +1,7 @@
 """Which server takes long to add a push, or lets pushes wait: what waits there looks as if its worker had come late."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ _Row = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class SlowServer:
-    """One *server*, of whose *pushes* each takes *push* ns (p50), where the *others* take that long for such a size."""
+    """One *server*, of whose *pushes* each takes *push* ns (p50), and one as large to the *others* that many."""
 
     server: int
     pushes: int
@@ -35,41 +35,46 @@ class SlowServer:
     others: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlowWay(SlowServer):
-    """A server that pushes come to slowly, and the *share* of all bytes that go to it: most of them take their time."""
-
-    share: float
-
-
 def slow_server(requests: Column, places: Sequence[tuple[int, str]]) -> SlowServer | None:
     """Return the server that adds pushes more slowly than the others by most, None if none does."""
-    return _slowest(_added(requests, places))
+    return _slowest(_added(requests, places), {})
 
 
-def slow_way(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple[int, str]]) -> SlowWay | None:
+def slow_way(batches: Sequence[SpanBatch], requests: Column, places: Sequence[tuple[int, str]]) -> SlowServer | None:
     """Return the server whose pushes take longest as the workers in *batches* see them, None if all take as long.
 
-    A server that stands still, or is far, takes a push late: it records nothing of the time before.
+    A server that stands still, or is far, takes a push late: it records nothing of the time before. So does one that
+    has much to do, as on a busy machine: what goes to it is taken into account.
     """
-    slow = _slowest(_firsts(_sent(batches, requests, places)))
-    if slow is None:
-        return None
     pushes = requests[requests["is_push"] > 0]
-    sizes = pushes["size"]
-    share = sizes[_servers(pushes, places) == slow.server].sum() / sizes.sum()
-    return SlowWay(slow.server, slow.pushes, slow.push, slow.others, float(share))
+    return _slowest(_firsts(_sent(batches, requests, places)), _loads(_servers(pushes, places), pushes["size"]))
 
 
-def _slowest(pushes: Column) -> SlowServer | None:
-    """Return the server that is slower than the others by most, None if none is by a factor of two and 1 ms."""
-    rows = defaultdict[int, list[_Row]](list)
-    for alike in _alike(pushes):
-        for server, row in _compared(alike):
+def _loads(servers: Column, sizes: Column) -> dict[int, float]:
+    """Return how many times what the others get in the mean goes to each server, of pushes or bytes; at least 1."""
+    numbers, which = np.unique(servers, return_inverse=True)
+    own = np.stack((np.bincount(which), np.bincount(which, sizes)))
+    others = (own.sum(axis=1, keepdims=True) - own) / max(len(numbers) - 1, 1)
+    more = np.maximum(own / np.maximum(others, 1), 1).max(axis=0)
+    return dict(zip(numbers.tolist(), more.tolist(), strict=True))
+
+
+def _slowest(pushes: Column, loads: Mapping[int, float]) -> SlowServer | None:
+    """Return the server that is slower than the others by most, None if none is by a factor of two and 1 ms.
+
+    The factor is multiplied by the server's load, of those that have one.
+    """
+    rows, alike = defaultdict[int, list[_Row]](list), _alike(pushes)
+    for place in range(len(alike)):
+        for server, row in _compared(alike[place:]):
             rows[server].append(row)
     found = (_joined(server, rows[server]) for server in sorted(rows))
-    slow = [one for one in found if one.push >= max(_TIMES * one.others, one.others + _LEAST)]
+    slow = [one for one in found if _is_slow(one, loads.get(one.server, 1))]
     return max(slow, key=lambda one: (one.push - one.others) * one.pushes, default=None)
+
+
+def _is_slow(one: SlowServer, load: float) -> bool:
+    return one.push >= max(_TIMES * load * one.others, one.others + _LEAST)
 
 
 def _added(requests: Column, places: Sequence[tuple[int, str]]) -> Column:
@@ -121,25 +126,36 @@ def _firsts(pushes: Column) -> Column:
     return firsts
 
 
-def _alike(pushes: Column) -> Iterator[Column]:
-    """Yield alike pushes together, by server; without a size none are."""
+def _alike(pushes: Column) -> list[Column]:
+    """Return alike pushes together, by server, the smallest first; without a size none are."""
     pushes = pushes[pushes["magnitude"] > 0]
     pushes = pushes[np.lexsort((pushes["server"], pushes["magnitude"]))]
-    yield from np.split(pushes, np.flatnonzero(np.diff(pushes["magnitude"])) + 1)
+    return np.split(pushes, np.flatnonzero(np.diff(pushes["magnitude"])) + 1)
 
 
-def _compared(pushes: Column) -> Iterator[tuple[int, _Row]]:
-    """Yield each server with what its *pushes* took, and the others'; of a few of them one may have been held up."""
-    servers = np.unique(pushes["server"], return_index=True, return_counts=True)
+def _compared(alike: Sequence[Column]) -> Iterator[tuple[int, _Row]]:
+    """Yield each server with what its pushes took, the first of *alike*, and the others' of that magnitude or larger.
+
+    Of a few of them one may have been held up.
+    """
+    servers = np.unique(alike[0]["server"], return_index=True, return_counts=True)
     for server, begin, number in zip(*servers, strict=True):
-        if min(number, len(pushes) - number) >= _FEWEST:
-            own = slice(begin, begin + number)
-            others = np.delete(pushes["took"], own)
-            yield int(server), (int(number), median(pushes["took"][own]), median(others))
+        others = _others(alike, server)
+        if number >= _FEWEST and len(others):
+            yield int(server), (int(number), median(alike[0]["took"][begin : begin + number]), median(others))
+
+
+def _others(alike: Sequence[Column], server: int) -> Column:
+    """Return how long the others' pushes took, of the first of *alike* with enough of them: a larger one takes longer.
+
+    A server's first push may always be a bias, and the others' a weight.
+    """
+    found: Iterator[Column] = (pushes["took"][pushes["server"] != server] for pushes in alike)
+    return next((took for took in found if len(took) >= _FEWEST), np.zeros(0, np.int64))
 
 
 def _joined(server: int, rows: Sequence[_Row]) -> SlowServer:
-    """Compare *server* with the others by pushes of the same magnitude; it may keep the largest tensors."""
+    """Compare *server* with the others by pushes of no larger magnitude; it may keep the largest tensors."""
     pushes = sum(number for number, _, _ in rows)
     push, others = (sum(row[0] * row[at] for row in rows) for at in (1, 2))
     return SlowServer(server, pushes, round(push / pushes), round(others / pushes))

@@ -50,13 +50,13 @@ def sentences(keys: Keys) -> list[str]:
     if slow := keys.slow_server:
         out.append(
             f"Server {slow.server} takes {ms(slow.push)} ms (p50) to add a push, "
-            f"the others {ms(slow.others)} ms for pushes of such a size."
+            f"the others {ms(slow.others)} ms for pushes of such a size or larger."
         )
     if way := keys.slow_way:
         out.append(
-            f"A worker's first push to server {way.server} takes {ms(way.push)} ms (p50), one of such a size to the "
-            f"others {ms(way.others)} ms, and no server is slow to add it: it waits on the way, or until the "
-            f"server gets to it. Of the bytes {way.share:.0%} go to that server."
+            f"A worker's first push to server {way.server} takes {ms(way.push)} ms (p50), one of such a size or "
+            f"larger to the others {ms(way.others)} ms, and no server is slow to add it: it waits on the way, or until "
+            "the server gets to it."
         )
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
         out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
