@@ -93,10 +93,12 @@ def read_comm(data: bytes) -> Comm:
     if comm is None:
         found = read_events(data.decode("utf-8-sig", "replace"), _raw_event)
         comm = _from_events(found.events, (*found.notes, *([_UNESCAPED] if found.is_raw else [])))
-    return replace(comm, notes=(*comm.notes, *_doubts(comm, data)))
+    cut = (_LAST_BYTE,) if data.endswith(comm_layout.TAIL[:-1]) and data.startswith(comm_layout.HEAD) else ()
+    return replace(comm, notes=(*comm.notes, *cut, *_doubts(comm, data)))
 
 
 _UNESCAPED = "names in it are not escaped, so it is no JSON; they were taken as they stand"
+_LAST_BYTE = "the newline at the end of the file is missing, and nothing else"
 _NO_UTF8 = "names in it are not UTF-8: what cannot be read is \ufffd, and names that differ there alone are one"
 _ESCAPED = "names in it have control characters written as JSON's escapes; BytePS writes none: was it a backslash?"
 _BARE = "names in it lack the prefix Comm. that BytePS gives them; an export writes it"
