@@ -300,6 +300,15 @@ def test_files_of_byteps_are_no_timeline(path, tmp_path, capsys):
     assert capsys.readouterr().err == f"otel-dltrace: {says}\n"
 
 
+@pytest.mark.parametrize("name", REAL)
+def test_a_timeline_is_none_of_byteps_s_files(name, tmp_path, capsys):
+    """Which command reads it is said; before, its events were only counted as none of BytePS."""
+    path = unpack(name, tmp_path)
+    assert main(["import", "byteps", str(path), "-o", str(tmp_path / "RUN")]) == 2
+    says = f"{path} is a timeline of Horovod, not BytePS's; read it with `otel-dltrace import horovod`"
+    assert capsys.readouterr().err == f"otel-dltrace: {says}\n"
+
+
 @pytest.mark.parametrize("form", ["horovod", "byteps"])
 def test_files_of_bytescheduler_are_neither(form, tmp_path, capsys):
     """Which command reads them is said."""
