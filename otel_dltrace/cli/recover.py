@@ -58,8 +58,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
     for root in args.runs:
         _end(root)
-    given = [root.absolute() for root in args.runs] or _with_waiting(Path(config.directory))
-    is_all_ours = [_send_waiting(root) for root in dict.fromkeys([*given, *drain.runs.writers])]
+    roots = dict.fromkeys([*(root.absolute() for root in args.runs), *drain.runs.writers])
+    spills = [spill for root in roots for spill in _waiting_in(root)]
+    if not args.runs:
+        spills += _waiting_anywhere(Path(config.directory))
+    is_all_ours = [_send_waiting(spill) for spill in dict.fromkeys(spills)]
     return 0 if all(is_all_ours) else 2
 
 
@@ -81,36 +84,37 @@ def _end(root: Path) -> None:
         os.close(lock)
 
 
-def _with_waiting(directory: Path) -> list[Path]:
-    """Return the runs in *directory* where requests wait that are ours to send; others' are for them."""
-    spills = {path.parent for path in directory.glob("dltrace-*/hosts/*/spill/*.otlp")}
-    return sorted({spill.parents[2] for spill in spills if _is_ours(spill)})
+def _waiting_in(root: Path) -> list[Path]:
+    """Return where requests wait that an absent collector left on disk in the run *root*."""
+    return [folder / "spill" for folder in host_folders(root) if any((folder / "spill").glob("*.otlp"))]
+
+
+def _waiting_anywhere(directory: Path) -> list[Path]:
+    """Return the same of all runs in *directory*, where they are ours to send: others' are for them."""
+    spills = {path.parent for path in directory.absolute().glob("dltrace-*/hosts/*/spill/*.otlp")}
+    return sorted(spill for spill in spills if _is_ours(spill))
 
 
 def _is_ours(spill: Path) -> bool:
     return os.access(spill, os.W_OK | os.X_OK, effective_ids=True)
 
 
-def _send_waiting(root: Path) -> bool:
-    """Send the requests that an absent collector left on disk under *root*; return whether all are this user's."""
-    others = 0
-    folders = [folder / "spill" for folder in host_folders(root) if any((folder / "spill").glob("*.otlp"))]
-    settings = OtlpSettings.from_env(os.environ)
-    for folder in folders:
-        if settings is None:
-            print(f"requests wait in {short_path(folder)} and are not sent: {_why_not()}")
-            continue
-        try:
-            with _taken(folder) as is_ours:
-                if is_ours:
-                    _send(settings, folder)
-                else:
-                    print(f"{short_path(folder)}: the drain that writes there is at work, and sends what waits itself")
-        except PermissionError:
-            others += 1
-            where = short_path(folder)
-            tell(f"{where} cannot be written by you; who wrote the run can send what waits there")
-    return not others
+def _send_waiting(spill: Path) -> bool:
+    """Send the requests that wait in *spill*; return whether they are this user's."""
+    settings, where = OtlpSettings.from_env(os.environ), short_path(spill)
+    if settings is None:
+        print(f"requests wait in {where} and are not sent: {_why_not()}")
+        return True
+    try:
+        with _taken(spill) as is_free:
+            if is_free:
+                _send(settings, spill)
+            else:
+                print(f"{where}: the drain that writes there is at work, and sends what waits itself")
+    except PermissionError:
+        tell(f"{where} cannot be written by you; who wrote the run can send what waits there")
+        return False
+    return True
 
 
 def _send(settings: OtlpSettings, folder: Path) -> None:
