@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from otel_dltrace.formats import comm_layout, comm_spans, server_spans
 from otel_dltrace.formats.byteps_kind import Kind, kind_of
 from otel_dltrace.formats.comm_json import Comm, Series, read_comm, write_comm
-from otel_dltrace.formats.json_events import EMPTY
+from otel_dltrace.formats.json_events import EMPTY, read_events
 from otel_dltrace.formats.server_profile import Profile, Request, read_profile, write_profile
 from otel_dltrace.formats.van_profile import Message, VanProfile, read_van, van_lines
 from otel_dltrace.formats.van_spans import van_rows_of
@@ -319,6 +319,17 @@ def test_an_event_damaged_in_the_middle_costs_no_other():
 
     assert comm.events() == whole[1:]
     assert comm.notes == ("events that could not be read and are missing: 1, the first at character 31",)
+
+
+def test_a_large_event_of_a_cut_file_is_read():
+    """Between two others; of one that is cut as large nothing is left."""
+    large = {"ph": "X", "args": {"name": "x" * 100_000, "more": {"a": 1}}}
+    text = json.dumps([{"ph": "a"}, large, {"ph": "b"}, large])
+    events, notes, _ = read_events(text[:-60_000])
+    assert (events, notes) == (
+        [{"ph": "a"}, large, {"ph": "b"}],
+        ("the file ends inside event 4; that one is missing, and whatever came after it",),
+    )
 
 
 def cpu_of_cut_unescaped(count: int) -> float:

@@ -249,6 +249,15 @@ def test_of_a_torn_gzip_what_can_be_unpacked_is_read(tmp_path, capsys):
     assert read_run(run)[0]["span_id"].tolist() == read_run(plain)[0]["span_id"].tolist()
 
 
+def test_of_a_gzip_that_is_not_what_it_was_it_is_said(tmp_path, capsys):
+    """Its checksum tells, when all of it has been unpacked."""
+    packed, size = bytearray(gzip.compress(timeline("horovod_mpi_np2"))), len(timeline("horovod_mpi_np2"))
+    packed[-6] ^= 1
+    (tmp_path / "flipped.json.gz").write_bytes(packed)
+    imported(tmp_path, tmp_path / "flipped.json.gz")
+    assert f"{size:,} bytes could be unpacked, may not be what they were, and" in capsys.readouterr().out
+
+
 def test_a_gzip_of_which_nothing_is_left_is_refused(tmp_path, capsys):
     """In a sentence, and nothing is left of the run."""
     torn, run = tmp_path / "torn.json.gz", tmp_path / "RUN"

@@ -126,7 +126,8 @@ def _unpack(packed: BinaryIO, whole: BinaryIO) -> Iterator[str]:
         damage, size = f"its gzip is damaged ({error})", whole.tell()
         if not size:
             raise TraceFormatError(f"{packed.name}: {damage}, and nothing of it can be unpacked") from None
-        yield f"{damage}; {size:,} bytes could be unpacked, and whatever came after them is missing"
+        doubt = "" if isinstance(error, EOFError) else "may not be what they were, "
+        yield f"{damage}; {size:,} bytes could be unpacked, {doubt}and whatever came after them is missing"
 
 
 def _find(paths: Sequence[Path]) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from otel_dltrace.model.text import clean
@@ -18,8 +18,8 @@ _HEADER = re.compile(r'\s*\{\s*"traceEvents"\s*:\s*\[')
 _ARRAY = re.compile(r"\s*\[")
 _DECODER = json.JSONDecoder(strict=False)  # names may hold raw control characters
 _WINDOWS = (1 << 10, 1 << 16)
-"""Characters that an event is looked for in: an error of the decoder counts all lines before it, so in the whole file
-each one took as long as the file is."""
+"""Characters that an event is looked for in first: an error of the decoder counts all lines before it, so in the whole
+file each one took as long as the file is."""
 
 EMPTY = "the file is empty; its writer ended before it wrote an event"
 
@@ -110,11 +110,19 @@ class _Scan:
             at = following.end()
 
     def _event(self, at: int) -> tuple[Any, int] | None:
-        for window in _WINDOWS:
-            read = self._read(self.text[at : at + window])
+        for ends in self._ends(at):
+            read = self._read(self.text[at:ends])
             if read is not None:
                 return read[0], at + read[1]
         return None
+
+    def _ends(self, at: int) -> Iterator[int]:
+        """Yield how far to look for the event at *at*; of one that is large, as far as to the next."""
+        yield from (at + window for window in _WINDOWS)
+        looked_at = at + _WINDOWS[-1]
+        if looked_at < len(self.text) and not _NEXT.search(self.text, at, looked_at):
+            following = _NEXT.search(self.text, looked_at)
+            yield following.start() + 1 if following else len(self.text)
 
     def _read(self, text: str) -> tuple[Any, int] | None:
         raw = self._raw(text) if self.raw_first else None
