@@ -622,9 +622,9 @@ def test_a_framework_that_ends_its_process_is_a_finding():
         ),
         pytest.param({"OTEL_TRACES_SAMPLER": "x", "OTEL_TRACES_SAMPLER_ARG": "2"}, [], id="of another sampler"),
         pytest.param(
-            {"OTEL_TRACES_SAMPLER": "dltrace", "OTEL_PYTHON_ID_GENERATOR": "dltrace_ids"},
+            {"OTEL_TRACES_SAMPLER": "DLTRACE_STEP", "OTEL_PYTHON_ID_GENERATOR": "dltrace_ids"},
             [
-                "OTEL_TRACES_SAMPLER: dltrace is no name of ours, and the SDK samples by its default",
+                "OTEL_TRACES_SAMPLER: DLTRACE_STEP is no name of ours, and the SDK samples by its default",
                 "OTEL_PYTHON_ID_GENERATOR: dltrace_ids is no name of ours, and the SDK does not start",
             ],
             id="our plugins misspelt",
@@ -634,6 +634,7 @@ def test_a_framework_that_ends_its_process_is_a_finding():
             ["OTEL_DLTRACE_JAEGER_URL='jaeger:1' is no address of jaeger: write http://HOST:PORT"],
             id="viewer",
         ),
+        pytest.param({"OTEL_DLTRACE_JAEGER_URL": "http://"}, ["OTEL_DLTRACE_JAEGER_URL='http://' is"], id="no host"),
         pytest.param({"OTEL_LOGS_EXPORTER": "none", "OTEL_BSP_SCHEDULE_DELAY": "9"}, [], id="of the SDK"),
         pytest.param({"OTEL_EXPORTER_JAEGER_ENDPOINT": "h", "OTEL_DLTRACE_LEVEL": "step"}, [], id="of somebody else"),
     ],

@@ -128,7 +128,7 @@ def _not_found(env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield each name like ours by which a variable asks for a plugin, or leaves one out, and that nothing has."""
     for variable, (ours, effect) in _PLUGINS.items():
         for name in map(str.strip, env.get(variable, "").split(",")):
-            if name.startswith(_OUR_PREFIX) and name not in ours:
+            if name.lower().startswith(_OUR_PREFIX) and name not in ours:
                 near = nearest(name, ours)
                 cure = f"did you mean {near}?" if near else f"write {'one of ' * (len(ours) > 1)}{', '.join(ours)}"
                 yield Finding(AREA, PROBLEM, f"{variable}: {name} is no name of ours, and {effect}", cure)

@@ -41,6 +41,7 @@ def viewer_url(env: Mapping[str, str], name: str) -> str:
 def is_address(url: str) -> bool:
     """Return whether a browser may be sent to *url*."""
     try:
-        return urlsplit(url).scheme in ("http", "https")
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:  # a bracket that is not closed
         return False
