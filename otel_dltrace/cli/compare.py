@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     if len(runs) < 2:
         raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
     steps = steps_of(args)
-    with naming_damage([*runs.values()]):
-        found = scaling({name: selected(path, steps) for name, path in runs.items()})
-        empty = [run.name for run in found.runs if not run.steady.steps]
-        if empty:
+    found = scaling({name: selected(path, steps) for name, path in runs.items()})
+    empty = [run.name for run in found.runs if not run.steady.steps]
+    if empty:
+        with naming_damage([runs[name] for name in empty]):
             raise RunNotFoundError(f"{', '.join(empty)}: no step is in there; without steps nothing can be compared")
     if args.json:
         print(to_json(found))
