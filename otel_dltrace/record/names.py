@@ -21,6 +21,7 @@ from otel_dltrace.record.ring_file import close_if_still, file_of
 STRING, DESCRIPTOR, BIND, ANCHOR, TIMELINE = 1, 2, 3, 4, 5
 _HEAD = struct.Struct("<IB")
 _CRC = struct.Struct("<I")
+_NO_ROOM = "the names file cannot grow (is the ring folder full, or were all files closed?)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,10 @@ class NamesWriter:
                 return known
             # A signal handler or a collection may come anywhere and intern: it takes another number.
             number = next(self._descriptor_numbers)
-            if number >= MAX_DESCRIPTORS or not self._append_descriptor(number, normal):
+            if number >= MAX_DESCRIPTORS:
+                return 0
+            if not self._append_descriptor(number, normal):
+                say(f"{_NO_ROOM}: what is new is called {OTHER.name!r}", _NO_ROOM)
                 return 0
             self._descriptors[normal] = number
             return number
@@ -112,7 +116,7 @@ class NamesWriter:
         with self._lock:
             self.binds.append(bind)
             if not self._append_bind(bind):
-                say("the names file cannot grow (is the ring folder full?): who this process is may be lost")
+                say(f"{_NO_ROOM}: who this process is may be lost")
 
     def follow(self, timeline: Followed) -> None:
         """Have the drain read *timeline* as it grows."""
