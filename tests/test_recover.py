@@ -25,6 +25,22 @@ KILLED = """
             pass
     os.kill(os.getpid(), signal.SIGKILL)
 """
+CUT_OFF = """
+    import os, signal
+    import otel_dltrace as d
+    d.start()
+    for i in range(2):
+        with d.step(i):
+            if i:
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+KILLED_BEFORE_IT_COUNTS = """
+    import os
+    from otel_dltrace.cli.main import main
+    from otel_dltrace.export.run_folders import RunFolders
+    RunFolders.count = lambda *_, **__: os._exit(9)
+    main(["recover"])
+"""
 STEPS = """
     import otel_dltrace as d
     d.start()
@@ -65,6 +81,17 @@ def test_spans_that_are_recovered_and_not_sent_are_said_to_be(place, env, why):
         f"nothing was sent: {why}; `otel-dltrace export RUN --to otlp` writes the spans for a collector\n",
     )
     assert second.stdout == f"no ring in {place.rings} is without its writer and its drain\n"
+
+
+def test_what_was_cut_off_is_counted_by_the_drain_after_a_killed_one(place):
+    """It had closed and written them, and nothing is left to be closed; it was told as 0 open."""
+    place.run(CUT_OFF, **ON, OTEL_DLTRACE_DRAIN="off")
+    killed = place.run(KILLED_BEFORE_IT_COUNTS)
+    done = place.command("recover")
+
+    (run,) = place.runs()
+    told = done.stdout.splitlines()[0]
+    assert (killed.returncode, told) == (9, f"{run.name}: 2 spans recovered, 1 of them open")
 
 
 def test_spans_are_recovered_to_where_the_environment_says_now(place, tmp_path):

@@ -30,6 +30,7 @@ class Place(NamedTuple):
         written: How many spans of the process are in the folder.
         undelivered: The first step whose spans were not all acknowledged or spilled.
         loose: Whether spans outside any step were not.
+        truncated: How many of those in the folder were cut off.
     """
 
     segment: int = -1
@@ -37,13 +38,15 @@ class Place(NamedTuple):
     written: int = 0
     undelivered: int = 0
     loose: bool = True
+    truncated: int = 0
 
     def behind(self, earlier: "Place | None") -> "Place":
         """Return this place as that of both, where the process was of the run before as well."""
         if earlier is None:
             return self
         undelivered, loose = min(earlier.undelivered, self.undelivered), earlier.loose or self.loose
-        return self._replace(undelivered=undelivered, loose=loose, written=earlier.written + self.written)
+        written, truncated = earlier.written + self.written, earlier.truncated + self.truncated
+        return self._replace(undelivered=undelivered, loose=loose, written=written, truncated=truncated)
 
 
 @dataclass

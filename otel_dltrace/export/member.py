@@ -92,7 +92,7 @@ class Member:
             return
         self.writer.append(self.process.nonce, rows, self.source.descriptors, self.source.errors)
         self.written += len(rows)
-        self.truncated += int(np.count_nonzero(rows["flags"] & np.uint16(semconv.Flag.TRUNCATED)))
+        self.truncated += _cut_off(rows)
         self._hold(rows, is_step, now)
         if self.metrics is not None:
             guarded(self.metrics.take)(rows, self.source.descriptors)
@@ -137,6 +137,7 @@ class Member:
         if place is None and not self.writer.has(self.process.nonce):
             return
         known = place or Place()
+        self.truncated = known.truncated
         before, unsent = [self._written_before], [empty_rows()]
         for path in span_files(self.writer.folder):
             newest = newest_segment(path)
@@ -148,6 +149,7 @@ class Member:
                 known_rows = -1
             rows, is_new = self._stored(path, known_rows)
             before.append(rows["span_id"][is_new])
+            self.truncated += _cut_off(rows.compress(is_new))
             is_loose = rows["step"] == NO_STEP
             unsent.append(rows.compress(is_new | np.where(is_loose, known.loose, rows["step"] >= known.undelivered)))
         self._know_written(before, now)
@@ -160,7 +162,8 @@ class Member:
         """Return what is safe in the run directory, while what was sent of *unsettled* steps is not yet elsewhere."""
         self._owes_loose = self.gate.has_loose or (self._owes_loose and NO_STEP in unsettled)
         undelivered = min([self.gate.undecided_from(), *unsettled])
-        return Place(self.writer.number, self.writer.rows, self.written, undelivered, self._owes_loose)
+        numbers = self.writer.number, self.writer.rows, self.written
+        return Place(*numbers, undelivered, self._owes_loose, self.truncated)
 
     def _know_written(self, ids: list[Column], now: float) -> None:
         """Remember what may be read once more: within *DOUBT_S* all that the ring holds now has been."""
@@ -197,3 +200,7 @@ class Member:
         ]
         self.left_out += sum(o.left_out for o in out)
         return out
+
+
+def _cut_off(rows: Column) -> int:
+    return int(np.count_nonzero(rows["flags"] & np.uint16(semconv.Flag.TRUNCATED)))
