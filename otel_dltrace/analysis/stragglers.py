@@ -157,7 +157,7 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
     if missing:
-        return f"{len(missing)} of {expected} ranks have done no step here: {spell(missing)}"
+        return f"{len(missing)} of {expected} ranks have no step in what is looked at: {spell(missing)}"
     if drifted:
         return f"rank {spell(drifted)} numbers its steps differently from the others"
     if len(steps) < MIN_STEPS:
