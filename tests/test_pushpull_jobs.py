@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.server import Server
 from otel_dltrace.pushpull.stages import Q, stage_list
-from otel_dltrace.pushpull.transport import pack_json
+from otel_dltrace.pushpull.transport import credential, method, open_channel, pack_json, unpack_json
 from tests.certificates import make_certificates
 from tests.pushpull_jobs import ROOT, run_job
 from tests.servers import free_port, wait_until
@@ -718,6 +719,39 @@ def test_a_worker_that_comes_to_a_job_that_has_failed_opens_its_session():
     first.addresses[0] = "10.0.0.2:9000"
     first.store.fail("worker 0: it was killed")
     assert asyncio.run(first._servers(b"", {})) == pack_json(addresses=["10.0.0.2:9000"])
+
+
+def test_workers_that_come_to_a_job_that_has_failed_are_told_why():
+    """Whatever they ask which server when they learn of it."""
+    counts = {"DMLC_NUM_WORKER": "4", "DMLC_NUM_SERVER": "3", "BYTEPS_FORCE_DISTRIBUTED": "1", "PUSHPULL_TOKEN": "one"}
+    ours = {"PYTHONPATH": str(ROOT), "DMLC_PS_ROOT_PORT": str(free_port()), "PUSHPULL_TIMEOUT": "60"}
+    env = {**os.environ, **counts, **ours}
+    with ExitStack() as running:
+
+        def start(command: list[str], **more: str) -> "subprocess.Popen[str]":
+            process = subprocess.Popen(command, env=env | more, stdout=subprocess.PIPE, text=True)
+            running.enter_context(process)
+            running.callback(process.kill)
+            return process
+
+        for number in range(3):
+            start(SERVE, DMLC_SERVER_ID=str(number))
+        fail_all(f"127.0.0.1:{env['DMLC_PS_ROOT_PORT']}", "it was killed")
+        late = [start([sys.executable, "-c", STRANGER], DMLC_WORKER_ID=str(number)) for number in (1, 2, 3)]
+        told = [worker.communicate(timeout=240)[0] for worker in late]
+    assert told == ["worker 0: it was killed\n"] * 3
+
+
+def fail_all(root: str, why: str) -> None:
+    """Take the word of worker 0 to all servers, once they have come, that it cannot go on."""
+    options = Options(token="one")
+
+    def call(address: str, name: str, body: bytes) -> bytes:
+        with open_channel(address, options) as channel:
+            return channel.unary_unary(method(name))(body, metadata=[credential(options)], wait_for_ready=True)
+
+    for address in unpack_json(call(root, "Servers", b""), addresses=list)["addresses"]:
+        call(address, "Leave", pack_json(worker=0, session="a", reason=why))
 
 
 def test_a_stranger_is_refused():

@@ -54,7 +54,10 @@ class Servers:
             self._channels.append(channel)
             self._pushes.append(channel.unary_unary(method("Push")))
             self._pulls.append(channel.unary_unary(method("Pull")))
-            greet(channel, self._where(number), self.options)
+            greet(channel, self._where(number), self.options, lambda: self._closing)
+            if self._closing:
+                channel.close()  # `close` may have come before it
+                return
             welcomes.append(self._open_session(number, channel))
         for number, welcome in enumerate(welcomes):
             if not welcome.wait(self.options.timeout_s):

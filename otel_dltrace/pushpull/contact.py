@@ -1,6 +1,7 @@
 """The first word to a server, and what gRPC's errors mean to a user."""
 
 import time
+from collections.abc import Callable
 
 import grpc
 
@@ -29,9 +30,14 @@ _MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
 }
 
 
-def greet(channel: grpc.Channel, where: str, options: Options) -> None:
-    """Return when the server at the other end of *channel*, called *where*, has answered: it may not be there yet.
+def _never() -> bool:
+    return False
 
+
+def greet(channel: grpc.Channel, where: str, options: Options, given_up: Callable[[], bool] = _never) -> None:
+    """Return when the server at the other end of *channel*, called *where*, has answered, or nobody waits any more.
+
+    It may not be there yet.
     gRPC's own waiting takes a server that one of us does not trust for one that is not there yet, and says no more.
 
     Raises:
@@ -39,7 +45,12 @@ def greet(channel: grpc.Channel, where: str, options: Options) -> None:
     """
     hello, said = channel.unary_unary(method("Hello")), "nobody answers"
     end = time.monotonic() + options.timeout_s
-    while (left := end - time.monotonic()) > 0:
+    while not given_up():
+        left = end - time.monotonic()
+        if left <= 0 or any(words in said for words in _NO_TRUST):
+            raise PeerLostError(
+                f"{where} cannot be reached ({said}); is it there, and do PUSHPULL_TLS_* of both sides fit?"
+            )
         try:
             hello(b"", metadata=(credential(options),), timeout=left)
         except grpc.RpcError as error:
@@ -48,10 +59,7 @@ def greet(channel: grpc.Channel, where: str, options: Options) -> None:
             said = error.details() or ""
         else:
             return
-        if any(words in said for words in _NO_TRUST):
-            break
         time.sleep(_RETRY_S)
-    raise PeerLostError(f"{where} cannot be reached ({said}); is it there, and do PUSHPULL_TLS_* of both sides fit?")
 
 
 def error_of(error: BaseException, where: str) -> PushPullError:

@@ -60,8 +60,11 @@ class Engine:
                 self._servers.open()
             if self.error is not None:
                 raise self.error
-        except PushPullError as error:
-            self.fail(error)
+        except (PushPullError, ValueError) as error:
+            if self.error is not None:  # it closes what was just asked, of which gRPC says so with a ValueError
+                raise self.error from None
+            if isinstance(error, PushPullError):
+                self.fail(error)
             raise
         for queue in self._queues.values():
             number = self.options.compress_threads if queue.queue in _PACKING else 1
