@@ -32,8 +32,10 @@ CUT_OFF = """
     for i in range(2):
         with d.step(i):
             if i:
+                AGAIN
                 os.kill(os.getpid(), signal.SIGKILL)
 """
+BOUND_AGAIN = "from otel_dltrace.record.tracer import live; own = live.tracer.recorder; own.bind(own.bound, i)"
 KILLED_BEFORE_IT_COUNTS = """
     import os
     from otel_dltrace.cli.main import main
@@ -83,9 +85,10 @@ def test_spans_that_are_recovered_and_not_sent_are_said_to_be(place, env, why):
     assert second.stdout == f"no ring in {place.rings} is without its writer and its drain\n"
 
 
-def test_what_was_cut_off_is_counted_by_the_drain_after_a_killed_one(place):
+@pytest.mark.parametrize("again", [pytest.param("pass", id="bound once"), pytest.param(BOUND_AGAIN, id="twice")])
+def test_what_was_cut_off_is_counted_by_the_drain_after_a_killed_one(place, again):
     """It had closed and written them, and nothing is left to be closed; it was told as 0 open."""
-    place.run(CUT_OFF, **ON, OTEL_DLTRACE_DRAIN="off")
+    place.run(CUT_OFF.replace("AGAIN", again), **ON, OTEL_DLTRACE_DRAIN="off")
     killed = place.run(KILLED_BEFORE_IT_COUNTS)
     done = place.command("recover")
 

@@ -136,7 +136,7 @@ class Follower:
             if goes_on or not is_shared:
                 member.go_on(self._cursor, now, holds=not is_shared)
             if is_shared:
-                member.written = 0  # the first of the run counts what was there, and sends it
+                member.written = member.truncated = 0  # the first of the run counts what was there, and sends it
             self.members.append(member)
 
     def _take_back(self, now: float) -> None:
