@@ -244,6 +244,12 @@ def test_servers_are_compared_by_pushes_as_large():
     assert slow_among(pushes) == SlowServer(3, 12, 32 * MS, round(10.5 * MS))
 
 
+def test_larger_pushes_to_the_others_hide_nothing():
+    """They are asked where there are none as large."""
+    pushes = [(0, 1.0, 1 << 17), (1, 11.0, 1 << 17), (1, 11.0, 1 << 18), (0, 100.0, 1 << 27)]
+    assert slow_among(pushes * 6) == SlowServer(1, 6, 11 * MS, 1 * MS)
+
+
 def test_the_slow_server_is_said():
     """With how long others take for the same."""
     says = "Server 1 takes 30.1 ms (p50) to add a push, the others 0.10 ms for pushes of such a size or larger."

@@ -64,11 +64,12 @@ def _slowest(pushes: Column, loads: Mapping[int, float]) -> SlowServer | None:
 
     The factor is multiplied by the server's load, of those that have one.
     """
-    rows, alike = defaultdict[int, list[_Row]](list), _alike(pushes)
+    as_large, larger = defaultdict[int, list[_Row]](list), defaultdict[int, list[_Row]](list)
+    alike = _alike(pushes)
     for place in range(len(alike)):
-        for server, row in _compared(alike[place:]):
-            rows[server].append(row)
-    found = (_joined(server, rows[server]) for server in sorted(rows))
+        for server, row, is_as_large in _compared(alike[place:]):
+            (as_large if is_as_large else larger)[server].append(row)
+    found = (_joined(server, as_large[server] or larger[server]) for server in sorted({*as_large, *larger}))
     slow = [one for one in found if _is_slow(one, loads.get(one.server, 1))]
     return max(slow, key=lambda one: (one.push - one.others) * one.pushes, default=None)
 
@@ -133,25 +134,19 @@ def _alike(pushes: Column) -> list[Column]:
     return np.split(pushes, np.flatnonzero(np.diff(pushes["magnitude"])) + 1)
 
 
-def _compared(alike: Sequence[Column]) -> Iterator[tuple[int, _Row]]:
-    """Yield each server with what its pushes took, the first of *alike*, and the others' of that magnitude or larger.
+def _compared(alike: Sequence[Column]) -> Iterator[tuple[int, _Row, bool]]:
+    """Yield each server with what its pushes took, the first of *alike*, the others', and whether those are as large.
 
+    Else they are larger, which takes longer: a server's first push may always be a bias, and the others' a weight.
     Of a few of them one may have been held up.
     """
     servers = np.unique(alike[0]["server"], return_index=True, return_counts=True)
     for server, begin, number in zip(*servers, strict=True):
-        others = _others(alike, server)
-        if number >= _FEWEST and len(others):
-            yield int(server), (int(number), median(alike[0]["took"][begin : begin + number]), median(others))
-
-
-def _others(alike: Sequence[Column], server: int) -> Column:
-    """Return how long the others' pushes took, of the first of *alike* with enough of them: a larger one takes longer.
-
-    A server's first push may always be a bias, and the others' a weight.
-    """
-    found: Iterator[Column] = (pushes["took"][pushes["server"] != server] for pushes in alike)
-    return next((took for took in found if len(took) >= _FEWEST), np.zeros(0, np.int64))
+        of_others = ((place, pushes["took"][pushes["server"] != server]) for place, pushes in enumerate(alike))
+        place, others = next(((place, took) for place, took in of_others if len(took) >= _FEWEST), (0, None))
+        if number >= _FEWEST and others is not None:
+            row = int(number), median(alike[0]["took"][begin : begin + number]), median(others)
+            yield int(server), row, not place
 
 
 def _joined(server: int, rows: Sequence[_Row]) -> SlowServer:
