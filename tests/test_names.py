@@ -218,10 +218,11 @@ def test_a_full_tmpfs_makes_other_of_new_names_and_tears_none(path: Path) -> Non
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     names = read(path.read_bytes())
     count = int(done.stdout.split()[0])
-    why = "is the ring folder full, or were all files closed?"
 
     assert done.stdout.split(" ", 1)[1] == "{0} True\n"
-    assert done.stderr == f"otel_dltrace: the names file cannot grow ({why}): what is new is called 'other'\n"
+    assert done.stderr == (
+        "otel_dltrace: the names file cannot grow (is the ring folder full?): what is new is called 'other'\n"
+    )
     assert [d.name for d in names.descriptors if d != OTHER] == [*(f"phase {n:20}" for n in range(count)), "again"]
     assert names.position == path.stat().st_size
 

@@ -345,14 +345,12 @@ print(path, [os.fstat(fd).st_size for fd in mine])
 
 
 def test_a_program_that_closes_all_its_files_keeps_its_own_afterwards(tmp_path: Path) -> None:
-    """Our descriptors' numbers are its files' now: nothing is written to them, none is closed, and it is said once."""
+    """Our descriptors' numbers are its files' now, as may be that of standard error: nothing is written to them."""
     command = [sys.executable, "-c", DAEMON, str(tmp_path / "rings"), str(tmp_path / "checkpoint")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     number, rest = done.stdout.splitlines()
-    why = "is the ring folder full, or were all files closed?"
 
-    assert (number, rest.split(" ", 1)[1]) == ("0", str([12] * 8))
-    assert done.stderr == f"otel_dltrace: the names file cannot grow ({why}): what is new is called 'other'\n"
+    assert (number, rest.split(" ", 1)[1], done.stderr) == ("0", str([12] * 8), "")
     assert (tmp_path / "checkpoint").read_bytes() == b"a checkpoint"
     assert [record["end"] for record in read_file(Path(rest.split(" ")[0])).records] == [2, 4]
 

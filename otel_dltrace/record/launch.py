@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from otel_dltrace.record import guard
 from otel_dltrace.record.locks import TOO_MANY_FILES, lock_is_held, ring_bell, take_lock
 from otel_dltrace.record.ring import RingWriter
-from otel_dltrace.record.ring_file import version_of
+from otel_dltrace.record.ring_file import read_whole, version_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -23,6 +23,7 @@ PRINTING_LINGER_S = "0.5"
 RETRY_S = 60.0
 """How long after the start of a drain that has ended with an error another one is tried: where it cannot begin at all
 each costs a second of a processor."""
+_NEW_LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
 # What BytePS's variables say is in the configuration already, if it was to be.
 _TOLD_ALREADY = ("BYTEPS_TRACE_", "BYTEPS_SERVER_")
@@ -116,7 +117,8 @@ class DrainStarter:
             elif self._prints:
                 command += ["--linger", PRINTING_LINGER_S]
             self._started = time.monotonic()
-            with self.log.open("wb") as log:
+            # Without waiting: a pipe that somebody else has put there has no reader.
+            with os.fdopen(os.open(self.log, _NEW_LOG, 0o666), "wb") as log:
                 self._child = start_detached(command, drain_environment(self._env), log, keep, piped=piped)
         finally:
             for kept in keep:
@@ -133,7 +135,7 @@ class DrainStarter:
     def trouble(self, about: str = "") -> str:
         """Return the last line of what the drain complained about that has *about* in it, "" if it did not."""
         try:
-            lines = self.log.read_text(errors="replace").split("\n")
+            lines = read_whole(self.log).decode(errors="replace").split("\n")
         except OSError:
             return ""
         said = (line.strip() for line in reversed(lines) if about in line)

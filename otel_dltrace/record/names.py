@@ -16,12 +16,12 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, MAX_TEXT, OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.guard import say
-from otel_dltrace.record.ring_file import close_if_still, file_of
+from otel_dltrace.record.ring_file import close_if_still, file_of, is_still
 
 STRING, DESCRIPTOR, BIND, ANCHOR, TIMELINE = 1, 2, 3, 4, 5
 _HEAD = struct.Struct("<IB")
 _CRC = struct.Struct("<I")
-_NO_ROOM = "the names file cannot grow (is the ring folder full, or were all files closed?)"
+_NO_ROOM = "the names file cannot grow (is the ring folder full?)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class NamesWriter:
             if number >= MAX_DESCRIPTORS:
                 return 0
             if not self._append_descriptor(number, normal):
-                say(f"{_NO_ROOM}: what is new is called {OTHER.name!r}", _NO_ROOM)
+                self._say_full(f"what is new is called {OTHER.name!r}")
                 return 0
             self._descriptors[normal] = number
             return number
@@ -116,13 +116,18 @@ class NamesWriter:
         with self._lock:
             self.binds.append(bind)
             if not self._append_bind(bind):
-                say(f"{_NO_ROOM}: who this process is may be lost")
+                self._say_full("who this process is may be lost")
 
     def follow(self, timeline: Followed) -> None:
         """Have the drain read *timeline* as it grows."""
         with self._lock:
             self._timelines.append(timeline)
             self._append_timeline(timeline)
+
+    def _say_full(self, what: str) -> None:
+        """Say *what* comes of it, unless a daemon has closed all it had: standard error may be another file, too."""
+        if is_still(self._fd, self._file):
+            say(f"{_NO_ROOM}: {what}", what)
 
     def _append_timeline(self, timeline: Followed) -> bool:
         return self._append(TIMELINE, json.dumps(asdict(timeline)).encode())

@@ -74,7 +74,7 @@ def open_for_reading(path: Path) -> int:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise OSError(errno.EINVAL, "it is no file", str(path))
+    raise OSError(errno.EINVAL, "it is no file")
 
 
 def read_whole(path: Path) -> bytes:
