@@ -1028,7 +1028,9 @@ def test_who_comes_last_is_told_even_if_no_stage_shows_why():
         pytest.param(lambda: ddp(1), "the run has one rank, and nobody waits for it", id="one rank"),
         pytest.param(lambda: ddp(4)[:3], "1 of 4 ranks have no step in what is looked at: 3", id="missing rank"),
         pytest.param(
-            lambda: [*ddp(2)[:1], Rank(1, 2).batch()], "1 of 2 ranks have no step in what is looked at: 1", id="rank without steps"
+            lambda: [*ddp(2)[:1], Rank(1, 2).batch()],
+            "1 of 2 ranks have no step in what is looked at: 1",
+            id="rank without steps",
         ),
         pytest.param(
             lambda: ddp(2, steps=1), "only 1 steady step was done by all ranks, and it takes 5", id="one step"

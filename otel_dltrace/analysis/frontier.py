@@ -22,8 +22,8 @@ MOST_STEPS = 0.5
 class FrontierStage:
     """One stage: *exposed* ns per step in the mean, and who led most often, in *led* of the steps that had it.
 
-    It is *ambiguous* who leads where ranks are about as far (`CLEAR_LEAD`, in the median), as they are after
-    a stage in which they wait for each other, or where no rank leads in most of those steps.
+    It is *ambiguous* who leads where ranks are about as far (`CLEAR_LEAD`, `CLEAR_IN_FEW`, in the median), as they are
+    after a stage in which they wait for each other, or where no rank leads in most of those steps.
     """
 
     name: str

@@ -50,9 +50,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the address; return 0."""
     config = Config.from_env()
     _check_viewer(args)
-    base = args.url.rstrip("/") if args.url else viewer_url(os.environ, args.viewer)
+    base = args.url or viewer_url(os.environ, args.viewer)
     if not is_address(base):
         raise ConfigError(f"{base!r} is no address of {args.viewer}: write --url http://HOST:PORT")
+    base = base.rstrip("/")
     path = find_run(args.run_or_job, Path(config.directory))
     trace = find_step(path, args.step, args.rank, config.span_budget)
     if args.viewer == "perfetto":

@@ -101,6 +101,8 @@ def _is_ours(spill: Path) -> bool:
 
 def _send_waiting(spill: Path) -> bool:
     """Send the requests that wait in *spill*; return whether they are this user's."""
+    if not spill.is_dir():
+        return True  # it was removed while others were sent
     settings, where = OtlpSettings.from_env(os.environ), short_path(spill)
     if settings is None:
         print(f"requests wait in {where} and are not sent: {_why_not()}")

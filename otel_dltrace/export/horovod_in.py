@@ -126,7 +126,8 @@ def _unpack(packed: BinaryIO, whole: BinaryIO) -> Iterator[str]:
         damage, size = f"its gzip is damaged ({error})", whole.tell()
         if not size:
             raise TraceFormatError(f"{packed.name}: {damage}, and nothing of it can be unpacked") from None
-        doubt = "" if isinstance(error, EOFError) else "may not be what they were, "
+        is_whole = isinstance(error, EOFError) or "Not a gzipped file" in str(error)  # with something else behind it
+        doubt = "" if is_whole else "may not be what they were, "
         yield f"{damage}; {size:,} bytes could be unpacked, {doubt}and whatever came after them is missing"
 
 

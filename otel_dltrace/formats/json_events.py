@@ -117,7 +117,7 @@ class _Scan:
         return None
 
     def _ends(self, at: int) -> Iterator[int]:
-        """Yield how far to look for the event at *at*; of one that is large, as far as to the next."""
+        """Yield how far to look for the event at *at*; of one that is large, as far as to what looks like the next."""
         yield from (at + window for window in _WINDOWS)
         looked_at = at + _WINDOWS[-1]
         if looked_at < len(self.text) and not _NEXT.search(self.text, at, looked_at):

@@ -42,6 +42,6 @@ def is_address(url: str) -> bool:
     """Return whether a browser may be sent to *url*."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:  # a bracket that is not closed
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, or a port that is no number
         return False
