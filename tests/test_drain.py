@@ -255,6 +255,15 @@ def test_what_a_drain_at_work_complained_of_is_no_reason(place, monkeypatch, is_
     assert reasons == (["mine.ring is damaged", ""] if is_at_work else ["a variable is wrong"] * 2)
 
 
+def test_a_pipe_where_a_drain_was_to_complain_holds_nobody_up(place):
+    """In a folder that others write to; no drain is started, and none of its words are known."""
+    starter = launch.DrainStarter("home", place.rings, "auto", {}, lambda _ring: None)
+    os.mkfifo(starter.log)
+    with pytest.raises(OSError, match="No such device"):
+        starter.start_process()
+    assert starter.trouble() == ""
+
+
 def test_what_drains_complained_of_goes_after_a_day(place):
     """With the next drain of the folder, unless its own is still at work."""
     logs = {name: place.rings / f"{name}.log" for name in ("old", "new", "working")}
