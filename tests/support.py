@@ -138,8 +138,8 @@ class Place:
         return sorted(self.folder.glob("dltrace-*"), key=lambda path: path.stat().st_mtime)
 
     def spans(self) -> list[SpanBatch]:
-        """Return all spans of all runs here, one batch per process."""
-        return [batch for run in self.runs() for batch in read_run(run)]
+        """Return all spans of all runs here, one batch per process; a run that is just being made has none yet."""
+        return [batch for run in self.runs() if (run / "hosts").is_dir() for batch in read_run(run)]
 
 
 def waiting(code: str) -> str:
