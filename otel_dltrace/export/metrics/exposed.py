@@ -69,9 +69,8 @@ class Exposed:
     def _concerns(self, rows: Column) -> Column:
         of = self._table
         is_call = of.is_kind(rows, s.COLLECTIVE) | of.is_kind(rows, s.P2P)
-        mask: Column = (self._is_wait[of.numbers(rows)] | is_call | of.is_kind(rows, s.STAGE)) & (
-            rows["step"] != NO_STEP
-        )
+        is_any = self._is_wait[of.numbers(rows)] | is_call | of.is_kind(rows, s.STAGE)
+        mask: Column = is_any & (rows["step"] != NO_STEP)
         return mask
 
     def _blocked(self, operations: Column, stages: Column) -> dict[int, int]:
