@@ -6,10 +6,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 LOOKS = 100
-"""How often a moment is asked for before it is given up: some 100 us, once a second."""
+"""How often a moment that was asked for is looked for at once: some 100 us, once a second. Later it is once a stage."""
 EVERY_NS = 1_000_000_000
 AGAIN_NS = 100_000_000
-"""When it is tried again, where it was given up."""
+"""When the next moment is asked for, after one that did not come at once."""
+SEEN_NS = 2_000
+"""How much later than the device was there a look may still not find it: what it writes comes over a bus."""
 MAX_GAP_NS = 60_000_000_000
 """After a longer gap only the last moment before it counts: a line through all says little of either side."""
 ROUNDING = 2.0**-24
@@ -18,7 +20,7 @@ REMEMBERED = 64
 DRIFT = 1e-4
 """How fast a clock may run away from another, as long as nothing is known of these two."""
 LOOSE = 2.0
-"""A moment known less well than this many times the best is not used."""
+"""A moment known less well than this many times the best is not used, unless the drift since the last one says less."""
 
 
 class Event(Protocol):
@@ -69,8 +71,10 @@ class _Tie(NamedTuple):
 class DeviceClock:
     """The clock of one device.
 
-    A moment in a stream where nothing else runs comes at once, however busy the device is: it lies
-    between the request and the first look that finds it over. No stream waits for another.
+    A moment in a stream where nothing else runs comes at once, however busy the device is: it lies between the last
+    look that does not find it over and the first that does. Where several processes share the device, or all streams
+    one queue (``CUDA_DEVICE_MAX_CONNECTIONS=1``), it may take longer: it is looked for again at the next occasion,
+    and known less well. No stream waits for another.
 
     Args:
         device: The devices.
@@ -81,25 +85,37 @@ class DeviceClock:
     def __init__(self, device: Device, index: int, now: Callable[[], int]) -> None:
         self._device, self._index, self._now = device, index, now
         self._ties: deque[_Tie] = deque(maxlen=REMEMBERED)
+        self._asked: tuple[Event, int] | None = None
         self._next = 0
         self._slope, self._origin = 1.0, (0.0, 0.0)
         self._residual, self._drift, self._range = 0.0, DRIFT, (0.0, 0.0)
         self.anchor: Moment | None = None
 
     def tie(self) -> None:
-        """Find a moment that both clocks know, if it is time for one."""
-        before = self._now()
-        if before < self._next:
+        """Find a moment that both clocks know, if it is time for one; or look for the one that was asked for last."""
+        if self._asked is not None:
+            self.look()
+        elif self._now() >= self._next:
+            event = self._device.event()
+            asked = self._now()
+            event.record(self._device.aside(self._index))
+            self._asked = (event, asked)
+            self.look(LOOKS)
+            self._next = asked + (EVERY_NS if self._asked is None else AGAIN_NS)
+
+    def look(self, most: int = 1) -> None:
+        """Look up to *most* times for the moment that was asked for and not found yet, if there is one."""
+        if self._asked is None:
             return
-        event = self._device.event()
-        before = self._now()
-        event.record(self._device.aside(self._index))
-        for _ in range(LOOKS):
+        event, since = self._asked
+        for _ in range(most):
+            before = self._now()
             if event.query():
-                self._add(event, before, self._now())
-                self._next = before + EVERY_NS
+                self._asked = None
+                self._add(event, since, self._now())
                 return
-        self._next = before + AGAIN_NS
+            since = max(since, before - SEEN_NS)
+        self._asked = (event, since)
 
     def _add(self, event: Event, before: int, after: int) -> None:
         middle = (before + after) // 2
@@ -111,8 +127,7 @@ class DeviceClock:
         self._fit()
 
     def _fit(self) -> None:
-        best = min(tie.half for tie in self._ties)
-        ties = [tie for tie in self._ties if tie.half <= LOOSE * best]
+        ties = self._good_ties()
         first = ties[0]
         xs, ys = [tie.at - first.at for tie in ties], [float(tie.host - first.host) for tie in ties]
         x, y = sum(xs) / len(ties), sum(ys) / len(ties)
@@ -126,6 +141,14 @@ class DeviceClock:
         self._residual = half + rounded + max(abs(tie.host - self.host(tie.at)) for tie in ties)
         self._drift = min(DRIFT, 2 * half / (ties[-1].at - first.at)) if is_long else DRIFT
         self._range = (first.at, ties[-1].at)
+
+    def _good_ties(self) -> list[_Tie]:
+        limit = LOOSE * min(tie.half for tie in self._ties)
+        good: list[_Tie] = []
+        for tie in self._ties:
+            if tie.half <= limit + (self._drift * (tie.at - good[-1].at) if good else 0.0):
+                good.append(tie)
+        return good
 
     def time_of(self, event: Event, anchor: Moment) -> float:
         """Return when *event*, which is over, was: ns by the device since its first anchor."""

@@ -189,7 +189,8 @@ class DeviceMarks:
                 return None
             clock = DeviceClock(self._device, index, self._now)
             used = self._used[index] = _Used(self._device, clock, self._most)
-            clock.tie()
+        if used.clock.anchor is None and not elsewhere:
+            used.clock.tie()
         anchor = used.clock.anchor
         event = None if anchor is None else used.event()
         if anchor is None or event is None:
@@ -207,6 +208,8 @@ class DeviceMarks:
         """Write what the device has passed, in the order in which it was asked; up to *most* spans."""
         if not self._device.is_open():  # a query would break the capture of a graph
             return
+        for used in self._used.values():
+            used.clock.look()
         for _ in range(min(most, len(self._pending))):
             span = self._pending.popleft()  # before it is looked at: another thread may push the first one out
             if not span.is_over():
@@ -218,11 +221,13 @@ class DeviceMarks:
         times = [(begun.time, ended.time) for begun, ended in span.pieces]
         (begun, _), (_, ended) = span.pieces[0], span.pieces[-1]
         clock = begun.used.clock
-        # The device is never before the host that asked it.
-        start = max(clock.host(times[0][0]), begun.host)
-        end = max(clock.host(times[-1][1]), start)
+        start, end = clock.host(times[0][0]), clock.host(times[-1][1])
+        # The device is never before the host that asked it; how long it took is known better than when.
+        behind = max(0, begun.host - start, ended.host - end)
         is_bound = span.asked is not None and ended.time - span.asked.time < WAITED_NS
         source = int(Source.BOUND if is_bound else Source.DEVICE)
         total = round(sum(last - first for first, last in times)) if span.level == Level.STEP else 0
         residual = clock.residual(times[-1][1])
-        self._recorder.device(span.number, span.level, start, end, residual, max(0, total), source, span.step)
+        self._recorder.device(
+            span.number, span.level, start + behind, end + behind, residual, max(0, total), source, span.step
+        )
