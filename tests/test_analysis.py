@@ -10,7 +10,7 @@ from runs import MS, Rank, ddp, ddp_on_devices, rendered
 
 from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
 from otel_dltrace.analysis.clocks import Clocks, clocks
-from otel_dltrace.analysis.collectives import join
+from otel_dltrace.analysis.collectives import is_synchronising, join
 from otel_dltrace.analysis.compose import Guards, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
 from otel_dltrace.analysis.evidence import lateness, others_median
@@ -25,7 +25,7 @@ from otel_dltrace.analysis.stragglers import Straggler
 from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.analysis.throughput import Rates
 from otel_dltrace.analysis.untold import steps_with_operations
-from otel_dltrace.analysis.waits import RankWaits, Waits, is_synchronising, split, waits, widen
+from otel_dltrace.analysis.waits import RankWaits, Waits, split, waits, widen
 from otel_dltrace.model.attributes import number_columns
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
@@ -492,6 +492,59 @@ def test_devices_that_tell_their_buckets_tell_the_straggler(stage, lag):
     assert (found.rank, found.stage, found.excess, found.late) == (1, stage, 20 * MS, 19)
     waited = {r.rank: r.mean for part in report.timings.stages if part.name == "grad_sync" for r in part.ranks}
     assert waited == {0: 21 * MS, 1: MS, 2: 21 * MS}
+
+
+def test_a_batch_is_worked_on_from_when_the_device_is_free():
+    """Not for as long as it lay there while the device, some steps behind its host, was at those before."""
+    rank = Rank()
+    for n in range(10):
+        rank.step(n, 20 * n, 20 * n + 20, seq=n + 1).stage(n, "prepare_batch", 20 * n, 20 * n + 1)
+        rank.stage(n, "forward", 500 + 20 * n, 508 + 20 * n, source=Source.DEVICE)
+        rank.stage(n, "backward", 508 + 20 * n, 518 + 20 * n, source=Source.DEVICE)
+    (batch,) = (part for part in analyse([rank.batch()]).timings.stages if part.name == "train_batch")
+    assert [(r.p50, r.mean) for r in batch.ranks] == [(20 * MS, 20 * MS)]
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aa"])
+def test_who_comes_last_on_a_device_is_told_by_how_long_it_is_at_it(hosts):
+    """Not by when it is assumed to begin, nor by the clocks of the hosts, which are 40 ms apart; all end together."""
+    batches = []
+    for rank, host in enumerate(hosts):
+        one = Rank(rank, 2, host, anchor=Anchor(0, 40 * MS * (host == "b"), 1000))
+        one.collective(NO_STEP, 0, 0, 20, "broadcast_coalesced", source=Source.HOST_ISSUE, backend="nccl")
+        for n in range(10):
+            begin = 100.0 * n
+            one.step(n, begin, begin + 90, seq=n + 1)
+            took = 3 if rank else 33
+            one.collective(n, begin + 5, begin + 5 + took, n + 1, source=Source.RECORDER, backend="nccl")
+        batches.append(one.batch())
+    report = analyse(batches)
+    (found,) = report.stragglers.found
+    assert (found.rank, found.stage, found.arrivals, found.lateness) == (1, "", 9, 30 * MS)
+    assert [(r.wait, r.core, r.completion, r.last) for r in report.waits.ranks] == [
+        (300 * MS, 30 * MS, 0, 0),
+        (None, None, None, 10 + (hosts == "ab")),  # of what hosts have asked for their clocks tell
+    ]
+    assert report.waits.violations == 0
+
+
+@pytest.mark.parametrize("without", [10, 20])
+def test_a_device_s_times_are_not_compared_with_those_of_asking_it(without):
+    """Where one rank's device tells nothing, its forward is how long it took to ask it: nobody is slower for that."""
+    first, second = ddp_on_devices(2, {(0, "forward"): 2.0, (1, "forward"): 2.0}, timed=True)
+    untold = (second["step"] < without) & (second["source"] == Source.DEVICE)
+    second.rows["source"][untold] = Source.HOST_DONE
+    second.rows["end"][untold] = second.rows["start"][untold] + 100
+    second.rows["size"][untold] = 100
+    found = analyse([first, second]).stragglers
+    if without == 10:
+        assert (found.verdict, found.steps) == ("none", 10)
+    else:
+        assert (found.verdict, found.reason) == (
+            "cannot tell",
+            "only 0 of 19 steady steps can be compared, and it takes 5: in the others some ranks have their devices' "
+            "times, and some have not",
+        )
 
 
 def test_launches_by_the_hosts_of_devices_say_nothing_of_waiting():

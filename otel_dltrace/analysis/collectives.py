@@ -1,5 +1,6 @@
 """The same collective on all its ranks: rows joined by the id that every rank computes alike."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,12 @@ from otel_dltrace.model.spans import SpanBatch
 
 _COPIED = ("start", "end", "source", "flags", "step", "descriptor")
 _ROW = np.dtype([("id", "u8"), *((name, "i8") for name in (*_COPIED, "rank", "host", "blocked"))])
+
+_SYNCHRONISING = re.compile(
+    r"_?(mpi_?)?i?(monitored_?)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|push_?pull)(?!.*[vw]$)",
+    re.IGNORECASE,
+)
+"""Operations in which no rank is done before all have come; an all-to-all with sizes may send nothing."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,11 @@ def join(batches: Sequence[SpanBatch]) -> Joined:
 def is_joint(d: Descriptor) -> bool:
     """Return whether ranks meet in *d*: a server answers an asynchronous push_pull whoever else has come."""
     return not d.tensor.startswith(s.ASYNC_PARAM)
+
+
+def is_synchronising(operation: str) -> bool:
+    """Return whether no rank can end *operation* before all have begun it (N x N)."""
+    return _SYNCHRONISING.match(operation) is not None
 
 
 def _group_sizes(batches: Sequence[SpanBatch], descriptors: Sequence[Descriptor]) -> Column:

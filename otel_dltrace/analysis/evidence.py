@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.aligned import is_aligned
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, is_joint
 from otel_dltrace.analysis.own import columns, own
@@ -28,7 +29,7 @@ class Evidence:
     recorded at all. *summed* and *most* (R, n) are by how much a rank came later than the others to a step's
     collectives, all together and at most; *arrived* of the steps have any that the clocks can tell. They are *all*
     that a rank takes part in (R,) unless it has messages, or collectives without an id: who came late to those is
-    not known. *hosts* (R,) numbers the ranks' hosts.
+    not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter.
     """
 
     ranks: tuple[int, ...]
@@ -77,6 +78,8 @@ class Evidence:
 
 def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, threshold: int) -> Evidence:
     """Return what the *steps* that all ranks of *tables* closed say, at a *threshold* in ns."""
+    # What a host has issued its device comes to when it does.
+    joined = joined.take(~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool))
     # Own times are found in the whole table, since blocked time before a step needs the step before.
     times = np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64)
     names = columns(tables[0].stages)
@@ -87,7 +90,7 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
     all_known = tuple(not _waits_elsewhere(t.batch, steps) for t in tables)
-    hosts = clocks([t.batch for t in tables]).hosts
+    hosts = (0,) * len(tables) if is_aligned(joined).all() else clocks([t.batch for t in tables]).hosts
     blind = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
     unseen = opaque, why, blind
     return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts)
@@ -107,9 +110,8 @@ def _lateness_per_step(
     joined: Joined, ranks: tuple[int, ...], steps: Column, threshold: int
 ) -> tuple[Column, Column, int]:
     late = lateness(joined)
-    # One in which the clocks would hide a rank that came late says nothing, nor one to which a device comes later.
+    # One in which the clocks would hide a rank that came late says nothing.
     tells = (joined.uncertainty <= threshold / 2) | (joined.reduce(np.maximum, np.abs(late)) > 0)
-    tells &= ~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool)
     known = np.isin(joined["step"], steps) & joined.to_rows(tells)
     late = late[known]
     row = np.searchsorted(steps, joined["step"][known])

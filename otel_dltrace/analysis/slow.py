@@ -13,7 +13,7 @@ from otel_dltrace.analysis.evidence import others_median, stands_out
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
-from otel_dltrace.analysis.table import StepTable, common_steps
+from otel_dltrace.analysis.table import StepTable, common_steps, comparable
 from otel_dltrace.analysis.untold import untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
@@ -71,7 +71,7 @@ def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
     a straggler does, and by as much; else it is slow in those steps in which it is an outlier on its own rank.
     """
     steps = common_steps(tables)
-    steps = steps[steps >= warm_up]
+    steps = comparable(tables, steps[steps >= warm_up])
     excess = excess_threshold(tables, steps)
     if not len(steps):
         return SlowStages((), excess, OUTLIER_LEAST)

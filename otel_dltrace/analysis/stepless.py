@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from otel_dltrace.analysis.aligned import is_aligned
 from otel_dltrace.analysis.collectives import Joined, is_joint
 from otel_dltrace.analysis.shares import union
 from otel_dltrace.analysis.spread import median
@@ -48,7 +49,7 @@ def _costs_time(joined: Joined, rank: int) -> bool:
 def _by_its_own_host(joined: Joined, worst: RankWaits) -> bool:
     """Return whether ranks of its own host came before it as well: hosts' clocks that differ would look alike."""
     hosts, starts = joined["host"], joined["start"]
-    if (hosts == hosts[0]).all():
+    if (hosts == hosts[0]).all() or is_aligned(joined).all():
         return True
     mine = (joined["rank"] == worst.rank) & (arrivals(joined) > 0)
     beside = (hosts == hosts[mine][0]) & (joined["rank"] != worst.rank)

@@ -1,11 +1,11 @@
 """How long each part of a step takes on each rank: the stages, and three parts that are made of them.
 
-``train_batch`` is the whole batch: from when it was fetched to the end of the optimizer, without the fetches
-of the further batches of an accumulation; ``grad_sync`` is the exposed communication, for which a rank is
-blocked in the backward, in the optimizer or outside any stage; ``residual`` is what neither a stage nor such
-communication covers. The first two lie over other rows, so they add nothing to the sum of a step; all else
-adds up to it, unless stages nest. What comes after the last step, an evaluation and the checkpoint behind it,
-is the beginning of a step that never begins: it counts, and is in no step's time.
+``train_batch`` is the whole batch: from when it was fetched, and the device was done with the one before, to the end
+of the optimizer, without the fetches of the further batches of an accumulation; ``grad_sync`` is the exposed
+communication, for which a rank is blocked in the backward, in the optimizer or outside any stage; ``residual`` is what
+neither a stage nor such communication covers. The first two lie over other rows, so they add nothing to the sum of a
+step; all else adds up to it, unless stages nest. What comes after the last step, an evaluation and the checkpoint
+behind it, is the beginning of a step that never begins: it counts, and is in no step's time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,8 +98,20 @@ def train_batch(t: StepTable) -> Column:
         fetch = t.stages.index(s.DATALOADER_NEXT)
         pieces = np.maximum(t.pieces[:, fetch], 1)
         further = t.total[:, fetch] * (pieces - 1) // pieces
-    time: Column = np.maximum(last - first - further, 0)
+    free = _device_is_free(t)
+    is_behind = free > first
+    # While the device is behind, the host fetches beside it.
+    time: Column = np.maximum(last - np.maximum(first, free) - np.where(is_behind, 0, further), 0)
     return np.where(there.any(axis=1), time, 0)
+
+
+def _device_is_free(t: StepTable) -> Column:
+    """Return when the device was done with the step before each, shape (n,); 0 where it has told neither's times."""
+    done: Column = np.where(t.device, t.last, 0).max(axis=1, initial=0)
+    free: Column = np.zeros_like(done)
+    follows = np.flatnonzero((np.diff(t.steps) == 1) & (np.diff(t.part) == 0) & (done[1:] > 0)) + 1
+    free[follows] = done[follows - 1]
+    return free
 
 
 def grad_sync(t: StepTable, waits: Column) -> Column:

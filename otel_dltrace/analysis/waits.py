@@ -5,21 +5,15 @@ L'_r = min(L, e_r), E'_r = max(E, L'_r), wait_r = max(0, L'_r - b_r), completion
 core_r = the rest, so that wait + core + completion = duration.
 """
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from otel_dltrace.analysis.collectives import Joined
+from otel_dltrace.analysis.aligned import aligned, by_devices
+from otel_dltrace.analysis.collectives import Joined, is_synchronising
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
-
-_SYNCHRONISING = re.compile(
-    r"_?(mpi_?)?i?(monitored_?)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|push_?pull)(?!.*[vw]$)",
-    re.IGNORECASE,
-)
-"""Operations in which no rank is done before all have come; an all-to-all with sizes may send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +40,8 @@ class RankWaits:
 class Waits:
     """All ranks.
 
-    *analysed* collectives have the end of the work on all ranks (``host_done``) and synchronise; of all
-    *joined* ones the begins are compared, for a begin is exact whatever its end means. *violations*
+    *analysed* collectives have the end of the work on all ranks (``host_done``, or devices' times) and synchronise; of
+    all *joined* ones the begins are compared, for a begin is exact whatever its end means. *violations*
     counts ranks that were done before the last one came, *violation* (ns) by how much at most: if they are on
     different hosts, their clocks disagree by at least that much, and by how much at most counts as uncertainty (ns).
     """
@@ -86,36 +80,38 @@ def widen(joined: Joined) -> Joined:
     They are where a rank is done before the last one came. As all are done at about the same time, they are off by
     what the ends lie apart, and by no more than it took the last one besides.
     On one host a rank that is done too early says that the operation did not synchronise, not that clocks differ.
+    What devices were at is `aligned` instead.
     """
     analysed = with_known_ends(joined)
     early = analysed.reduce(np.maximum, _early(analysed))
     wrong = analysed.take((analysed.uncertainty > 0) & (early > 0))
     if not len(wrong):
-        return joined
+        return aligned(joined)
     apart = wrong.reduce(np.maximum, wrong["end"]) - wrong.reduce(np.minimum, wrong["end"])
     is_last = wrong["start"] == wrong.to_rows(wrong.reduce(np.maximum, wrong["start"]))
     core = wrong.reduce(np.maximum, np.where(is_last, wrong["end"] - wrong["start"], 0))
     off = max(int(np.median(apart + core)), int(_early(wrong).max()))
-    return replace(joined, uncertainty=np.where(joined.uncertainty > 0, np.maximum(joined.uncertainty, off), 0))
+    unsure = np.where(joined.uncertainty > 0, np.maximum(joined.uncertainty, off), 0)
+    return aligned(replace(joined, uncertainty=unsure))
 
 
 def with_known_ends(joined: Joined) -> Joined:
-    """Return those that synchronise, and whose end is that of the work on all ranks (``host_done``)."""
-    known = (joined["source"] == s.Source.HOST_DONE) & (joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0)
+    """Return those that synchronise, and whose end is that of the work on all ranks: the host's, or the device's."""
+    whole = joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0
+    by_hosts = joined.reduce(np.logical_and, (joined["source"] == s.Source.HOST_DONE) & whole).astype(bool)
+    by_them = by_devices(joined) & joined.reduce(np.logical_and, whole).astype(bool)
     names = np.array([is_synchronising(d.name) for d in joined.descriptors], bool)
-    return joined.take(names & joined.reduce(np.logical_and, known).astype(bool))
+    return joined.take(names & (by_hosts | by_them))
 
 
 def _early(joined: Joined) -> Column:
-    """Return by how much each row was done before the last rank had come, which cannot be, shape (n,)."""
+    """Return by how much each row was done before the last rank had come, which cannot be, shape (n,).
+
+    What a device does is known in time as well as its clock is tied, which says nothing of the hosts'.
+    """
     latest = joined.to_rows(joined.reduce(np.maximum, joined["start"]))
     early: Column = np.maximum(latest - joined["end"], 0)
-    return early
-
-
-def is_synchronising(operation: str) -> bool:
-    """Return whether no rank can end *operation* before all have begun it (N x N)."""
-    return _SYNCHRONISING.match(operation) is not None
+    return np.where(joined.to_rows(by_devices(joined)), 0, early)
 
 
 def split(begin: Column, end: Column, latest: Column, earliest_end: Column) -> tuple[Column, Column, Column]:
