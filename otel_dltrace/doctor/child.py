@@ -16,15 +16,11 @@ _ANSWERED = "\nwith open(sys.argv[1], 'w') as file: json.dump(answer, file)\n"
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What came back: *answer*, None where there is none for the reason *trouble*; what was said on the way.
-
-    *timed_out*: It would not end.
-    """
+    """What came back: *answer*, None where there is none for the reason *trouble*; what was said on the way."""
 
     answer: Any
     trouble: str
     said: str
-    timed_out: bool = False
 
     @classmethod
     def ask(cls, code: str, env: Mapping[str, str], timeout_s: float = 120.0) -> "Child":
@@ -44,7 +40,7 @@ class Child:
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                return cls(None, f"no answer after {timeout_s:.0f} s", "", timed_out=True)
+                return cls(None, f"no answer after {timeout_s:.0f} s", "")
             except OSError as error:
                 return cls(None, error.strerror or str(error), "")
             with suppress(FileNotFoundError, ValueError):  # it failed before it wrote, or as it did

@@ -96,9 +96,10 @@ class DeviceClock:
         if self._asked is not None:
             self.look()
         elif self._now() >= self._next:
-            event = self._device.event()
+            event, stream = self._device.event(), self._device.aside(self._index)
+            event.record(stream)  # the first time an event and its stream are made, which may take milliseconds
             asked = self._now()
-            event.record(self._device.aside(self._index))
+            event.record(stream)
             self._asked = (event, asked)
             self.look(LOOKS)
             self._next = asked + (EVERY_NS if self._asked is None else AGAIN_NS)
