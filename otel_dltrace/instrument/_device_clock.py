@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 LOOKS = 100
 """How often a moment that was asked for is looked for at once: some 100 us, once a second. Later it is once a stage."""
+FIRST_LOOKS = 1000
+"""How often the first one is looked for at once: without it there are no times."""
 EVERY_NS = 1_000_000_000
 AGAIN_NS = 100_000_000
 """When the next moment is asked for, after one that did not come at once."""
@@ -101,7 +103,7 @@ class DeviceClock:
             asked = self._now()
             event.record(stream)
             self._asked = (event, asked)
-            self.look(LOOKS)
+            self.look(FIRST_LOOKS if self.anchor is None else LOOKS)
             self._next = asked + (EVERY_NS if self._asked is None else AGAIN_NS)
 
     def look(self, most: int = 1) -> None:
