@@ -16,6 +16,7 @@ MAX_EVENTS = 1024
 MAX_PENDING = 4096
 AT_A_STAGE = 4
 """How many spans are looked at when a stage ends; at the end of a step it is all that are done."""
+_DEVICE, _BOUND = int(Source.DEVICE), int(Source.BOUND)
 WAITED_NS = 10_000
 """A device that stood still for less, when it was asked to wait, had nothing to wait for."""
 
@@ -72,8 +73,8 @@ class _Span:
         self.pieces.clear()
 
     def is_over(self) -> bool:
-        marks = [mark for piece in reversed(self.pieces) for mark in reversed(piece)]
-        return all(mark.event.query() for mark in marks)
+        # Each is in the stream that was current: none tells of another.
+        return all(ended.event.query() and begun.event.query() for begun, ended in reversed(self.pieces))
 
 
 class DeviceMarks:
@@ -218,16 +219,14 @@ class DeviceMarks:
             self._write(span)
 
     def _write(self, span: _Span) -> None:
-        times = [(begun.time, ended.time) for begun, ended in span.pieces]
-        (begun, _), (_, ended) = span.pieces[0], span.pieces[-1]
-        clock = begun.used.clock
-        start, end = clock.host(times[0][0]), clock.host(times[-1][1])
+        begun, ended = span.pieces[0][0], span.pieces[-1][1]
+        clock, first, last, total = begun.used.clock, begun.time, ended.time, 0.0
+        if span.level == Level.STEP:
+            total = last - first if len(span.pieces) == 1 else sum(end.time - begin.time for begin, end in span.pieces)
+        start, end = clock.host(first), clock.host(last)
         # The device is never before the host that asked it; how long it took is known better than when.
         behind = max(0, begun.host - start, ended.host - end)
-        is_bound = span.asked is not None and ended.time - span.asked.time < WAITED_NS
-        source = int(Source.BOUND if is_bound else Source.DEVICE)
-        total = round(sum(last - first for first, last in times)) if span.level == Level.STEP else 0
-        residual = clock.residual(times[-1][1])
-        self._recorder.device(
-            span.number, span.level, start + behind, end + behind, residual, max(0, total), source, span.step
-        )
+        is_bound = span.asked is not None and last - span.asked.time < WAITED_NS
+        source = _BOUND if is_bound else _DEVICE
+        times = (start + behind, end + behind, clock.residual(last), max(0, round(total)))
+        self._recorder.device(span.number, span.level, *times, source, span.step)
