@@ -534,6 +534,30 @@ def test_a_step_comes_with_its_stages_however_late_the_device_is(traced: Traced)
     ]
 
 
+def test_long_steps_wait_as_long_as_some_of_them_take(traced: Traced) -> None:
+    """The device may be a step behind, and is only asked where stages end: more than some seconds later."""
+    steps, recorder = traced.tracer.steps, traced.tracer.recorder
+    steps.begin()
+    traced.stage("forward", 20_000, 25_000)
+    steps.begin()
+    assert recorder.ring is not None
+    source = RingSource(recorder.ring.path, buffer=recorder.ring.buffer)
+    for now in (100.0, 100.0 + 2 * PATIENCE_S, 100.0 + 4 * PATIENCE_S):
+        source.scan(alive=True)
+        assert len(source.take(now)) == 0
+    traced.stage("forward", 20_000, 25_000)
+    taken = []
+    for _ in range(3):  # what is written last is read at the next look
+        source.scan(alive=True)
+        taken += named(source, source.take(100.0 + 5 * PATIENCE_S))
+
+    assert [(row["name"], row["step"], row["source"]) for row in taken] == [
+        ("rank.step", 0, Source.HOST_DONE),
+        ("forward", 0, Source.DEVICE),
+    ]
+    assert source.late == 0
+
+
 def test_a_span_whose_times_do_not_come_goes_on_with_the_host_s(traced: Traced) -> None:
     """Some seconds later, though its process records no more; times that come then are counted as late."""
     ring = all_reduce_on_the_device(traced)

@@ -7,8 +7,10 @@ from otel_dltrace.model.arrays import Column, places_in
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.model.spans import empty_rows, stack_rows
 
-PATIENCE_S = 5.0
+PATIENCE_S, MOST_PATIENCE_S = 5.0, 60.0
 """How long a span waits before it goes on with the host's times, by the drain's clock: its process may hang."""
+PATIENCE_STEPS = 3
+"""... and for so many steps where these are longer: a device may be a step behind, and is asked where stages end."""
 MOST_WAITING = 10_000
 HELD = np.uint16(1 << 15)
 """A flag of rows that are held: a drain that is started anew tells by it where they were."""
@@ -29,6 +31,7 @@ class DeviceAmends:
         self.held = empty_rows()
         self.late = 0
         self._since: Column = np.zeros(0)
+        self._patience = PATIENCE_S
         self._times = np.zeros(0, DEVICE_DTYPE)
         self._given_up = np.zeros(0, np.uint32)
 
@@ -49,6 +52,7 @@ class DeviceAmends:
         # The times of a stage come before it does, which is held until its step is over.
         self._times = np.concatenate([self._times, times[~is_late]])[-MOST_WAITING:]
         of_steps = rows["level"] == Level.STEP
+        self._patience = _patience(rows.compress(of_steps), self._patience)
         waits |= of_steps & np.isin(rows["step"], rows["step"].compress(waits & of_steps))
         waiting = stack_rows([self.held, rows.compress(waits)])
         since = np.append(self._since, np.full(len(waiting) - len(self._since), now))
@@ -58,7 +62,7 @@ class DeviceAmends:
         self._times = np.delete(self._times, known[found])
         lacks = (waiting["flags"] & _DEVICE != 0) & (known < 0)
         waiting["flags"] &= ~(_DEVICE | HELD)
-        asks = lacks & (since + PATIENCE_S > now) & (not is_last)
+        asks = lacks & (since + self._patience > now) & (not is_last)
         self._given_up = np.concatenate([self._given_up, waiting["span_no"].compress(lacks & ~asks)])[-MOST_WAITING:]
         waiting["flags"][asks] |= _DEVICE
         of_steps = waiting["level"] == Level.STEP
@@ -66,6 +70,14 @@ class DeviceAmends:
         self.held, self._since = waiting.compress(stays), since[stays]
         self.held["flags"] |= HELD
         return stack_rows([rows.compress(~waits), waiting.compress(~stays)])
+
+
+def _patience(steps: Column, before: float) -> float:
+    """Return how long to wait, s: by how long the *steps* took, and their stages; as *before* where there are none."""
+    if not len(steps):
+        return before
+    longest = int((steps["end"] - steps["start"]).max()) / 1e9
+    return min(max(PATIENCE_S, PATIENCE_STEPS * longest), MOST_PATIENCE_S)
 
 
 def _apply(rows: Column, which: Column, times: Column) -> None:
