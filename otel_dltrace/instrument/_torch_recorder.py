@@ -29,8 +29,7 @@ EVERY_NS, SELDOM_NS = 1_000_000_000, 4_000_000_000
 """How long after a look the next one comes, at least and at most: the drain waits five seconds for times."""
 SETTLED_NS = 300_000_000
 """When an operation is looked for: the watchdog looks ten times a second."""
-FORGOTTEN_NS = 60_000_000_000
-"""After so long nobody waits for it: the drain has let it go (`export/device.py`)."""
+FORGOTTEN_NS = 10_000_000_000
 CLOCKS_NS = 50_000_000
 """What two clocks may drift apart between two looks. A group of the same name was there longer ago."""
 MOST = 4096
