@@ -528,23 +528,62 @@ def test_who_comes_last_on_a_device_is_told_by_how_long_it_is_at_it(hosts):
     assert report.waits.violations == 0
 
 
-@pytest.mark.parametrize("without", [10, 20])
-def test_a_device_s_times_are_not_compared_with_those_of_asking_it(without):
+def without_device(batch, stages, steps):
+    """Have the *stages* of a batch's first *steps* the times of the host alone, which only asks."""
+    told = (batch["step"] < steps) & (batch["source"] == Source.DEVICE) & batch.lookup(lambda d: d.name in stages, bool)
+    batch.rows["source"][told] = Source.HOST_DONE
+    batch.rows["end"][told] = batch.rows["start"][told] + 100
+    batch.rows["size"][told] = 100
+
+
+@pytest.mark.parametrize("steps", [10, 20])
+def test_a_device_s_times_are_not_compared_with_those_of_asking_it(steps):
     """Where one rank's device tells nothing, its forward is how long it took to ask it: nobody is slower for that."""
     first, second = ddp_on_devices(2, {(0, "forward"): 2.0, (1, "forward"): 2.0}, timed=True)
-    untold = (second["step"] < without) & (second["source"] == Source.DEVICE)
-    second.rows["source"][untold] = Source.HOST_DONE
-    second.rows["end"][untold] = second.rows["start"][untold] + 100
-    second.rows["size"][untold] = 100
-    found = analyse([first, second]).stragglers
-    if without == 10:
-        assert (found.verdict, found.steps) == ("none", 10)
-    else:
-        assert (found.verdict, found.reason) == (
-            "cannot tell",
-            "only 0 of 19 steady steps can be compared, and it takes 5: in the others some ranks have their devices' "
-            "times, and some have not",
-        )
+    without_device(second, ("forward", "backward", "optimizer"), steps)
+    report = analyse([first, second])
+    assert report.stragglers.verdict == ("none" if steps == 10 else "cannot tell")
+    assert ("without the times of all ranks' devices" in report.stragglers.reason) == (steps == 20)
+    assert {one.slow.against for one in report.saturation.stages} <= {"usual"}
+
+
+def test_one_stage_without_a_device_s_times_leaves_the_others_to_be_compared():
+    """A captured piece, or an optimizer that is offloaded, is no reason to say nothing of the forward."""
+    first, second = ddp_on_devices(2, {(1, "forward"): 20.0}, timed=True)
+    without_device(first, ("optimizer",), 20)
+    report = analyse([first, second])
+    (found,) = report.stragglers.found
+    assert (found.rank, found.stage, found.slow, found.late) == (1, "forward", 19, 19)
+    assert len(report.stragglers.frontier) > 0
+
+
+def test_a_small_collective_behind_a_large_one_does_not_acquit():
+    """Whoever came late made all wait at the large one, which may hide it; to the small one all come at once."""
+    ranks = [Rank(r, 3) for r in range(3)]
+    for n in range(20):
+        begin = 120.0 * n
+        for r, rank in enumerate(ranks):
+            ready = begin + 40 + 7 * (r == 1)
+            end = begin + 117
+            rank.step(n, begin, begin + 120, seq=2 * n + 1).stage(n, "forward", begin, ready, source=Source.DEVICE)
+            rank.collective(n, ready, end, 2 * n + 1, source=Source.RECORDER, backend="nccl")
+            rank.collective(n, end, end + 0.05, 2 * n + 2, source=Source.RECORDER, backend="nccl")
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert (found.rank, found.stage, found.arrivals) == (1, "forward", 0)
+
+
+def test_a_device_s_clock_that_is_tied_loosely_accuses_nobody():
+    """The ranks share a host; one's device seems 12 ms later than it is, and says that it may be 24."""
+    first, second = ddp_on_devices(2, {}, timed=False)
+    for batch, later in ((first, 0), (second, 12 * MS)):
+        of_device = batch["source"] == Source.DEVICE
+        batch.rows["b"][of_device] = 2 * later
+        buckets = batch.lookup(lambda d: d.is_bucket, bool)
+        batch.rows["source"][buckets] = Source.DEVICE
+        batch.rows["end"][buckets] += 3 * MS
+        for name in ("start", "end"):
+            batch.rows[name][of_device | buckets] += later
+    assert analyse([first, second]).stragglers.found == ()
 
 
 def test_launches_by_the_hosts_of_devices_say_nothing_of_waiting():

@@ -25,10 +25,9 @@ def is_aligned(joined: Joined) -> Column:
     None is done before all have come, so who was at it for longer came earlier, and waited. That is known better than
     how clocks of several hosts compare, and than when a device was at what its recorder tells (``recorder``).
     """
-    apart = joined.reduce(np.minimum, joined["host"]) != joined.reduce(np.maximum, joined["host"])
-    apart |= joined.reduce(np.logical_or, joined["source"] == s.Source.RECORDER).astype(bool)
+    is_vague = joined.apart | joined.reduce(np.logical_or, joined["source"] == s.Source.RECORDER).astype(bool)
     synchronises = np.array([is_synchronising(d.name) for d in joined.descriptors], bool)
-    mask: Column = apart & synchronises & by_devices(joined)
+    mask: Column = is_vague & synchronises & by_devices(joined)
     return mask
 
 
@@ -46,3 +45,9 @@ def aligned(joined: Joined) -> Joined:
         rows[name] += np.where(joined.to_rows(moves), later, 0)
     least = joined.reduce(np.minimum, joined["end"] - joined["start"])
     return replace(joined, rows=rows, uncertainty=np.where(moves, np.maximum(least // APART, 1), joined.uncertainty))
+
+
+def clear_of_clocks(joined: Joined) -> Joined:
+    """Return those that `is_aligned` picks where hosts' clocks would matter to the others; all where there are none."""
+    told = is_aligned(joined)
+    return joined.take(told) if told.any() and joined.apart.any() else joined

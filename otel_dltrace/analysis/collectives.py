@@ -14,7 +14,7 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
 _COPIED = ("start", "end", "source", "flags", "step", "descriptor")
-_ROW = np.dtype([("id", "u8"), *((name, "i8") for name in (*_COPIED, "rank", "host", "blocked"))])
+_ROW = np.dtype([("id", "u8"), *((name, "i8") for name in (*_COPIED, "rank", "host", "blocked", "off"))])
 
 _SYNCHRONISING = re.compile(
     r"_?(mpi_?)?i?(monitored_?)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|push_?pull)(?!.*[vw]$)",
@@ -28,8 +28,8 @@ class Joined:
     """g collectives, each with one row for each rank of its group.
 
     The rows of collective i are ``rows[begins[i]:begins[i + 1]]``, by rank; their starts and ends
-    are comparable, give or take *uncertainty* (g,) ns: 0 where all ranks share one host. From *blocked* on
-    a row blocks its rank.
+    are comparable, give or take *uncertainty* (g,) ns: 0 where all ranks share the clock of one host. From *blocked*
+    on a row blocks its rank; by how much a device's times may be *off* is uncertainty, too.
     *descriptors* are those of the first rank. *incomplete* counts what could not be joined.
     """
 
@@ -51,6 +51,12 @@ class Joined:
     def sizes(self) -> Column:
         """How many ranks each has, shape (g,)."""
         return np.diff(self.begins)
+
+    @property
+    def apart(self) -> Column:
+        """Mask (g,) of those whose ranks are on several hosts."""
+        apart: Column = self.reduce(np.minimum, self["host"]) != self.reduce(np.maximum, self["host"])
+        return apart
 
     def reduce(self, function: np.ufunc, values: Column) -> Column:
         """Return *function* (``np.maximum``, ...) of *values* (n,) over the ranks of each, shape (g,)."""
@@ -88,9 +94,8 @@ def join(batches: Sequence[SpanBatch]) -> Joined:
     if not len(rows):
         return Joined(rows, np.zeros(1, np.int64), (), np.zeros(0, np.int64))
     everything = Joined(rows, begins, tuple(table[i] for i in rows["descriptor"][begins[:-1]].tolist()), begins[:-1])
-    hosts = rows["host"]
-    apart = everything.reduce(np.minimum, hosts) != everything.reduce(np.maximum, hosts)
-    everything = replace(everything, uncertainty=np.where(apart, clocks(batches).uncertainty, 0))
+    unsure = np.where(everything.apart, clocks(batches).uncertainty, 0) + 2 * everything.reduce(np.maximum, rows["off"])
+    everything = replace(everything, uncertainty=unsure)
     expected = _group_sizes(batches, everything.descriptors)
     doubled = np.append(False, same & (rows["rank"][1:] == rows["rank"][:-1]))
     whole = (everything.sizes == expected) & ~everything.reduce(np.logical_or, doubled)
@@ -124,6 +129,7 @@ def _rows(batches: Sequence[SpanBatch]) -> tuple[Column, list[Descriptor]]:
         for name in _COPIED:
             part[name] = batch[name][known]
         part["blocked"] = _blocked_from(batch, batch.rows[known])
+        part["off"] = _off(batch, batch.rows[known])
         for name in ("start", "end", "blocked"):
             part[name] += offset
         part["descriptor"] += len(table)
@@ -131,6 +137,19 @@ def _rows(batches: Sequence[SpanBatch]) -> tuple[Column, list[Descriptor]]:
         table.extend(batch.descriptors)
         parts.append(part)
     return np.concatenate(parts), table
+
+
+def _off(batch: SpanBatch, rows: Column) -> Column:
+    """Return by how many ns the device's times of *rows* of a batch may be off: as those of their step's stages."""
+    stages = batch.rows[batch.is_kind(s.STAGE) & (batch["source"] == s.Source.DEVICE)]
+    off = np.zeros(len(rows), np.int64)
+    if len(stages):
+        steps, place = np.unique(stages["step"], return_inverse=True)
+        most = np.zeros(len(steps), np.int64)
+        np.maximum.at(most, place, stages["b"])
+        at = np.minimum(np.searchsorted(steps, rows["step"]), len(steps) - 1)
+        off = np.where(rows["source"] == s.Source.DEVICE, most[at], 0)
+    return off
 
 
 def _blocked_from(batch: SpanBatch, rows: Column) -> Column:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.aligned import is_aligned
+from otel_dltrace.analysis.aligned import clear_of_clocks, is_aligned
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, is_joint
-from otel_dltrace.analysis.own import columns, own
+from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, untold
 from otel_dltrace.model import semconv as s
@@ -80,14 +80,19 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     """Return what the *steps* that all ranks of *tables* closed say, at a *threshold* in ns."""
     # What a host has issued its device comes to when it does.
     joined = joined.take(~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool))
+    joined = clear_of_clocks(joined)
     # Own times are found in the whole table, since blocked time before a step needs the step before.
-    times = np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64)
+    untimed = mixed(tables, steps)
+    times = comparable(np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64), untimed)
     names = columns(tables[0].stages)
     ranks = tuple(t.rank for t in tables)
     # A wait for the others that nobody recorded looks like computing.
     hidden = [untold(t, steps) for t in tables]
     opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
     why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
+    if len(untold_of_devices := np.flatnonzero(untimed.sum(axis=0) > SHARE_OF_STEPS * len(steps))):
+        opaque |= frozenset(untold_of_devices.tolist())
+        why = why or "the times of all ranks' devices"
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
     all_known = tuple(not _waits_elsewhere(t.batch, steps) for t in tables)
     hosts = (0,) * len(tables) if is_aligned(joined).all() else clocks([t.batch for t in tables]).hosts
@@ -112,7 +117,9 @@ def _lateness_per_step(
     late = lateness(joined)
     # One in which the clocks would hide a rank that came late says nothing.
     tells = (joined.uncertainty <= threshold / 2) | (joined.reduce(np.maximum, np.abs(late)) > 0)
-    known = np.isin(joined["step"], steps) & joined.to_rows(tells)
+    # Nor does a step in which a large one may hide what a small one behind it, for which all are there, cannot show.
+    hidden = np.setdiff1d(joined["step"][~joined.to_rows(tells)], joined["step"][late != 0])
+    known = np.isin(joined["step"], np.setdiff1d(steps, hidden)) & joined.to_rows(tells)
     late = late[known]
     row = np.searchsorted(steps, joined["step"][known])
     place = (np.searchsorted(ranks, joined["rank"][known]), row)

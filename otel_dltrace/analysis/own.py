@@ -1,5 +1,7 @@
 """What a rank itself does in a step: own = stage - the stages inside it - the time it is blocked by others."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from otel_dltrace.analysis.blocked import blocked
@@ -32,6 +34,22 @@ def own(t: StepTable) -> Column:
     """Return the rank's own time in each column, (n, S + 2)."""
     own_time: Column = np.maximum(spent(t) - blocked(t), 0)
     return own_time
+
+
+def mixed(tables: Sequence[StepTable], steps: Column) -> Column:
+    """Return a mask (n, S + 2) of what has its device's times on some ranks in *steps*, and the host's on others.
+
+    There it is how long it took to ask the device, which says nothing beside how long that was at it.
+    """
+    device = np.array([t.device[t.rows_of(steps)] for t in tables])
+    there = np.array([t.pieces[t.rows_of(steps)] > 0 for t in tables])
+    stages = device.any(axis=0) & (there & ~device).any(axis=0)
+    return np.column_stack((np.zeros(len(steps), bool), stages, stages.any(axis=1)))
+
+
+def comparable(times: Column, of_mixed: Column) -> Column:
+    """Return *times* (R, n, S + 2) of which what is *mixed* is alike on all ranks: nobody stands out by it."""
+    return np.where(of_mixed, times.min(axis=0), times)
 
 
 def _exclusive(t: StepTable) -> Column:

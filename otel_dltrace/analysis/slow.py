@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 
 from otel_dltrace.analysis.evidence import others_median, stands_out
-from otel_dltrace.analysis.own import columns, own
+from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
-from otel_dltrace.analysis.table import StepTable, common_steps, comparable
+from otel_dltrace.analysis.table import StepTable, common_steps
 from otel_dltrace.analysis.untold import untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
@@ -71,7 +71,7 @@ def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
     a straggler does, and by as much; else it is slow in those steps in which it is an outlier on its own rank.
     """
     steps = common_steps(tables)
-    steps = comparable(tables, steps[steps >= warm_up])
+    steps = steps[steps >= warm_up]
     excess = excess_threshold(tables, steps)
     if not len(steps):
         return SlowStages((), excess, OUTLIER_LEAST)
@@ -83,10 +83,11 @@ def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
 
 def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int) -> Iterator[Slow]:
     times = np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64)
-    others = others_median(times) if len(tables) > 1 else times
+    of_all = comparable(times, mixed(tables, steps))
+    others = others_median(of_all) if len(tables) > 1 else times
     usual = np.broadcast_to(np.median(times, axis=1, keepdims=True), times.shape)
-    over_others, outliers = times - others > excess, times - usual > outlier
-    often = stands_out(times - others, excess)
+    over_others, outliers = of_all - others > excess, times - usual > outlier
+    often = stands_out(of_all - others, excess)
     for r, t in enumerate(tables):
         hidden = untold(t, steps) if len(tables) > 1 else frozenset()
         for c, name in enumerate(columns(t.stages)):

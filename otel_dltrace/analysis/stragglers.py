@@ -21,7 +21,7 @@ from otel_dltrace.analysis.own import IN_WORDS, columns, spent
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stepless import SHARE_OF_TIME, last_comer
-from otel_dltrace.analysis.table import RESIDUAL, StepTable, common_steps, comparable
+from otel_dltrace.analysis.table import RESIDUAL, StepTable, common_steps
 from otel_dltrace.model.arrays import Column
 
 SHARE_OF_STEP = 0.05
@@ -99,11 +99,10 @@ def stragglers(
         expected: The world's size.
         drifted: Ranks whose steps are numbered differently.
     """
-    done = common_steps(tables)
-    done = done[done >= warm_up]
-    steps = comparable(tables, done)
+    steps = common_steps(tables)
+    steps = steps[steps >= warm_up]
     threshold = excess_threshold(tables, steps)
-    why = _why_not(tables, done, expected, drifted) or _why_not_comparable(len(steps), len(done))
+    why = _why_not(tables, steps, expected, drifted)
     if not any(len(t.steps) for t in tables) and len(joined):
         verdict, reason, found = _by_arrivals(tables, joined, expected)
     else:
@@ -165,15 +164,6 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
         steady = "steady step was" if len(steps) == 1 else "steady steps were"
         return f"only {len(steps)} {steady} done by all ranks, and it takes {MIN_STEPS}"
     return ""
-
-
-def _why_not_comparable(steps: int, of: int) -> str:
-    if steps >= MIN_STEPS:
-        return ""
-    return (
-        f"only {steps} of {of} steady steps can be compared, and it takes {MIN_STEPS}: in the others some ranks have "
-        "their devices' times, and some have not"
-    )
 
 
 def _judge(e: Evidence) -> Judgement:

@@ -158,20 +158,6 @@ def common_steps(tables: Sequence[StepTable]) -> Column:
     return reduce(np.intersect1d, (table.steps for table in tables))
 
 
-def comparable(tables: Sequence[StepTable], steps: Column) -> Column:
-    """Return those of *steps* in which no stage has its device's times on some ranks, and the host's on others.
-
-    There it is how long it took to ask the device, which says nothing beside how long that was at it.
-    """
-    if not any(t.device.any() for t in tables):
-        return steps
-    device = np.array([t.device[t.rows_of(steps)] for t in tables])
-    there = np.array([t.pieces[t.rows_of(steps)] > 0 for t in tables])
-    mixed = device.any(axis=0) & (there & ~device).any(axis=0)
-    alike: Column = steps[~mixed.any(axis=1)]
-    return alike
-
-
 def _table(parts: Sequence[SpanBatch], names: tuple[str, ...]) -> StepTable:
     batch = joined(parts)
     rows = batch.rows

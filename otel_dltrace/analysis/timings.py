@@ -98,10 +98,9 @@ def train_batch(t: StepTable) -> Column:
         fetch = t.stages.index(s.DATALOADER_NEXT)
         pieces = np.maximum(t.pieces[:, fetch], 1)
         further = t.total[:, fetch] * (pieces - 1) // pieces
-    free = _device_is_free(t)
-    is_behind = free > first
     # While the device is behind, the host fetches beside it.
-    time: Column = np.maximum(last - np.maximum(first, free) - np.where(is_behind, 0, further), 0)
+    behind = np.maximum(_device_is_free(t) - first, 0)
+    time: Column = np.maximum(last - first - np.maximum(further, behind), 0)
     return np.where(there.any(axis=1), time, 0)
 
 

@@ -43,7 +43,8 @@ class Waits:
     *analysed* collectives have the end of the work on all ranks (``host_done``, or devices' times) and synchronise; of
     all *joined* ones the begins are compared, for a begin is exact whatever its end means. *violations*
     counts ranks that were done before the last one came, *violation* (ns) by how much at most: if they are on
-    different hosts, their clocks disagree by at least that much, and by how much at most counts as uncertainty (ns).
+    different hosts, their clocks disagree by at least that much, and by how much at most counts as uncertainty (ns),
+    which is the mean one where it differs.
     """
 
     joined: int
@@ -58,7 +59,8 @@ class Waits:
 
 def waits(joined: Joined) -> Waits:
     """Return who waits, and who comes last, in the collectives that all ranks of a group took part in."""
-    joined, analysed = widen(joined), with_known_ends(joined)
+    joined = widen(joined)
+    analysed = with_known_ends(joined)
     early = _early(analysed)
     synchronising = sum(is_synchronising(d.name) for d in joined.descriptors)
     late, parts = arrivals(joined), _parts(analysed)
@@ -69,9 +71,15 @@ def waits(joined: Joined) -> Waits:
         synchronising - len(analysed),
         int((early > 0).sum()),
         int(early.max(initial=0)),
-        int(joined.uncertainty.max(initial=0)),
+        _usual(analysed.uncertainty if len(analysed) else joined.uncertainty),
         tuple(_rank(rank, analysed, parts, joined, late) for rank in np.unique(joined["rank"]).tolist()),
     )
+
+
+def _usual(uncertainty: Column) -> int:
+    """Return the mean of those that are unsure at all."""
+    unsure = uncertainty[uncertainty > 0]
+    return round(float(unsure.mean())) if len(unsure) else 0
 
 
 def widen(joined: Joined) -> Joined:
@@ -84,15 +92,17 @@ def widen(joined: Joined) -> Joined:
     """
     analysed = with_known_ends(joined)
     early = analysed.reduce(np.maximum, _early(analysed))
-    wrong = analysed.take((analysed.uncertainty > 0) & (early > 0))
+    wrong = analysed.take(analysed.apart & (analysed.uncertainty > 0) & (early > 0))
     if not len(wrong):
         return aligned(joined)
     apart = wrong.reduce(np.maximum, wrong["end"]) - wrong.reduce(np.minimum, wrong["end"])
     is_last = wrong["start"] == wrong.to_rows(wrong.reduce(np.maximum, wrong["start"]))
     core = wrong.reduce(np.maximum, np.where(is_last, wrong["end"] - wrong["start"], 0))
     off = max(int(np.median(apart + core)), int(_early(wrong).max()))
-    unsure = np.where(joined.uncertainty > 0, np.maximum(joined.uncertainty, off), 0)
-    return aligned(replace(joined, uncertainty=unsure))
+    is_unsure = joined.apart & (joined.uncertainty > 0)
+    return aligned(
+        replace(joined, uncertainty=np.where(is_unsure, np.maximum(joined.uncertainty, off), joined.uncertainty))
+    )
 
 
 def with_known_ends(joined: Joined) -> Joined:

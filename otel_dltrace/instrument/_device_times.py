@@ -223,7 +223,8 @@ class DeviceMarks:
         clock, first, last, total = begun.used.clock, begun.time, ended.time, 0.0
         if span.level == Level.STEP:
             total = last - first if len(span.pieces) == 1 else sum(end.time - begin.time for begin, end in span.pieces)
-        start, end = clock.host(first), clock.host(last)
+        start = clock.host(first)
+        end = max(clock.host(last), start)
         # The device is never before the host that asked it; how long it took is known better than when.
         behind = max(0, begun.host - start, ended.host - end)
         is_bound = span.asked is not None and last - span.asked.time < WAITED_NS
