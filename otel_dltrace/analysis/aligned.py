@@ -47,7 +47,11 @@ def aligned(joined: Joined) -> Joined:
     return replace(joined, rows=rows, uncertainty=np.where(moves, np.maximum(least // APART, 1), joined.uncertainty))
 
 
-def clear_of_clocks(joined: Joined) -> Joined:
-    """Return those that `is_aligned` picks where hosts' clocks would matter to the others; all where there are none."""
+def telling(joined: Joined) -> Joined:
+    """Return those that may tell who came late: where hosts' clocks would matter, what `is_aligned` picks, if anything.
+
+    What a host has issued its device comes to when it does.
+    """
+    joined = joined.take(~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool))
     told = is_aligned(joined)
     return joined.take(told) if told.any() and joined.apart.any() else joined

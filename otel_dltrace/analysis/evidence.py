@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.aligned import clear_of_clocks, is_aligned
+from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, is_joint
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
@@ -78,9 +78,7 @@ class Evidence:
 
 def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, threshold: int) -> Evidence:
     """Return what the *steps* that all ranks of *tables* closed say, at a *threshold* in ns."""
-    # What a host has issued its device comes to when it does.
-    joined = joined.take(~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool))
-    joined = clear_of_clocks(joined)
+    joined = telling(joined)
     # Own times are found in the whole table, since blocked time before a step needs the step before.
     untimed = mixed(tables, steps)
     times = comparable(np.stack([own(t)[t.rows_of(steps)] for t in tables]).astype(np.float64), untimed)

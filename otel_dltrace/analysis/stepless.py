@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from otel_dltrace.analysis.aligned import clear_of_clocks, is_aligned
+from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.collectives import Joined, is_joint
 from otel_dltrace.analysis.shares import union
 from otel_dltrace.analysis.spread import median
@@ -26,9 +26,7 @@ _NEVER = np.iinfo(np.int64).min
 
 def last_comer(tables: Sequence[StepTable], joined: Joined) -> RankWaits | None:
     """Return the rank that alone has the others wait in *joined*; None if there is none, or none can be told."""
-    # What a host has issued its device comes to when it does.
-    joined = joined.take(~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool))
-    joined = clear_of_clocks(joined)
+    joined = telling(joined)
     if not len(joined):
         return None
     ranks = waits(joined).ranks

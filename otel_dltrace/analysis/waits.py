@@ -107,11 +107,10 @@ def widen(joined: Joined) -> Joined:
 
 def with_known_ends(joined: Joined) -> Joined:
     """Return those that synchronise, and whose end is that of the work on all ranks: the host's, or the device's."""
-    whole = joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0
-    by_hosts = joined.reduce(np.logical_and, (joined["source"] == s.Source.HOST_DONE) & whole).astype(bool)
-    by_them = by_devices(joined) & joined.reduce(np.logical_and, whole).astype(bool)
+    whole = joined.reduce(np.logical_and, joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0).astype(bool)
+    by_hosts = joined.reduce(np.logical_and, joined["source"] == s.Source.HOST_DONE).astype(bool)
     names = np.array([is_synchronising(d.name) for d in joined.descriptors], bool)
-    return joined.take(names & (by_hosts | by_them))
+    return joined.take(names & whole & (by_hosts | by_devices(joined)))
 
 
 def _early(joined: Joined) -> Column:
