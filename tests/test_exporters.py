@@ -22,7 +22,7 @@ from otel_dltrace.model.errors import ConfigError
 from tests import servers
 from tests.runs import Rank
 from tests.support import Place
-from tests.test_bad_days import EVERYTHING, SLACK_S, STEPS, recorded
+from tests.test_bad_days import EVERYTHING, SLACK_S, STEPS, TAKEN_UP, recorded
 
 SHOP = """
     import os, sys, threading, time
@@ -246,14 +246,6 @@ def test_a_bad_exporter_costs_its_own_spans_alone(place, shop, name, why):
     assert len(recorded(place)) == spans - 10
     assert len(in_the_shop(place)) == delivery["to_file"]["accepted"] == spans
     assert (delivery[name]["accepted"], delivery[name]["dropped"]) == (0, {why: spans})
-
-
-TAKEN_UP = """
-    from pathlib import Path
-    while not list(Path().glob("dltrace-*/hosts/*/drain.json")):
-        time.sleep(0.01)
-"""
-"""Waits until the drain has told of the run."""
 
 
 def test_what_an_exporter_still_has_to_take_is_not_said_to_be_safe(place, shop):
