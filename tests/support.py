@@ -158,10 +158,11 @@ def a_place(folder: Path) -> Iterator[Place]:
     finally:
         for child in place.children:
             child.kill()
-            child.communicate()
         for process in place.processes():  # ranks outlive a killed torchrun
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        for child in place.children:
+            child.communicate()  # whoever had its pipes as well is gone by now
         shutil.rmtree(rings, ignore_errors=True)
 
 
