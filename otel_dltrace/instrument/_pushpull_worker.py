@@ -250,9 +250,9 @@ class _Pushed:
             failed("push_pull", broken)
 
     def completed(self, end: int, error: "PushPullError | None") -> None:
-        """Write the operation."""
+        """Write the operation; one that failed may have begun just after all did."""
         try:
-            self._end = end
+            self._end = end = max(end, self._start)
             recorder, number, step, flags = self._recorder, self._number, self._step, _ASYNC
             if error is not None:
                 flags |= _ERROR

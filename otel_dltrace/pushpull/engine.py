@@ -204,7 +204,7 @@ class Engine:
                 task.enqueued_ns = time.monotonic_ns()
             self._queues[task.queue].put(task)
         if not operation.tasks:
-            self._complete(operation, None)
+            self._complete(operation, None, time.monotonic_ns())
 
     def _follow(self, operation: Operation, followed: PushPull) -> None:
         """Have *followed* told of *operation*, at once of its end if the engine has given up in the meantime."""
@@ -262,9 +262,9 @@ class Engine:
             operation.remaining -= 1
             last = not operation.remaining
         if last:
-            self._complete(operation, None)
+            self._complete(operation, None, time.monotonic_ns())
 
-    def _complete(self, operation: Operation, error: PushPullError | None) -> None:
+    def _complete(self, operation: Operation, error: PushPullError | None, end: int) -> None:
         with self._lock:
             if operation not in self._under_way:
                 return  # the engine gave up in the meantime
@@ -272,12 +272,12 @@ class Engine:
             followed = operation.followed
         operation.error = error
         if error is not None:
-            _cut_off(operation)
+            _cut_off(operation, end)
         tensor = operation.tensor
         if error is None and self.layout.is_root and tensor.buffers is not None:
             tensor.buffers.unlink()
         if followed is not None:
-            followed.completed(time.monotonic_ns(), error)
+            followed.completed(end, error)
         tensor.busy = False
         operation.done.set()
 
@@ -293,6 +293,7 @@ class Engine:
                 self.options.bereft.touch()
         for queue in self._queues.values():
             queue.close()
+        end = time.monotonic_ns()  # before that of whoever hears of it from us
         # First tell the others: whoever waits here may end the process as soon as it learns of the error.
         self._peers.close(reason)
         if self._servers is not None and reason:
@@ -301,7 +302,7 @@ class Engine:
         elif self._servers is not None:
             self._servers.close()  # here: Python 3.12 starts no thread once the program has ended
         for operation in open_ones:
-            self._complete(operation, error)
+            self._complete(operation, error, end)
 
 
 def _by_signal(queues: Iterable[StageQueue]) -> dict[Signal, list[StageQueue]]:
@@ -313,7 +314,7 @@ def _by_signal(queues: Iterable[StageQueue]) -> dict[Signal, list[StageQueue]]:
     return table
 
 
-def _cut_off(operation: Operation) -> None:
+def _cut_off(operation: Operation, end: int) -> None:
     """Tell of the requests of *operation* that are not answered any more: what a server did for them is below these.
 
     No stage is told of from then on, but for one that is just being told of: it ended before its operation.
@@ -322,5 +323,5 @@ def _cut_off(operation: Operation) -> None:
         followed = operation.stages_followed.pop(task.partition, None)
         # A partition in a stage's queue has left the stage before it.
         if followed is not None and task.queue in (_PUSH, _PULL) and task.started_ns > task.enqueued_ns:
-            times = task.enqueued_ns, task.started_ns, time.monotonic_ns()
+            times = task.enqueued_ns, task.started_ns, max(task.started_ns, end)
             followed.stage_finished(task.partition, task.queue, task.nbytes, task.server, *times)

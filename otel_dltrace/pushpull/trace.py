@@ -39,7 +39,7 @@ class PushPull(Protocol):
         """Somebody had to wait for the push_pull, and goes on now that it is done or has failed."""
 
     def completed(self, end: int, error: PushPullError | None) -> None:
-        """The last partition is done, or the push_pull failed: then with *error*."""
+        """The last partition is done, or the push_pull failed: then with *error*, and when the job did."""
 
 
 class Served(Protocol):
