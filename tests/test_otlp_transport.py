@@ -546,7 +546,7 @@ def test_a_host_that_is_gone_is_given_up_soon_over_grpc():
 
 
 def test_an_address_where_nothing_listens_does_not_hide_what_another_says():
-    """As of localhost, where ::1 refuses; gRPC tells of either, as it comes."""
+    """As of localhost, where ::1 refuses; gRPC tells of either, as it comes. What has ended says nothing any more."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.2", 0)) as gone:
         here, nowhere = listener.getsockname()[1], gone.getsockname()[1]
         gone.close()
@@ -554,7 +554,9 @@ def test_an_address_where_nothing_listens_does_not_hide_what_another_says():
         addresses = f"ipv4:127.0.0.2:{nowhere},127.0.0.1:{here}"
         with connected(settings_for(addresses, "grpc")) as way:
             said = [way.send(b"", 5.0).message for _ in range(6) if not time.sleep(0.3)]
-        listener.shutdown(socket.SHUT_RDWR)
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            servers.wait_until(lambda: "Connection refused" in way.send(b"", 5.0).message, 60.0)
 
     assert [message for message in said if f"127.0.0.1:{here}" not in message] == []
 

@@ -1,8 +1,10 @@
 """OTLP over gRPC: one attempt, and what the status and its details say of it."""
 
 import re
+import socket
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
@@ -29,6 +31,7 @@ _KEEPALIVE = (
 
 _ADDRESS = re.compile(r"last error: \w+: (ipv[46]:\S+): ")
 _REFUSED = "Connection refused"
+_LOOK_S = 0.5
 
 
 class GrpcTransport:
@@ -90,8 +93,18 @@ class _Addresses:
         self._said[address[1]] = outcome.message
         if _REFUSED not in outcome.message:
             return outcome
-        said = (message for message in self._said.values() if _REFUSED not in message)
+        said = (it for there, it in self._said.items() if _REFUSED not in it and not _refuses(there))
         return replace(outcome, message=next(said, outcome.message))
+
+
+def _refuses(address: str) -> bool:
+    """Return whether nothing listens at *address* any more: gRPC may never try it last again."""
+    host, _, port = unquote(address).partition(":")[2].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LOOK_S).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def grpc_metadata(settings: OtlpSettings) -> tuple[tuple[str, Any], ...]:
