@@ -13,6 +13,7 @@ from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.otlp.spill import Spill
 from otel_dltrace.model.summary import summary_line
 from tests import servers
+from tests.support import waiting
 from tests.test_damage import nobody
 from tests.told import Told, http_server
 
@@ -201,7 +202,7 @@ def test_what_waits_of_another_user_is_not_sent(capsys, monkeypatch):
 
 def test_a_run_whose_drain_was_killed_when_all_was_read_has_ended(place):
     """No ring is left by which anybody would come to it, and its report said for ever that more may come."""
-    place.run(STEPS, **ON)
+    place.run(waiting(STEPS), **ON)
     (run,) = place.runs()
     for drain in place.drains():
         drain.kill()
