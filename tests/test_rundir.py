@@ -21,6 +21,7 @@ from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.earlier_runs import bytes_in
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.host_folder import run_root
+from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_folders import RunFolders
 from otel_dltrace.export.run_reader import read_batches, read_run, read_summaries
 from otel_dltrace.export.run_stream import pieces_of
@@ -736,6 +737,29 @@ def test_what_a_drain_had_that_was_killed_while_it_kept_the_quota_is_counted_onc
 
     (told,) = read_summaries(place.runs()[0])
     assert told["summary"]["spans"] == 60
+
+
+def test_a_ring_that_a_killed_drain_had_counted_is_counted_once(place, monkeypatch):
+    """It goes last: a program that waits for that reads the figures. Each run that the process was of has its own."""
+    process = place.start(LATE, **LATE_ENV)
+    for name in ("bind", "again"):
+        (place.folder / name).touch()
+    process.communicate(timeout=240)
+    first, second = (Drain(Serving(place.rings, place.folder, linger=0.0)) for _ in range(2))
+    with monkeypatch.context() as killed:
+        killed.setattr(RingSource, "remove", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first.run()
+    second.run()
+
+    told = [drain["summary"] for run in place.runs() for drain in read_summaries(run)]
+    assert sorted((figures["processes"], figures["spans"]) for figures in told) == [(1, 22), (1, 38)]
+
+
+def interrupted(source: RingSource) -> None:
+    """End a drain as a kill does."""
+    source.close()
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("killed", [False, True])

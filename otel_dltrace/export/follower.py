@@ -135,8 +135,8 @@ class Follower:
             is_shared = any(member.writer is other.writer for other in self.members)
             if goes_on or not is_shared:
                 member.go_on(self._cursor, now, holds=not is_shared)
-            if is_shared:
-                member.written = member.truncated = 0  # the first of the run counts what was there, and sends it
+            if is_shared or member.writer.has_counted(self.source.nonce):
+                member.written = member.truncated = 0  # counted before, or by the first of the run, which sends it
             self.members.append(member)
 
     def _take_back(self, now: float) -> None:

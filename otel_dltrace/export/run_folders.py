@@ -65,8 +65,8 @@ class RunFolders:
     def count(self, follower: Follower, goes_out: bool) -> None:
         """Add a ring's figures to those of the run directories that it went to."""
         # A process may have said several times that it is of one run: its ring is one all the same.
-        for root in dict.fromkeys(member.writer.root for member in follower.members):
-            self._count_ring(root, follower.source)
+        for writer in {member.writer.root: member.writer for member in follower.members}.values():
+            self._count_ring(writer, follower.source)
         for member in follower.members:
             if member.writer.is_gone:
                 guard.guarded(member.writer.open)()  # the figures of a run that has just ended tell that it is
@@ -82,10 +82,13 @@ class RunFolders:
         for note in follower.notes:
             self._complain(follower.members[-1].writer.root, note)
 
-    def _count_ring(self, root: Path, source: RingSource) -> None:
+    def _count_ring(self, writer: RunWriter, source: RingSource) -> None:
+        if writer.has_counted(source.nonce):
+            return
+        writer.count(source.nonce)
         lapped = source.lapped
         self.add(
-            root,
+            writer.root,
             processes=1,
             late=source.late,
             unrecorded=source.reader.unrecorded,

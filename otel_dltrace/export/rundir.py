@@ -163,8 +163,17 @@ class RunWriter:
             "pid": process.pid,
             "anchor": asdict(process.anchor),
             "resource": dict(process.resource),
+            "counted": self.has_counted(process.nonce),
         }
         self.write_summary(self.summary)
+
+    def has_counted(self, nonce: int) -> bool:
+        """Return whether the figures are also of the ring of the process *nonce*: one may be left by a killed drain."""
+        return self.processes.get(nonce, {}).get("counted") is True
+
+    def count(self, nonce: int) -> None:
+        """Know that the next summary has the figures of the ring of the process *nonce*."""
+        self.processes[nonce]["counted"] = True
 
     def append(
         self, nonce: int, rows: Column, descriptors: Sequence[Descriptor], errors: Sequence[tuple[str, str]]
