@@ -6,14 +6,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.otlp.spill import Spill
+from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model.summary import summary_line
 from tests import servers
-from tests.support import waiting
+from tests.support import LONG_S, waiting
 from tests.test_damage import nobody
 from tests.told import Told, http_server
 
@@ -57,6 +59,11 @@ STAYING = f"""{STEPS}
     print("written", flush=True)
     while not Path("over").exists():
         time.sleep(0.01)
+"""
+READ = f"""{STEPS}
+    import time
+    print(d.flush({LONG_S}), flush=True)
+    time.sleep({LONG_S})
 """
 ON = {"OTEL_DLTRACE": "1", "RANK": "0", "WORLD_SIZE": "1", "OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_METRICS": "0"}
 
@@ -111,6 +118,28 @@ def test_spans_are_recovered_to_where_the_environment_says_now(place, tmp_path):
 def spilled(run: Path) -> int:
     """Return how many spans of *run* wait on disk, as the names of the files say."""
     return sum(int(path.stem.rpartition("-")[2]) for path in run.glob("hosts/*/spill/*.otlp"))
+
+
+def test_what_several_drains_of_a_host_left_is_finished_where_each_was(place):
+    """As of ranks that are killed where each drains itself: their last steps, too, were still to be sent."""
+    told = Told((200, {}, b""))
+    with http_server(told) as endpoint:
+        env = {**ON, "WORLD_SIZE": "2", "OTEL_DLTRACE_JOB": "one", "OTEL_DLTRACE_RUN": "one"}
+        env["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = f"{endpoint}/v1/traces"
+        ranks = [place.start(READ, **{**env, "OTEL_DLTRACE_DRAIN": "thread", "RANK": str(rank)}) for rank in range(2)]
+        assert [rank.stdout.readline() for rank in ranks] == ["True\n"] * 2
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+        done = place.command("recover", **env)
+
+    (run,) = place.runs()
+    drains = [(drain["summary"].get("spans"), drain["ended"]) for drain in read_summaries(run)]
+    requests = map(ExportTraceServiceRequest.FromString, told.bodies)
+    spans = {s.span_id for r in requests for of in r.resource_spans for scope in of.scope_spans for s in scope.spans}
+    assert (done.returncode, drains, sorted((batch.rank, len(batch)) for batch in read_run(run)), len(spans)) == (
+        (0, [(3, True)] * 2, [(0, 3), (1, 3)], 3 + 3 + 3)
+    )
 
 
 def test_what_waits_for_the_collector_is_in_its_own_run(place, tmp_path):

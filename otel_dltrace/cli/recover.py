@@ -6,6 +6,7 @@ says (OTEL_EXPORTER_OTLP_ENDPOINT): without it, nothing is sent. Open spans are 
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.delivered import add_delivered
+from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.drain_json import end_if_read
 from otel_dltrace.export.host_folder import lock_folder
 from otel_dltrace.export.metrics.settings import MetricSettings
@@ -45,25 +47,40 @@ def run(args: argparse.Namespace) -> int:
     MetricSettings.from_env(os.environ)  # a bad value is told before anything is done
     config = Config.from_env()
     config.check_writable()
-    drain = drain_for(config, None, orphans_only=True)
-    drain.linger = 0.0
     with progress("reading rings"):
-        drain.run()
-    for root in drain.runs.writers:
-        total = drain.runs.totals.get(root, {})
-        print(f"{short_path(root)}: {total.get('spans', 0)} spans recovered, {total.get('truncated', 0)} of them open")
-    if not drain.runs.writers:
-        print(f"no ring in {drain.serving.rings} is without its writer and its drain")
-    elif drain.outlet is None:
+        drains = _drain_orphans(config)
+    recovered = dict.fromkeys(root for drain in drains for root in drain.runs.writers)
+    for root in recovered:
+        totals = [drain.runs.totals.get(root, {}) for drain in drains]
+        spans, still_open = (sum(total.get(name, 0) for total in totals) for name in ("spans", "truncated"))
+        print(f"{short_path(root)}: {spans} spans recovered, {still_open} of them open")
+    if not recovered:
+        print(f"no ring in {config.rings} is without its writer and its drain")
+    elif drains[0].outlet is None:
         print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
     for root in args.runs:
         _end(root)
-    roots = dict.fromkeys([*(root.absolute() for root in args.runs), *drain.runs.writers])
+    roots = dict.fromkeys([*(root.absolute() for root in args.runs), *recovered])
     spills = [spill for root in roots for spill in _waiting_in(root)]
     if not args.runs:
         spills += _waiting_anywhere(Path(config.directory))
     is_all_ours = [_send_waiting(spill) for spill in dict.fromkeys(spills)]
     return 0 if all(is_all_ours) else 2
+
+
+def _drain_orphans(config: Config) -> list[Drain]:
+    """Read orphan rings; return the drains: where several of this host had each a folder in a run, one for each."""
+    drains: list[Drain] = []
+    left = sys.maxsize
+    while left:
+        drain = drain_for(config, None, orphans_only=True)
+        drain.linger = 0.0
+        drain.run()
+        drains.append(drain)
+        if len(drain.postponed) >= left:
+            break  # what it read in their place has to stay, as on a full disk
+        left = len(drain.postponed)
+    return drains
 
 
 def _why_not() -> str:

@@ -44,6 +44,9 @@ class Drain:
         serving: Which rings.
         outlet: Where spans go; None for nowhere.
         metering: Where metrics go, and whether any are sampled; None for nowhere.
+
+    Attributes:
+        postponed: Orphaned rings for another drain: what is in their runs is in other folders than this one's.
     """
 
     serving: Serving
@@ -62,6 +65,7 @@ class Drain:
         self._scanned, self._served = guard.guarded(self._scan), guard.guarded(self._serve)
         self.rings = RingFolder(self.serving)
         self.runs = RunFolders(self.serving.quota, self._delivered, self.serving.budget)
+        self.postponed = set[Path]()
         self._ends = RunEnds()
         self._sent = Delivered(self._figures)
         self._due = self._told = 0.0
@@ -171,6 +175,10 @@ class Drain:
     # -- rings ----------------------------------------------------------------------------------
 
     def _adopt(self, source: RingSource, cursor: Cursor) -> None:
+        if not self.runs.go_on(map(Path, cursor.places)) and self.serving.orphans_only:
+            self.postponed.add(source.path)
+            source.close()
+            return
         if cursor.places and not any(follower.members for follower in self.followers.values()):
             self.time.go_on(read_named(Path([*cursor.places][-1])).get(source.nonce))
         unbound = Unbound(self.serving.parent(source.names.home), source, self.serving.quota)

@@ -39,11 +39,14 @@ class HostFolder:
 
     Args:
         path: Of the first one; the next ones are called after it.
+        begun: Of the one in which an earlier drain's work is to go on.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begun: Path | None = None) -> None:
         self.path = path
         self._host, self._nth = path.name, 1
+        if begun is not None and (nth := begun.name.removeprefix(f"{path.name}-")).isdigit():
+            self.path, self._nth = begun, int(nth)
         self._lock = -1
 
     @property

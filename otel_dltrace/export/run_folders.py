@@ -42,6 +42,18 @@ class RunFolders:
         self._at_end: dict[Path, dict[str, str]] = {}
         self._finished: set[Path] = set()
         self._earlier: dict[Path, list[Path]] = {}
+        self._begun: dict[Path, Path] = {}
+
+    def go_on(self, folders: Iterable[Path]) -> bool:
+        """Have runs go on in *folders*, where spans of a ring are; return whether they do: each has one at a time."""
+        begun = {folder.parents[1]: folder for folder in folders}
+        if any(self._folder_of(root, folder) != folder for root, folder in begun.items()):
+            return False
+        self._begun |= begun
+        return True
+
+    def _folder_of(self, root: Path, otherwise: Path) -> Path:
+        return self.writers[root].folder if root in self.writers else self._begun.get(root, otherwise)
 
     def open(self, root: Path, bind: Bind, process: Process, at_end: dict[str, str]) -> RunWriter:
         """Return the open writer of *root*, which knows *process*; *at_end* are the files that it wants at the end."""
@@ -49,7 +61,9 @@ class RunFolders:
         self._finished.discard(root)
         writer = self.writers.get(root)
         if writer is None:
-            writer = self.writers[root] = RunWriter(root, host_folder_name(process.host, process.boot_id))
+            writer = self.writers[root] = RunWriter(
+                root, host_folder_name(process.host, process.boot_id), self._begun.get(root)
+            )
             writer.span_budget = self._budget
         if writer.is_gone or not writer.is_open:
             writer.open()
@@ -214,7 +228,7 @@ class RunFolders:
 
     def forget(self, root: Path) -> None:
         """Let go of *root*, which is closed: if rings come of it again, it is taken up as that of another drain is."""
-        for known in (self.writers, self.totals, self._at_end, self._earlier):
+        for known in (self.writers, self.totals, self._at_end, self._earlier, self._begun):
             known.pop(root, None)
         self._finished.discard(root)
         self.left.discard(root)

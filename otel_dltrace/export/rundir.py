@@ -30,6 +30,7 @@ class RunWriter:
     Args:
         root: The run directory; made at the first write.
         host: This host's folder in it.
+        begun: The one of this host in which an earlier drain's work is to go on.
 
     Attributes:
         removed: How many spans were in the folder when somebody removed it.
@@ -38,9 +39,9 @@ class RunWriter:
         comm_steps: Which completions of a tensor BytePS's variables ask for, as ``10-20``; "" if for none or all.
     """
 
-    def __init__(self, root: Path, host: str) -> None:
+    def __init__(self, root: Path, host: str, begun: Path | None = None) -> None:
         self.root = root
-        self._place = HostFolder(root / "hosts" / host)
+        self._place = HostFolder(root / "hosts" / host, begun)
         self._segment: pa.ipc.RecordBatchStreamWriter | None = None
         self._descriptors: pa.ipc.RecordBatchStreamWriter | None = None
         self._sink: pa.NativeFile | None = None
