@@ -228,6 +228,22 @@ def test_what_waits_is_no_count() -> None:
     assert delivered.of(Path("second")) == {"otlp": {"sent": 70, "waiting": 3}, "trouble": ["none"]}
 
 
+@pytest.mark.parametrize("waits", [0, 9])
+def test_figures_say_that_what_an_earlier_run_had_left_may_be_among_them(waits: int) -> None:
+    """It is delivered while the next one goes on; its own figures are no less its own."""
+    now = {"accepted": 0, "spilled": 0}
+    delivered = Delivered(lambda run: {"otlp": now | ({} if run == Path("first") else {"spilled": 0})})
+    delivered.begin(Path("first"))
+    now["spilled"] = waits
+    delivered.end(Path("first"))
+    delivered.begin(Path("second"))
+    now |= {"accepted": waits + 4, "spilled": 0}
+
+    told = [delivered.of(Path(run))["otlp"] for run in ("first", "second")]
+    both = {"shared": True} if waits else {}
+    assert told == [{"accepted": waits, "spilled": 0}, {"accepted": waits + 4, "spilled": 0} | both]
+
+
 def test_figures_of_runs_at_once_say_that_they_are_of_both() -> None:
     """A run that comes when the others are over has its own alone."""
     delivered = Delivered(lambda _: {"otlp": {"accepted": 9, "warning": "2 are too old"}})

@@ -15,7 +15,8 @@ _NOW = frozenset(("waiting", "spilled"))
 class Delivered:
     """The figures of all ways out, from a run's beginning to its end; of runs at once each has those of all.
 
-    Those of the last run go on behind its end, till another begins: what waits on disk may yet be delivered.
+    So has one that begins while requests of an earlier one wait. Those of the last run go on behind its end, till
+    another begins: what waits on disk may yet be delivered.
 
     Args:
         figures: Returns those since the drain began, of what is there now those of a run; other numbers, at any depth,
@@ -40,6 +41,12 @@ class Delivered:
             self._before[run] = self._figures(run)
         if others := self._before.keys() - self._over.keys() - {run}:
             self._shared |= {run, *others}
+        elif any(map(self._waits, self._over)):
+            self._shared.add(run)
+
+    def _waits(self, run: Path) -> bool:
+        otlp = self._figures(run).get("otlp", {})
+        return any(otlp.get(name) for name in _NOW)
 
     def end(self, run: Path) -> None:
         """Count no more for *run*, if others go on: all of it has been delivered or spilled."""
