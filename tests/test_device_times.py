@@ -19,6 +19,7 @@ from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.instrument import torch_device
 from otel_dltrace.instrument._device_clock import EVERY_NS, DeviceClock
 from otel_dltrace.instrument._device_times import DeviceMarks
+from otel_dltrace.instrument._loop import Loop
 from otel_dltrace.instrument._sites import Attachment
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, DEVICE_STAGES, Flag, Level, Source
@@ -386,6 +387,33 @@ def test_other_threads_ask_the_device_nothing(traced: Traced, monkeypatch: pytes
         ("forward", Source.DEVICE),
         ("all_reduce", Source.HOST_DONE),  # before the first stage of the device is known
         ("all_reduce", Source.DEVICE),
+    }
+
+
+def test_a_backward_in_which_optimizers_step_has_the_device_s_times(traced: Traced) -> None:
+    """One for each parameter, as its gradient is there: on a device that is in the thread of the backward."""
+    loop, device = Loop(traced.tracer.steps), traced.device
+    for _ in range(2):
+        loop.forward_begins(start := device.clock())
+        device.ask(10)
+        loop.forward_ended(start, device.clock())
+        loop.backward_begins(start := device.clock())
+        for _ in range(2):
+            device.ask(10)
+            in_another_thread(lambda: loop.optimizer_begins(loop, device.clock()))
+            in_another_thread(lambda: loop.optimizer_ended(loop, device.clock()))
+        loop.backward_ended(start, device.clock())
+        traced.idle(100)
+    rows = {(row["step"], row["name"]): row for row in traced.read() if row["name"] != "rank.step"}
+
+    assert {key: (row["source"], row["a"]) for key, row in rows.items()} == {
+        (step, name): known
+        for step in range(2)
+        for name, known in [
+            ("forward", (Source.DEVICE, 1)),
+            ("backward", (Source.DEVICE, 1)),
+            ("optimizer", (Source.HOST_DONE, 2)),
+        ]
     }
 
 

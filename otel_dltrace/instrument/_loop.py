@@ -60,8 +60,7 @@ class Loop:
         """The thread that trains, and whether it was seen to: what others do is beside the stages of a step."""
         self.fetching = False
         """Whether a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
-        self._cycle_done, self._cycle_end = True, 0
-        self._forward_seen = False
+        self._cycle_done, self._forward_seen, self._cycle_end = True, False, 0
         self.stepped: set[int] = set()
         """The optimizers that have stepped since the last forward that was seen."""
         self._batches: Callable[[], object] = _nobody
@@ -104,7 +103,8 @@ class Loop:
         self._pieces: list[tuple[str, int, int, Mark | None]] = []
         """Of stages within a fetch, and since one of a batch of which it is not known what for."""
         self._mark: Mark | None = None
-        """From the begin of the forward, backward or optimizer that runs."""
+        self._backward: Mark | None = None
+        """From the begin of the forward or optimizer that runs, and of the backward: optimizers may step inside it."""
         steps.block = self.piece
 
     def fetched(
@@ -288,7 +288,7 @@ class Loop:
             self._cycle_again(start)
         if not self._forward_seen and self._sizes:
             steps.trained_on(self._sizes.popleft()[1])
-        self._mark = None if steps.device is None else steps.mark()
+        self._backward = None if steps.device is None else steps.mark()
 
     def _cycle_again(self, start: int) -> None:
         """Know that a backward begins on a batch with which an optimizer has stepped.
@@ -301,7 +301,7 @@ class Loop:
 
     def backward_ended(self, start: int, end: int) -> None:
         """Know that a backward, begun at *start*, is over."""
-        steps, mark, self._mark, self._evaluating = self.steps, self._mark, None, 0
+        steps, mark, self._backward, self._evaluating = self.steps, self._backward, None, 0
         steps.stage(BACKWARD, start, end, steps.marked and not steps.is_open, mark)
         if self._optimizer:
             self._updating, self._closure_seen = end, True
