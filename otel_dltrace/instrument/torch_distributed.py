@@ -11,7 +11,7 @@ from otel_dltrace.instrument._torch_callbacks import writers
 from otel_dltrace.instrument._torch_calls import FUNCTIONS, METHODS, OPERATORS, Call
 from otel_dltrace.instrument._torch_comm import Comm
 from otel_dltrace.instrument._torch_dynamo import DYNAMO
-from otel_dltrace.instrument._torch_groups import C10D, COUNTS, c10d, forget, sequence_number
+from otel_dltrace.instrument._torch_groups import C10D, COUNTS, c10d, forget, is_outside, sequence_number
 from otel_dltrace.instrument._torch_methods import OF_GROUPS, OF_WORKS
 from otel_dltrace.instrument._torch_operators import operators
 from otel_dltrace.instrument._torch_pending import Pending
@@ -125,9 +125,11 @@ def _meet() -> None:
         comm.binding.initialised(store, world.rank(), world.size())
 
 
-def _destroy_begins(args: Args, kwargs: Kwargs) -> bool:
+def _destroy_begins(args: Args, kwargs: Kwargs) -> bool | None:
     comm = _here()
     group = args[0] if args else kwargs.get("group")
+    if is_outside(group):
+        return None
     everything = group is None or group is c10d().GroupMember.WORLD
     comm.forget(None if everything else group)
     forget(None if everything else group)

@@ -117,4 +117,5 @@ flown = [[e["process_group"][0], e["collective_seq_id"], e["profiling_name"].rem
 groups = {name: dist.get_process_group_ranks(group) for group, name in dist.distributed_c10d._world.pg_names.items()}
 with Path(os.environ["OUT"], f"rank{rank}.jsonl").open("w") as out:
     print(json.dumps({"got": said, "flown": flown, "groups": groups}), file=out)
+dist.destroy_process_group(alone)  # outside of it there is nothing to do
 dist.destroy_process_group()
