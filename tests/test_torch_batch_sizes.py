@@ -99,6 +99,25 @@ LOOPS = {
         """,
         EPOCH * 2,
     ),
+    "a batch ahead, and an optimizer that steps for each of its groups alone": (
+        """
+        def ahead(batches):
+            before = next(batches)
+            for batch in batches:
+                yield before
+                before = batch
+            yield before
+        groups = [{**optimizer.param_groups[0], "params": [*one.parameters()]} for one in (model[0], model[2])]
+        for epoch in range(2):
+            for x, y in ahead(iter(uneven)):
+                model.zero_grad()
+                loss_of(x, y).backward()
+                for group in groups:
+                    optimizer.param_groups = [group]
+                    optimizer.step()
+        """,
+        EPOCH * 2,
+    ),
     "a model of which a graph is made between the batches": (
         """
         import warnings

@@ -60,7 +60,7 @@ class Loop:
         """The thread that trains, and whether it was seen to: what others do is beside the stages of a step."""
         self.fetching = False
         """Whether a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
-        self._cycle_done, self._forward_seen, self._cycle_end = True, False, 0
+        self._cycle_done, self._forward_seen, self._has_learned, self._cycle_end = True, False, False, 0
         self.stepped: set[int] = set()
         """The optimizers that have stepped since the last forward that was seen."""
         self._batches: Callable[[], object] = _nobody
@@ -303,6 +303,7 @@ class Loop:
         """Know that a backward, begun at *start*, is over."""
         steps, mark, self._backward, self._evaluating = self.steps, self._backward, None, 0
         steps.stage(BACKWARD, start, end, steps.marked and not steps.is_open, mark)
+        self._has_learned = True
         if self._optimizer:
             self._updating, self._closure_seen = end, True
             self._mark = steps.mark()
@@ -342,11 +343,11 @@ class Loop:
         steps.stage(OPTIMIZER, start, end, steps.marked and not steps.is_open, mark)
         if self._sizes and not steps.batch_size:  # neither a forward nor a backward was seen
             steps.trained_on(self._sizes.popleft()[1])
-        if id(optimizer) in self.stepped and self._forward_seen:
+        if self._has_learned and id(optimizer) in self.stepped and self._forward_seen:
             self._forward_seen = False  # they run in a compiled function by now
             self._sizes.clear()
         self.stepped.add(id(optimizer))
-        self._cycle_done, self._cycle_end = True, end
+        self._cycle_done, self._has_learned, self._cycle_end = True, False, end
 
     def interrupted(self) -> None:
         """Know that the step is over, done or not, and that nothing of the next one has begun."""
