@@ -13,6 +13,7 @@ from otel_dltrace.instrument import _torch_store
 from otel_dltrace.instrument._torch_binding import Binding
 from otel_dltrace.instrument._torch_store import Start, bind_from_store
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.semconv import Source
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer
 from tests.support import Place
@@ -708,6 +709,27 @@ def test_objects_are_pickled_before_they_are_gathered(tmp_path: Path) -> None:
     assert quick.name == slow.name == "all_gather_object"
     assert slow.start - quick.start > 200_000_000
     assert slow.end - slow.start < 200_000_000
+
+
+WITHOUT_TENSORS = """
+import torch.distributed as dist
+
+for backend in (None, "cpu:gloo"):
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.all_gather_object([None], "one")
+    dist.destroy_process_group()
+"""
+
+
+def test_a_call_without_tensors_has_the_backend_that_the_group_has_for_it(tmp_path: Path) -> None:
+    """A group that the program gave no backend, or one for each kind of device, says none that is its own."""
+    (recorded,) = run(tmp_path, WITHOUT_TENSORS)
+    spans = recorded.spans("collective")
+    assert [(s.name, s.descriptor.backend, s.source) for s in spans] == [
+        (name, "gloo", Source.HOST_DONE) for name in ("barrier", "barrier", "all_gather_object") * 2
+    ]
 
 
 INSIDE = """

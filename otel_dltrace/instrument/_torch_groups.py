@@ -52,9 +52,13 @@ def numbers_with_rank_0() -> dict[str, int]:
 
 
 def backend_of(group: Any, device: Any) -> str:
-    """Return the backend that *group* uses for tensors on *device* (None: its own one)."""
+    """Return the backend that *group* uses for tensors on *device* (None: where there are none)."""
     if device is None:
-        return str(c10d().get_backend(group))
+        own = str(c10d().get_backend(group))
+        if ":" not in own and own != c10d().Backend.UNDEFINED:
+            return own
+        # It has one for each kind of device; PyTorch takes the CPU's for barriers and objects, where there is one.
+        device = min(group._device_types, key=lambda one: one.type != "cpu")
     try:
         return str(group._get_backend(device).name()).lower()
     except RuntimeError:  # no backend for this device: the call itself will say so
