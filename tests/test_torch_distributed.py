@@ -732,6 +732,32 @@ def test_a_call_without_tensors_has_the_backend_that_the_group_has_for_it(tmp_pa
     ]
 
 
+SEVERAL_BACKENDS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.barrier()
+other, kinds = dist.new_group([0], backend="gloo"), dist.ProcessGroup.BackendType
+dist.all_reduce(torch.ones(1), group=other)
+dist.group.WORLD._register_backend(torch.device("cuda"), kinds.NCCL, other._get_backend(torch.device("cpu")))
+dist.group.WORLD._set_default_backend(kinds.NCCL)
+dist.all_reduce(torch.ones(1))
+dist.broadcast(torch.ones(1), 0)
+"""
+
+
+def test_a_group_of_several_backends_gives_no_call_the_number_of_another_one(tmp_path: Path) -> None:
+    """As ``cpu:gloo,cuda:nccl``, which counts what NCCL does: all that Gloo does in between would be one collective."""
+    (recorded,) = run(tmp_path, SEVERAL_BACKENDS)
+    assert [(s.name, s.seq) for s in recorded.spans("collective")] == [
+        ("barrier", 1),
+        ("all_reduce", 1),  # of the other group
+        ("all_reduce", 0),
+        ("broadcast", 0),
+    ]
+
+
 INSIDE = """
 import torch
 import torch.distributed as dist

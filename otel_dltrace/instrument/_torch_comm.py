@@ -6,7 +6,7 @@ from typing import Any
 
 from otel_dltrace.instrument._torch_binding import Binding
 from otel_dltrace.instrument._torch_calls import Call
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, group_of
+from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, group_of, is_counted
 from otel_dltrace.instrument._torch_naming import tensor_name
 from otel_dltrace.instrument._torch_p2p import Messages
 from otel_dltrace.instrument._torch_recorder import recorded_of
@@ -33,7 +33,7 @@ class Comm:
         self.works = Works(tracer, tracer.recorder.intern(Descriptor(PHASE, WAIT)))
         self.messages = Messages()
         self.local = _Local()
-        self._descriptors: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._descriptors: dict[tuple[Any, ...], tuple[int, int, bool]] = {}
         self._groups: dict[str, Any] = {}
         self.recorded = recorded_of(tracer)
         before = tracer.steps.on_end
@@ -57,8 +57,8 @@ class Comm:
             self._groups[named] = group
         return group
 
-    def describe(self, call: Call, group: Any, tensor: Any) -> tuple[int, int]:
-        """Return the descriptor and the source of ends for *call* with *tensor* in *group*."""
+    def describe(self, call: Call, group: Any, tensor: Any) -> tuple[int, int, bool]:
+        """Return the descriptor for *call* with *tensor* in *group*, the source of ends, and whether it is counted."""
         # What is no tensor is for the call itself to refuse.
         device, dtype = getattr(tensor, "device", None), getattr(tensor, "dtype", None)
         name = tensor_name.get()
@@ -76,7 +76,8 @@ class Comm:
                 dtype="" if dtype is None else str(dtype).removeprefix("torch."),
             )
             source = Source.HOST_DONE if backend in HOST_BACKENDS else Source.HOST_ISSUE
-            known = self._descriptors[key] = (self.tracer.recorder.intern(descriptor), source)
+            counted = group is not None and is_counted(group, backend)
+            known = self._descriptors[key] = (self.tracer.recorder.intern(descriptor), source, counted)
         return known
 
     def forget(self, group: Any = None) -> None:

@@ -51,18 +51,29 @@ def numbers_with_rank_0() -> dict[str, int]:
     return {group.group_name: sequence_number(group) for group in groups if has_rank_0(group)}
 
 
+def _only_backend(group: Any) -> str:
+    """Return the backend of *group*; "" where it may have one for each kind of device."""
+    own = str(c10d().get_backend(group))
+    return "" if ":" in own or own == c10d().Backend.UNDEFINED else own
+
+
 def backend_of(group: Any, device: Any) -> str:
     """Return the backend that *group* uses for tensors on *device* (None: where there are none)."""
     if device is None:
-        own = str(c10d().get_backend(group))
-        if ":" not in own and own != c10d().Backend.UNDEFINED:
+        own = _only_backend(group)
+        if own:
             return own
-        # It has one for each kind of device; PyTorch takes the CPU's for barriers and objects, where there is one.
+        # PyTorch takes the CPU's for barriers and objects, where there is one.
         device = min(group._device_types, key=lambda one: one.type != "cpu")
     try:
         return str(group._get_backend(device).name()).lower()
     except RuntimeError:  # no backend for this device: the call itself will say so
         return str(group.name()).lower()
+
+
+def is_counted(group: Any, backend: str) -> bool:
+    """Return whether the number of *group* counts what *backend* does: of several backends it is that of one."""
+    return bool(_only_backend(group)) or backend == str(group.name()).lower()
 
 
 # -- the number of a collective ---------------------------------------------------------------------

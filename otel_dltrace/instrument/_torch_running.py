@@ -29,7 +29,20 @@ class Span(Protocol):
 class Running:
     """An operation inside its call."""
 
-    __slots__ = ("_comm", "call", "ends", "group", "inner", "mark", "operation", "seq", "source", "until", "waits")
+    __slots__ = (
+        "_comm",
+        "_is_counted",
+        "call",
+        "ends",
+        "group",
+        "inner",
+        "mark",
+        "operation",
+        "seq",
+        "source",
+        "until",
+        "waits",
+    )
 
     def __init__(self, comm: Comm, call: Call, group: Any, args: Args, kwargs: Kwargs) -> None:
         self._comm, self.call, self.group = comm, call, group
@@ -39,7 +52,7 @@ class Running:
         value = call.argument(call.tensors, args, kwargs) if call.tensors else None
         size = call.size(value, ranks) if call.tensors else 0
         tensor = value if is_tensor(value) else next(tensors_in(value), None)
-        descriptor, self.source = comm.describe(call, group, tensor)
+        descriptor, self.source, self._is_counted = comm.describe(call, group, tensor)
         self.waits = _is_asynchronous(call, args, kwargs)
         self.ends: Ends | None = None
         a, b = 0, -1
@@ -65,7 +78,7 @@ class Running:
         comm.local.running = None
         if self.ends is not None:
             self._number_message(result)
-        elif self.group is not None:
+        elif self._is_counted:
             self.seq = sequence_number(self.group)
         self._follow(result)
         comm.works.flush()
