@@ -192,11 +192,33 @@ PROGRAMS = {
     """,
 }
 
+BESIDE = {
+    "a copy in another thread": """
+        import threading
+
+        def copy(begun, over):
+            with phase("to_device"):
+                begun.set()
+                over.wait()
+
+        for x, y in DataLoader(data, batch_size=12):
+            begun, over = threading.Event(), threading.Event()
+            thread = threading.Thread(target=copy, args=(begun, over))
+            thread.start()
+            begun.wait()
+            sleep()
+            learn(x, y)
+            over.set()
+            thread.join()
+    """,
+}
+"""With stages of other threads, which are beside the step's."""
+
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What each program recorded, and whether it computed the same untraced."""
-    return run_each(tmp_path_factory.mktemp("timings"), SETUP + SLOW, PROGRAMS)
+    return run_each(tmp_path_factory.mktemp("timings"), SETUP + SLOW, PROGRAMS | BESIDE)
 
 
 def inside(recorded: Recorded) -> dict[int, list[Span]]:
@@ -255,6 +277,14 @@ def test_what_is_planted_in_a_stage_is_found_in_it(ran: Ran) -> None:
         # The planted copy is between batch and forward, and is not counted twice.
         assert gap.start <= copy.start <= copy.end <= gap.end
         assert gap.size == gap.end - gap.start - copy.size
+
+
+def test_what_another_thread_marks_ends_no_gap(ran: Ran) -> None:
+    """From the batch to the forward, though a thread has begun to copy another one meanwhile."""
+    recorded = ran["a copy in another thread"][0]
+
+    assert [recorded.stages(step) for step in recorded.steps()] == [PLAIN | {"to_device": 1}] * 2
+    assert min(stages["prepare_batch"] for stages in totals(recorded).values()) >= PLANTED
 
 
 def test_a_scheduler_s_own_step_is_one_piece_with_the_one_that_it_calls(ran: Ran) -> None:

@@ -122,7 +122,8 @@ class phase:  # noqa: N801
                 self._recorder = None
                 self._mark = tracer.steps.mark() if self._name in DEVICE_STAGES else None
                 self.start = start = monotonic_ns()
-                tracer.steps.blocks.append(start)
+                if tracer.steps.trains_here():
+                    tracer.steps.blocks.append(start)
         except Exception as broken:  # noqa: BLE001  -- see above
             self._recorder, self.start = None, 0
             failed("phase", broken)

@@ -80,7 +80,7 @@ class Steps:
         self._stages: dict[str, _Seen] = {}
         """By name, of the last step that had it."""
         self.blocks: list[int] = []
-        """When the stages that the program marks, and is in, began."""
+        """When the stages began that the program marks, and is in, in the thread that begins steps."""
         self._thread = main_thread().ident
         self._pieces: list[Piece] = []
         """What the stages of the thread that begins steps cover."""
