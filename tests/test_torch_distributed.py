@@ -758,6 +758,28 @@ def test_a_group_of_several_backends_gives_no_call_the_number_of_another_one(tmp
     ]
 
 
+OF_ITS_OWN = """
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+store, gloo = dist.HashStore(), dist.ProcessGroup.BackendType.GLOO
+group = dist.ProcessGroup(store, 0, 1)
+group._register_backend(torch.device("cpu"), gloo, dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=60)))
+group._set_default_backend(gloo)
+group._set_group_name("mine")
+group.barrier().wait()
+group.allreduce([torch.ones(1)]).wait()
+"""
+
+
+def test_a_group_that_the_world_does_not_know_is_traced(tmp_path: Path) -> None:
+    """Programs make some by hand, as `torch.distributed._dist2` does."""
+    (recorded,) = run(tmp_path, OF_ITS_OWN)
+    spans = [(s.name, s.descriptor.group, s.descriptor.backend, s.seq) for s in recorded.spans("collective")]
+    assert spans == [("barrier", "mine", "gloo", 1), ("all_reduce", "mine", "gloo", 2)]
+
+
 INSIDE = """
 import torch
 import torch.distributed as dist
