@@ -225,6 +225,28 @@ def test_a_state_that_nobody_would_read_is_not_sent(tmp_path):
     }
 
 
+HOOKED = """
+model = model_of(layout.rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters())
+ran = []
+optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
+optimizer.register_step_post_hook(lambda *_: ran.append("after"))
+bps.broadcast_optimizer_state(optimizer)
+train(model, optimizer, 1)
+optimizer.load_state_dict(optimizer.state_dict())
+train(model, optimizer, 1)
+say(ran=ran)
+"""
+
+
+def test_a_step_runs_its_hooks_once_whatever_state_it_was_given(tmp_path):
+    """Those of the user, and so ours: all ranks but the root take over its state, any may load one."""
+    done = run_job(tmp_path, START + HOOKED, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    assert list(done.each("ran").values()) == [["before", "after"] * 2] * 2
+
+
 OFFERED = """
 tensors = {
     "half": nn.Parameter(torch.full((3,), layout.rank + 1.0, dtype=torch.bfloat16)),

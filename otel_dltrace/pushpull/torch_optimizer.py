@@ -164,6 +164,10 @@ class _Distributed:
         return loss
 
 
+# What torch asks before it has a class's step run an optimizer's hooks, as when a state is loaded: the one below does.
+_Distributed.step.hooked = True  # type: ignore[attr-defined]
+
+
 def DistributedOptimizer(  # noqa: N802 - BytePS's name
     optimizer: Kind,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
