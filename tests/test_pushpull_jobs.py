@@ -208,6 +208,42 @@ def test_a_server_observes_requests_with_what_the_worker_sent_along(tmp_path):
     ]
 
 
+IN_VAIN = """
+import time
+if layout.worker:
+    while not os.path.exists(os.path.join(OUT, "waits")):
+        time.sleep(0.01)
+    os.kill({killed}, signal.SIGKILL)
+    while engine.error is None:
+        time.sleep(0.01)
+else:
+    with open(os.path.join(OUT, "pid"), "w") as file:
+        file.write(str(os.getpid()))
+push_pull("w", np.ones(2, np.float32))
+"""
+SERVED_IN_VAIN = """
+class Request:
+    def finished(self, sent, waited, end, error):
+        say(sent=sent, waited=waited > 0, error=type(error).__name__)
+class Requests:
+    def request_started(self, kind, request, metadata, start):
+        if kind == "pull":
+            open(os.path.join(OUT, "waits"), "w").close()
+            return Request()
+trace.observe(Requests())
+"""
+OTHER, ITSELF = "os.getpid()", 'int(open(os.path.join(OUT, "pid")).read())'
+
+
+@pytest.mark.parametrize(
+    "killed", [pytest.param(OTHER, id="the other dies"), pytest.param(ITSELF, id="who waits dies")]
+)
+def test_a_pull_that_waits_in_vain_is_told_to_have_waited(killed, tmp_path):
+    """It would seem to take so long to send, and to have been answered."""
+    done = run_job(tmp_path, IN_VAIN.format(killed=killed), (2, 1, 1), SMALL, server=SERVED_IN_VAIN)
+    assert done.said["server0"] == [{"sent": 0, "waited": True, "error": "PeerLostError"}]
+
+
 def test_compressed_sums_are_close_and_top_k_forgets_nothing(tmp_path):
     """Half precision is near at once; of top-k the rounds add up to what was pushed, but for what is left over."""
     program = """

@@ -204,11 +204,16 @@ class Server:
         if observer is not None:
             followed = observer.request_started("pull", request, metadata, arrived)
         try:
-            packing, total = await self._sum(request)
-            waited = time.monotonic_ns() - arrived
+            try:
+                packing, total = await self._sum(request)
+            finally:  # also of what it waited for in vain
+                waited = time.monotonic_ns() - arrived
             answer = bytes([packing]) + pack_sum(packing, total)
         except (PeerLostError, MismatchError) as failure:
             error = failure
+            raise
+        except asyncio.CancelledError:
+            error = PeerLostError(f"worker {request.worker} has gone or given up, or the server was ended")
             raise
         finally:
             if followed is not None:

@@ -46,7 +46,7 @@ class Served(Protocol):
     """Follows one request on a server."""
 
     def finished(self, sent_nbytes: int, waited: int, end: int, error: PushPullError | None) -> None:
-        """It was answered; a pull waited for *waited* ns of it until the last worker had pushed."""
+        """It was answered, or with *error* will not be; a pull waited *waited* ns of it for the last worker's push."""
 
 
 class Observer(Protocol):
