@@ -118,6 +118,21 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
             id="BytePS with several GPUs",
         ),
         pytest.param(
+            {**KUBEFLOW, "RANK": "0", "WORLD_SIZE": "1", **BYTEPS},
+            World(1, 2, 0, 1, 1, servers=3, launcher="byteps"),
+            id="BytePS in a Kubeflow pod",
+        ),
+        pytest.param(
+            {**KUBEFLOW, "RANK": "0", "WORLD_SIZE": "1", **HOROVOD},
+            World(3, 4, 1, 1, 2, launcher="horovod"),
+            id="Horovod in a Kubeflow pod",
+        ),
+        pytest.param(
+            {**BYTEPS, **TORCHRUN},
+            World(3, 4, 1, 1, 2, attempt=2, launcher="torchrun", start="29500.2"),
+            id="torchrun in a job of BytePS",
+        ),
+        pytest.param(
             {"DMLC_WORKER_ID": "1", "DMLC_NUM_WORKER": "2"},
             World(1, 2, 0, 1, launcher="byteps"),
             id="BytePS without a role",

@@ -171,11 +171,13 @@ def _pmix(env: Env) -> World:
 
 # The first launcher whose variables are there speaks: the innermost one comes first, since
 # horovodrun starts ranks through mpirun, and mpirun may itself run inside a Slurm allocation.
+# RANK alone may be a pod's, as Kubeflow numbers them, in which another launcher has started several.
 LAUNCHERS: tuple[tuple[tuple[str, ...], Callable[[Env], World]], ...] = (
-    (("RANK", "WORLD_SIZE"), _torchrun),
+    (("RANK", "WORLD_SIZE", "LOCAL_RANK"), _torchrun),
     (("HOROVOD_RANK", "HOROVOD_SIZE"), _horovod),
     (("DMLC_ROLE",), _byteps),
     (("DMLC_WORKER_ID", "DMLC_NUM_WORKER"), _byteps),
+    (("RANK", "WORLD_SIZE"), _torchrun),
     (("OMPI_COMM_WORLD_RANK",), _open_mpi),
     (("PMI_RANK",), _pmi),
     (("SLURM_PROCID", "SLURM_STEP_ID"), _slurm),
