@@ -192,6 +192,25 @@ def test_tensors_without_a_name_may_be_under_way_together(tmp_path):
     assert list(done.each("seen").values()) == [names] * 2
 
 
+ELSEWHERE = """
+model = model_of(0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if layout.rank == 0:
+    train(model, optimizer)
+    restored = lambda storage, location: storage if location == "the root's" else None
+    torch.serialization.register_package(0, lambda storage: "the root's", restored)
+bps.broadcast_optimizer_state(optimizer)
+say(moments=sum(float(one["momentum_buffer"].double().sum()) for one in optimizer.state_dict()["state"].values()))
+"""
+
+
+def test_a_state_may_be_on_a_device_of_the_root_alone(tmp_path):
+    """No other rank has to have it, or to have room on it: what it loads goes where its own parameters are."""
+    done = run_job(tmp_path, START + ELSEWHERE, (2, 1, 1), SMALL, torch=True)
+    assert done.code == 0, done.stderr
+    assert done.each("moments")["worker0"] == done.each("moments")["worker1"] != 0
+
+
 UNSENDABLE = """
 model = nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -70,7 +70,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         state = torch.frombuffer(written.getbuffer(), dtype=torch.uint8)
     broadcast_parameters({f"OptimizerState.{int(length)}": state}, root_rank)
     if bps.rank() != root_rank:
-        optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True))
+        # Not where the root has it: that would be all ranks' states on one device, or none that is here.
+        optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), "cpu", weights_only=True))
 
 
 def _written(optimizer: torch.optim.Optimizer) -> tuple[io.BytesIO, str]:
