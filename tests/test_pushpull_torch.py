@@ -608,6 +608,26 @@ def test_asynchronous_training_meets_in_one_model(tmp_path):
     assert weights[0] == weights[1]
 
 
+DESERTED = """
+ours, like = model_of(0), model_of(0)
+optimizer = bps.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.0), ours.named_parameters())
+try:
+    train(ours, optimizer, 1)
+    if layout.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        optimizer.step()
+except bps.PeerLostError:
+    say(moved=distance(ours, like))
+"""
+
+
+def test_asynchronous_training_that_fails_leaves_a_model(tmp_path):
+    """The parameters are to be saved then; they are not what was on its way to the servers."""
+    done = run_job(tmp_path, START + DESERTED, (2, 1, 1), {**SMALL, "BYTEPS_ENABLE_ASYNC": "1"}, torch=True)
+    assert done.each("moved") == {"worker0": 0.0}, done.stderr
+
+
 def test_a_name_that_is_there_twice_is_said(tmp_path):
     """Of a list of parameters: nobody could tell the two apart."""
     program = """

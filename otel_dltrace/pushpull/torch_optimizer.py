@@ -157,8 +157,8 @@ class _Distributed:
         handles = []
         for parameter, old in before.items():
             values = parameter.detach()
-            values.sub_(old)
-            handles.append(bps.start(values, values, False, f"AsyncParam.{names[parameter]}", initial=old))
+            # Apart from the parameter, which is still one if the servers cannot be asked any more.
+            handles.append(bps.start(values - old, values, False, f"AsyncParam.{names[parameter]}", initial=old))
         for handle in handles:
             bps.synchronize(handle)
         return loss
