@@ -19,7 +19,7 @@ from otel_dltrace.configure.outcome import host_is_drained
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.record.process_id import boot_id
-from tests.servers import wait_until
+from tests.servers import free_port, wait_until
 
 HOME = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "otel_dltrace", "pushpull", "launch"]
@@ -48,6 +48,36 @@ os.write(1, (" ".join(said) + os.linesep).encode())
     ]
     folders = {Path(folder) for _, _, folder in lines}
     assert (done.returncode, len(folders), any(folder.exists() for folder in folders)) == (0, 2, False)
+
+
+MEETS = """
+import os
+import numpy as np
+from otel_dltrace.pushpull.engine import Engine
+from otel_dltrace.pushpull.options import read_env
+engine = Engine(*read_env(os.environ))
+engine.start()
+values = np.ones(2, np.float32)
+engine.wait(engine.push_pull(engine.declare("w"), values, average=False))
+engine.stop()
+os.write(1, b"%g\\n" % values[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "env"),
+    [
+        pytest.param("127.0.0.2", {}, id="root"),
+        pytest.param("", {"DMLC_NODE_HOST": "127.0.0.2"}, id="own address"),
+    ],
+)
+def test_servers_listen_where_they_are_looked_for(host, env, monkeypatch):
+    """At the root that is asked for, whatever other address this host has told its servers before."""
+    for name, value in {**env, "PUSHPULL_TIMEOUT": "30"}.items():
+        monkeypatch.setenv(name, value)
+    root = ["--root", f"{host}:{free_port()}"] if host else []
+    done = launched("--workers", "2", "--servers", "2", *root, program=MEETS)
+    assert (done.returncode, done.stdout) == (0, "2\n2\n"), done.stderr
 
 
 FAILING = """

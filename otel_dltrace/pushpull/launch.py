@@ -201,7 +201,8 @@ def _start(job: _Job, plan: Plan, env: dict[str, str], folder: Path) -> None:
 def _children(plan: Plan, env: dict[str, str], folder: Path) -> Iterator[_Child]:
     """Yield each process as it is started, servers first."""
     for server in range(plan.servers) if plan.only_worker is None else ():
-        role = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(server)}
+        # All are here, so they listen where server 0 is looked for: another address of ours would not be found.
+        role = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(server), "DMLC_NODE_HOST": env["DMLC_PS_ROOT_URI"]}
         yield _Child(f"server {server}", _spawn(SERVE, env | role), server=True)
     for worker in range(plan.workers) if plan.only_worker is None else (plan.only_worker,):
         meeting = folder / str(worker)
