@@ -608,6 +608,26 @@ def test_asynchronous_training_meets_in_one_model(tmp_path):
     assert weights[0] == weights[1]
 
 
+CLIPPED = """
+model, norms = nn.Linear(1, 1, bias=False), []
+optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+for _ in range(1 + layout.rank):
+    optimizer.zero_grad()
+    model(torch.full((1, 1), layout.rank + 1.0)).sum().backward()
+    optimizer.synchronize()
+    norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 10.0)))
+    with optimizer.skip_synchronize():
+        optimizer.step()
+say(norms=norms)
+"""
+
+
+def test_asynchronous_training_may_clip_its_own_gradients(tmp_path):
+    """`synchronize` neither averages them nor waits for the others, who may be at any step."""
+    done = run_job(tmp_path, START + CLIPPED, (2, 1, 1), {**SMALL, "BYTEPS_ENABLE_ASYNC": "1"}, torch=True)
+    assert done.each("norms") == {"worker0": [1.0], "worker1": [2.0, 2.0]}, done.stderr
+
+
 DESERTED = """
 ours, like = model_of(0), model_of(0)
 optimizer = bps.DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.0), ours.named_parameters())

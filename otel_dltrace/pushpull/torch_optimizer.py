@@ -83,9 +83,9 @@ class _Gradients:
         self.handles[parameter] = bps.push_pull_async_inplace(parameter.grad, name=f"Gradient.{self.names[parameter]}")
 
     def wait(self) -> None:
-        """Return when all gradients are averaged."""
+        """Return when all gradients are averaged; asynchronously each process keeps its own."""
         # In one order everywhere: which ones the backward pass did not reach may differ between the ranks.
-        for parameter in self.names:
+        for parameter in () if self.asynchronous else self.names:
             if parameter not in self.handles and parameter.requires_grad:
                 self.push(parameter)
         handles, self.handles = self.handles, {}
@@ -98,9 +98,7 @@ class _Gradients:
 
         def closed() -> float:
             loss = closure()
-            if self.asynchronous:
-                self.left.clear()
-            elif self.left:  # else it computed none
+            if self.left:  # else it computed none
                 self.wait()
             return loss
 
