@@ -900,6 +900,32 @@ def test_where_no_operations_are_recorded_all_that_no_stage_covers_may_be_waitin
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("awaited_in", "stage"), [("residual", "backward"), ("residual", "optimizer"), ("forward", "optimizer")]
+)
+def test_who_waits_where_no_operations_are_recorded_is_not_accused(ranks, awaited_in, stage):
+    """A loop that reduces by hand, or a sharded model: rank 1 computes for longer, the others are as long in a wait."""
+    out = [Rank(r, ranks) for r in range(ranks)]
+    now = [0] * ranks
+    for n in range(10):
+        took = [{"backward": 10, "optimizer": 10} | ({stage: 30} if r == 1 else {}) for r in range(ranks)]
+        forward = [max(now) + 10] * ranks if awaited_in == "forward" else [begin + 10 for begin in now]
+        backward = [begin + mine["backward"] for begin, mine in zip(forward, took, strict=True)]
+        reduced = [max(backward) + 1] * ranks if awaited_in == "residual" else backward
+        for r, rank in enumerate(out):
+            end = reduced[r] + took[r]["optimizer"]
+            rank.step(n, now[r], end).stage(n, "forward", now[r], forward[r])
+            rank.stage(n, "backward", forward[r], backward[r]).stage(n, "optimizer", reduced[r], end)
+            now[r] = end
+    found = analyse([rank.batch() for rank in out]).stragglers
+    assert (found.verdict, found.reason) == (
+        "cannot tell",
+        f"rank 1's {stage} takes 20.0 ms longer than the others', but without its operations "
+        "(OTEL_DLTRACE_LEVEL=collective) waiting cannot be told from computing",
+    )
+
+
 def test_blocked_time_is_not_a_ranks_own():
     """A loop that reduces by hand: rank 0's long stage is a wait for rank 1, whose forward is slow."""
     ranks = [Rank(r, 2) for r in range(2)]

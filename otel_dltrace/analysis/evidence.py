@@ -29,7 +29,8 @@ class Evidence:
     recorded at all. *summed* and *most* (R, n) are by how much a rank came later than the others to a step's
     collectives, all together and at most; *arrived* of the steps have any that the clocks can tell. They are *all*
     that a rank takes part in (R,) unless it has messages, or collectives without an id: who came late to those is
-    not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter.
+    not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter. *until* (R, n, C) is when each rank
+    was done with each column, by its host's wall clock.
     """
 
     ranks: tuple[int, ...]
@@ -45,6 +46,7 @@ class Evidence:
     arrived: int
     all: tuple[bool, ...]
     hosts: tuple[int, ...]
+    until: Column
 
     @property
     def excess(self) -> Column:
@@ -93,10 +95,17 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
         why = why or "the times of all ranks' devices"
     lateness = _lateness_per_step(joined, ranks, steps, threshold)
     all_known = tuple(not _waits_elsewhere(t.batch, steps) for t in tables)
-    hosts = (0,) * len(tables) if is_aligned(joined).all() else clocks([t.batch for t in tables]).hosts
+    line = clocks([t.batch for t in tables])
+    hosts = (0,) * len(tables) if is_aligned(joined).all() else line.hosts
+    until = np.stack([_until(t)[t.rows_of(steps)] + offset for t, offset in zip(tables, line.offsets, strict=True)])
     blind = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
     unseen = opaque, why, blind
-    return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts)
+    return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts, until)
+
+
+def _until(t: StepTable) -> Column:
+    """Return when the rank was done with each column, (n, S + 2): it begins the step after what is between steps."""
+    return np.column_stack((t.start, t.last, t.end))
 
 
 def _waits_elsewhere(batch: SpanBatch, steps: Column) -> bool:

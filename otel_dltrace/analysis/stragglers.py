@@ -182,6 +182,8 @@ def _judge(e: Evidence) -> Judgement:
         column = int(excess[rank].argmax())
         if e.arrived and e.all[rank]:
             return _cannot_tell(_contradiction(e, rank, column, int(late[rank])))
+        if other := _may_wait_for(e, rank, column, often):
+            return _cannot_tell(f"{_longer(e, *other)}, {_unseen(e)}")
         return "straggler", "", (_straggler(e, rank, column),)
     return _without_a_stage(e, late, often)
 
@@ -192,6 +194,21 @@ def _earliest(scores: Column, excess: Column) -> int:
     # The time between steps comes before a step, but what a rank waits for there began in the step before.
     when = [*range(1, excess.shape[1]), 0]
     return min(best, key=lambda r: (min(when.index(c) for c in np.flatnonzero(excess[r]).tolist()), -scores[r]))
+
+
+def _may_wait_for(e: Evidence, rank: int, column: int, often: Column) -> tuple[int, int] | None:
+    """Return whom *rank* may wait for in *column*, and in which that one computes meanwhile; None if nobody is known.
+
+    Where no operation is recorded ranks may wait anywhere. But who waits for *rank* is done with that when *rank* is.
+    """
+    if not e.blind:
+        return None
+    usual = np.where(often, np.median(e.excess, axis=1), 0)
+    for other, longer in np.argwhere(usual >= ABOUT_THE_SAME * usual[rank, column]).tolist():
+        apart = np.median(np.abs(e.until[other, :, longer] - e.until[rank, :, longer]))
+        if other != rank and apart > usual[other, longer] / 2:
+            return other, longer
+    return None
 
 
 def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
@@ -205,7 +222,7 @@ def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
                 "its own stands out, and the clocks of the hosts may be as far apart"
             )
         return "straggler", "", (_straggler(e, rank, -1),)
-    unseen = f"but without {e.lacking} waiting cannot be told from computing"
+    unseen = _unseen(e)
     if often.any():
         suspect, column = divmod(int(np.where(often, np.median(e.excess, axis=1), 0).argmax()), often.shape[1])
         return _cannot_tell(f"{_longer(e, suspect, column)}, {unseen}")
@@ -225,6 +242,10 @@ def _may_be_the_clocks(e: Evidence, rank: int) -> bool:
     beside = [r for r, host in enumerate(e.hosts) if host == e.hosts[rank] and r != rank]
     ahead = (e.most[rank] - e.most[beside].max(axis=0))[late] if beside else np.zeros(0)
     return median(ahead) <= e.threshold
+
+
+def _unseen(e: Evidence) -> str:
+    return f"but without {e.lacking} waiting cannot be told from computing"
 
 
 def _longer(e: Evidence, rank: int, column: int) -> str:
