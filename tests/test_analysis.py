@@ -986,12 +986,45 @@ def test_buckets_that_are_all_seen_to_end_block_until_then(seen, blocked_ms):
 
 
 def test_what_a_pipeline_waits_between_its_pieces_is_in_none_of_them():
-    """A micro-batch takes 2 ms in each stage: what it waits longer for messages than that is no time of the rank's."""
+    """Two micro-batches take 2 ms each in either stage: all it waits for messages lies in the gaps."""
     rank = Rank(0, 2).step(0, 0, 60)
     rank.stage(0, "forward", 0, 20, 4, 2).stage(0, "backward", 30, 55, 4, 2)
     for begin, end in ((2, 17), (20, 29), (32, 42)):
         rank.add(Descriptor(P2P, "recv"), 0, begin, end)
-    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 0, 0, (60 - 15 - 9 - 10) * MS]]
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 4 * MS, 4 * MS, (60 - 8 - 15 - 9 - 10) * MS]]
+
+
+def pipeline(ranks: int, slow: float = 0.0) -> list[SpanBatch]:
+    """Return a pipeline of four micro-batches, forwards of 4 ms, then backwards of 8, with a collective at its end.
+
+    Rank 1 is *slow* ms longer in its forwards.
+    """
+    out = [Rank(r, ranks) for r in range(ranks)]
+    begin = 0.0
+    for n in range(10):
+        before, now, pieces = begin, [begin] * ranks, [dict[str, list[tuple[float, float]]]() for _ in range(ranks)]
+        for stage, order, length in (("forward", [*range(ranks)], 4.0), ("backward", [*range(ranks)][::-1], 8.0)):
+            sent = [begin] * 4
+            for r in order:
+                for batch in range(4):
+                    if r != order[0]:
+                        came, now[r] = now[r], max(now[r], sent[batch])
+                        out[r].add(Descriptor(P2P, "recv"), n, came, now[r], a=order[order.index(r) - 1])
+                    piece = now[r], now[r] + length + (slow / 4 if (r, stage) == (1, "forward") else 0)
+                    sent[batch] = now[r] = piece[1]
+                    pieces[r].setdefault(stage, []).append(piece)
+        begin = max(now) + 1
+        for r, rank in enumerate(out):
+            rank.step(n, before, begin).collective(n, now[r], begin, n + 1)
+            for stage, of in pieces[r].items():
+                rank.stage(n, stage, of[0][0], of[-1][1], sum(end - start for start, end in of), 4)
+    return [rank.batch() for rank in out]
+
+
+def test_in_a_pipeline_the_slow_rank_alone_is_named_with_its_own_time():
+    """The others' waits for messages would fit into their pieces, and are between them, on all ranks."""
+    (found,) = analyse(pipeline(4, slow=16.0)).stragglers.found
+    assert found == Straggler(1, "forward", 32 * MS, 16 * MS, 16 * MS, 9, 9, 9, 8 * MS)
 
 
 @pytest.mark.parametrize("turns", [2, 3])

@@ -26,16 +26,32 @@ def blocked(t: StepTable) -> Column:
     at, column = _place(t, begin, last[~on_device])
     known = column >= -1
     np.add.at(time, (at[known], column[known] + 1), (end - begin)[known])
+    # DDP's own waits are in the backward's pieces, others may be between them.
+    loose = np.zeros_like(time)
+    known &= ~np.isin(begin, last)
+    np.add.at(loose, (at[known], column[known] + 1), (end - begin)[known])
     # A device may be at it when the host is steps beyond: its time is not the host's.
     np.add.at(time, (row[on_device], stage[on_device] + 1), (until - last)[on_device])
-    return _within_their_pieces(t, time)
+    return _within_their_pieces(t, _outside_their_pieces(t, time, loose))
+
+
+def _outside_their_pieces(t: StepTable, time: Column, loose: Column) -> Column:
+    """Return *time* (n, S + 2) with what is *loose* in stages of several pieces between these, if there are gaps.
+
+    So a pipeline waits, for a message before each piece; a model that waits within its pieces has none.
+    """
+    loose = np.where((t.pieces > 1) & ~t.device & ~t.outside, loose[:, 1:-1], 0)
+    whole = loose.sum(axis=1)
+    moved = np.where(t.device.any(axis=1), 0, np.minimum(whole, t.gaps))
+    time[:, 1:-1] -= np.rint(loose * (moved / np.maximum(whole, 1))[:, None]).astype(np.int64)
+    time[:, -1] += moved
+    return time
 
 
 def _within_their_pieces(t: StepTable, time: Column) -> Column:
     """Return *time* (n, S + 2) without more in a stage of several pieces than these can hold.
 
-    What is over lay between the pieces, as in a pipeline, which waits for a message before each of them; and what
-    that has no room for, in another such stage.
+    What is over lay between the pieces; and what that has no room for, in another such stage.
     """
     several = (t.pieces > 1) & ~t.device
     within, outside = time[:, 1:-1], time[:, -1]

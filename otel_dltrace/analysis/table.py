@@ -94,6 +94,14 @@ class StepTable:
         rest: Column = self.duration - known
         return rest
 
+    @property
+    def gaps(self) -> Column:
+        """The time between the pieces of stages of several, in which no other stage was either, shape (n,)."""
+        inside = (self.pieces > 0) & ~self.outside
+        several = np.where(inside & (self.pieces > 1), self.total, 0).sum(axis=1)
+        uncovered: Column = self._union(inside) - self._union(inside & (self.pieces == 1)) - several
+        return np.maximum(uncovered, 0)
+
     def _covered_by_any(self) -> Column:
         """Return for how long a stage of any step ran in each step: a device may be at one when the host is beyond."""
         there = self.pieces > 0
