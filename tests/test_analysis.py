@@ -1027,6 +1027,14 @@ def test_in_a_pipeline_the_slow_rank_alone_is_named_with_its_own_time():
     assert found == Straggler(1, "forward", 32 * MS, 16 * MS, 16 * MS, 9, 9, 9, 8 * MS)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_in_an_even_pipeline_nobody_is_named(ranks):
+    """Rank 0 comes last to what follows the backwards, in each step, since the others' gradients come to it last."""
+    report = analyse(pipeline(ranks))
+    assert report.stragglers.verdict == "none"
+    assert [rank.last for rank in report.waits.ranks] == [10, *[0] * (ranks - 1)]
+
+
 @pytest.mark.parametrize("turns", [2, 3])
 def test_a_wait_is_in_the_stage_whose_turn_it_is(turns):
     """A sharded model that accumulates: 10 ms of each forward and 8 of each backward are waited, the last longer."""

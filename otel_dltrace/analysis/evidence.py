@@ -30,7 +30,7 @@ class Evidence:
     collectives, all together and at most; *arrived* of the steps have any that the clocks can tell. They are *all*
     that a rank takes part in (R,) unless it has messages, or collectives without an id: who came late to those is
     not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter. *until* (R, n, C) is when each rank
-    was done with each column, by its host's wall clock.
+    was done with each column, by its host's wall clock, *elsewhere* (R, n) for how long it was in what is not known so.
     """
 
     ranks: tuple[int, ...]
@@ -47,6 +47,7 @@ class Evidence:
     all: tuple[bool, ...]
     hosts: tuple[int, ...]
     until: Column
+    elsewhere: Column
 
     @property
     def excess(self) -> Column:
@@ -100,7 +101,8 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     until = np.stack([_until(t)[t.rows_of(steps)] + offset for t, offset in zip(tables, line.offsets, strict=True)])
     blind = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
     unseen = opaque, why, blind
-    return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts, until)
+    when = until, np.stack([_elsewhere(t.batch, steps) for t in tables])
+    return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts, *when)
 
 
 def _until(t: StepTable) -> Column:
@@ -113,9 +115,22 @@ def _waits_elsewhere(batch: SpanBatch, steps: Column) -> bool:
 
     So it is in messages, and in collectives without an id, as where two DDP models share a backward.
     """
-    has_no_id = batch.is_kind(s.COLLECTIVE) & batch.lookup(is_joint, bool) & (collective_ids(batch) == 0)
-    untold_in = batch["step"][has_no_id | batch.is_kind(s.P2P)]
+    untold_in = batch["step"][_is_untold(batch)]
     return len(np.intersect1d(untold_in, steps)) > SHARE_OF_STEPS * len(steps)
+
+
+def _elsewhere(batch: SpanBatch, steps: Column) -> Column:
+    """Return for how many ns a rank so communicates in each of *steps*."""
+    rows = batch.rows[_is_untold(batch) & np.isin(batch["step"], steps)]
+    time = np.zeros(len(steps), np.int64)
+    np.add.at(time, np.searchsorted(steps, rows["step"]), rows["end"] - rows["start"])
+    return time
+
+
+def _is_untold(batch: SpanBatch) -> Column:
+    has_no_id = batch.is_kind(s.COLLECTIVE) & batch.lookup(is_joint, bool) & (collective_ids(batch) == 0)
+    untold_rows: Column = has_no_id | batch.is_kind(s.P2P)
+    return untold_rows
 
 
 def _lateness_per_step(

@@ -212,10 +212,14 @@ def _may_wait_for(e: Evidence, rank: int, column: int, often: Column) -> tuple[i
 
 
 def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
-    """Judge by the arrivals alone, which takes more of them; or say what cannot be told from waiting."""
+    """Judge by the arrivals alone, which takes more of them; or say what cannot be told from waiting.
+
+    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does.
+    """
     rank = int(late.argmax())
-    lateness = median(e.most[rank][e.came_late[rank]])
-    if e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold:
+    lateness, elsewhere = (median(of[rank][e.came_late[rank]]) for of in (e.most, e.elsewhere))
+    always = e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold
+    if always and 2 * elsewhere <= lateness:
         if _may_be_the_clocks(e, rank):
             return _cannot_tell(
                 f"rank {e.ranks[rank]} seems to come {lateness / 1e6:.1f} ms late to the collectives, but no stage of "
