@@ -31,7 +31,7 @@ from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import DL_COMM_SIZE, P2P, PHASE, Flag, Source
+from otel_dltrace.model.semconv import DL_COMM_SIZE, P2P, PHASE, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.words import verdict
@@ -43,10 +43,12 @@ def test_a_spread_tells_sum_mean_and_quantiles():
     assert spread(np.zeros(0)) == Spread()
 
 
-def test_without_waits_nobody_knows_where_horovod_blocks_a_rank():
-    """Its handles last until they are waited for, be that a moment: level `collective` does not tell."""
+@pytest.mark.parametrize("backend", ["horovod", "gloo", "mpi"])
+def test_without_waits_nobody_knows_where_handles_block_a_rank(backend):
+    """They last until they are waited for, be that a moment: level `collective` does not tell."""
     rank = Rank(0, 2).step(0, 0, 20).stage(0, "optimizer", 1, 20)
-    rank.collective(0, 2, 18, 1, "allreduce", backend="horovod", tensor="w", flags=int(Flag.ASYNC))
+    handle = {"flags": int(Flag.ASYNC), "level": Level.COLLECTIVE}
+    rank.collective(0, 2, 18, 1, "allreduce", backend=backend, tensor="w", **handle)
     without, (with_wait,) = rank.batch(), step_tables([rank.wait(0, 3, 18).batch()])
 
     assert [steps_with_operations(t).tolist() for t in (*step_tables([without]), with_wait)] == [[False], [True]]
@@ -628,8 +630,11 @@ def test_a_longer_optimizer_alone_is_no_proof_without_operations():
     assert "without its operations (OTEL_DLTRACE_LEVEL=collective) waiting cannot be told" in found.reason
 
 
-def waiting_in_the_optimizer(slow: str) -> list[SpanBatch]:
-    """Return two ranks of Horovod at level step: rank 1 is 20 ms slow in *slow*, rank 0 waits in its optimizer."""
+def waiting_in_the_optimizer(slow: str, messages: bool = False) -> list[SpanBatch]:
+    """Return two ranks of Horovod at level step: rank 1 is 20 ms slow in *slow*, rank 0 waits in its optimizer.
+
+    With *messages* they are of MPI, at level collective.
+    """
     ranks = [Rank(r, 2) for r in range(2)]
     for n in range(10):
         for r, rank in enumerate(ranks):
@@ -639,13 +644,17 @@ def waiting_in_the_optimizer(slow: str) -> list[SpanBatch]:
             optimizer = begin + 20 + late
             rank.step(n, begin, begin + 47).stage(n, "forward", forward, backward)
             rank.stage(n, "backward", backward, optimizer).stage(n, "optimizer", optimizer, begin + 47)
+            if messages:
+                handle = {"flags": Flag.ASYNC, "level": Level.COLLECTIVE}
+                rank.add(Descriptor(P2P, "irecv", "world", backend="mpi"), n, optimizer, begin + 45, **handle)
     return [rank.batch() for rank in ranks]
 
 
+@pytest.mark.parametrize("messages", [False, True])
 @pytest.mark.parametrize("stage", ["residual", "forward"])
-def test_a_rank_that_waits_in_its_optimizer_is_not_accused(stage):
+def test_a_rank_that_waits_in_its_optimizer_is_not_accused(stage, messages):
     """The one whose own time is longer where nobody waits is named, whichever comes first in the step."""
-    batches = waiting_in_the_optimizer(stage)
+    batches = waiting_in_the_optimizer(stage, messages)
     (found,) = analyse(batches).stragglers.found
     assert (found.rank, found.stage, found.excess) == (1, stage, 20 * MS)
     named = [(slow.slow.rank, slow.slow.stage) for slow in analyse(batches).saturation.stages]
@@ -656,6 +665,18 @@ def test_who_waits_in_the_optimizer_for_a_backward_cannot_be_told():
     """One rank's backward is longer, the other's optimizer: either may be the wait."""
     found = analyse(waiting_in_the_optimizer("backward")).stragglers
     assert (found.verdict, found.found) == ("cannot tell", ())
+
+
+def test_a_stage_is_named_though_waits_in_it_are_not_known_if_its_rank_always_comes_late():
+    """Gradients that the program itself reduces, at level `collective`: rank 0 waits, and is never late."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            begin, ready = 100 * n, 100 * n + 20 + 20 * r
+            rank.step(n, begin, begin + 50).stage(n, "backward", begin, ready)
+            rank.collective(n, ready, begin + 42, n + 1, flags=Flag.ASYNC, level=Level.COLLECTIVE)
+    found = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert found == (Straggler(1, "backward", 40 * MS, 20 * MS, 20 * MS, 9, 9, 9, 20 * MS),)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

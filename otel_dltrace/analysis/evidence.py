@@ -11,7 +11,7 @@ from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, is_joint
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.table import StepTable
-from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, untold
+from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, lacks_waits, untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import collective_ids
@@ -26,11 +26,12 @@ class Evidence:
     """Arrays over R ranks, n steps and C columns, in ns.
 
     *opaque* columns may hold waits that were not recorded, for want of what *lacking* says; *blind*: no operation was
-    recorded at all. *summed* and *most* (R, n) are by how much a rank came later than the others to a step's
-    collectives, all together and at most; *arrived* of the steps have any that the clocks can tell. They are *all*
-    that a rank takes part in (R,) unless it has messages, or collectives without an id: who came late to those is
-    not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter. *until* (R, n, C) is when each rank
-    was done with each column, by its host's wall clock, *elsewhere* (R, n) for how long it was in what is not known so.
+    recorded at all, or not for how long ranks waited. *summed* and *most* (R, n) are by how much a rank came later than
+    the others to a step's collectives, all together and at most; *arrived* of the steps have any that the clocks can
+    tell. They are *all* that a rank takes part in (R,) unless it has messages, or collectives without an id: who came
+    late to those is not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter. *until* (R, n, C)
+    is when each rank was done with each column, by its host's wall clock, *elsewhere* (R, n) for how long it was in
+    what is not known so.
     """
 
     ranks: tuple[int, ...]
@@ -99,7 +100,8 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     line = clocks([t.batch for t in tables])
     hosts = (0,) * len(tables) if is_aligned(joined).all() else line.hosts
     until = np.stack([_until(t)[t.rows_of(steps)] + offset for t, offset in zip(tables, line.offsets, strict=True)])
-    blind = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
+    none_seen = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
+    blind = none_seen or any(map(lacks_waits, tables))
     unseen = opaque, why, blind
     when = until, np.stack([_elsewhere(t.batch, steps) for t in tables])
     return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts, *when)

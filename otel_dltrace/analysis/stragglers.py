@@ -167,8 +167,8 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
 
 
 def _judge(e: Evidence) -> Judgement:
-    often = stands_out(e.excess, e.threshold)
-    excess = np.where(often, np.median(e.excess, axis=1), 0)
+    longer = np.where(stands_out(e.excess, e.threshold), np.median(e.excess, axis=1), 0)
+    excess = longer.copy()
     excess[:, list(e.opaque)] = 0
     scores = excess.sum(axis=1)
     late = e.came_late.sum(axis=1)
@@ -177,15 +177,29 @@ def _judge(e: Evidence) -> Judgement:
     if confirmed.any():
         ranked = sorted(np.flatnonzero(confirmed).tolist(), key=lambda r: -scores[r])
         return "straggler", "", tuple(_straggler(e, r, int(excess[r].argmax())) for r in ranked)
+    last = _always_late(e, late)
+    if last is not None and longer[last].any() and not _may_be_the_clocks(e, last):
+        return "straggler", "", (_straggler(e, last, int(longer[last].argmax())),)
     if scores.max() > 0:
         rank = _earliest(scores, excess)
         column = int(excess[rank].argmax())
         if e.arrived and e.all[rank]:
             return _cannot_tell(_contradiction(e, rank, column, int(late[rank])))
-        if other := _may_wait_for(e, rank, column, often):
+        if other := _may_wait_for(e, rank, column, longer):
             return _cannot_tell(f"{_longer(e, *other)}, {_unseen(e)}")
         return "straggler", "", (_straggler(e, rank, column),)
-    return _without_a_stage(e, late, often)
+    return _without_a_stage(e, last, longer)
+
+
+def _always_late(e: Evidence, late: Column) -> int | None:
+    """Return who came *late* in so many steps, and by so much, that its arrivals alone tell; None if nobody did.
+
+    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does.
+    """
+    rank = int(late.argmax())
+    lateness, elsewhere = (median(of[rank][e.came_late[rank]]) for of in (e.most, e.elsewhere))
+    always = e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold
+    return rank if always and 2 * elsewhere <= lateness else None
 
 
 def _earliest(scores: Column, excess: Column) -> int:
@@ -196,45 +210,39 @@ def _earliest(scores: Column, excess: Column) -> int:
     return min(best, key=lambda r: (min(when.index(c) for c in np.flatnonzero(excess[r]).tolist()), -scores[r]))
 
 
-def _may_wait_for(e: Evidence, rank: int, column: int, often: Column) -> tuple[int, int] | None:
+def _may_wait_for(e: Evidence, rank: int, column: int, longer: Column) -> tuple[int, int] | None:
     """Return whom *rank* may wait for in *column*, and in which that one computes meanwhile; None if nobody is known.
 
-    Where no operation is recorded ranks may wait anywhere. But who waits for *rank* is done with that when *rank* is.
+    Where no operation is recorded, or no wait, ranks may wait anywhere. But who waits for *rank* is done with that when
+    *rank* is.
     """
     if not e.blind:
         return None
-    usual = np.where(often, np.median(e.excess, axis=1), 0)
-    for other, longer in np.argwhere(usual >= ABOUT_THE_SAME * usual[rank, column]).tolist():
-        apart = np.median(np.abs(e.until[other, :, longer] - e.until[rank, :, longer]))
-        if other != rank and apart > usual[other, longer] / 2:
-            return other, longer
+    for other, stage in np.argwhere(longer >= ABOUT_THE_SAME * longer[rank, column]).tolist():
+        apart = np.median(np.abs(e.until[other, :, stage] - e.until[rank, :, stage]))
+        if other != rank and apart > longer[other, stage] / 2:
+            return other, stage
     return None
 
 
-def _without_a_stage(e: Evidence, late: Column, often: Column) -> Judgement:
-    """Judge by the arrivals alone, which takes more of them; or say what cannot be told from waiting.
-
-    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does.
-    """
-    rank = int(late.argmax())
-    lateness, elsewhere = (median(of[rank][e.came_late[rank]]) for of in (e.most, e.elsewhere))
-    always = e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold
-    if always and 2 * elsewhere <= lateness:
-        if _may_be_the_clocks(e, rank):
+def _without_a_stage(e: Evidence, last: int | None, longer: Column) -> Judgement:
+    """Judge by who always comes *last*, without a stage that tells why; or say what cannot be told from waiting."""
+    if last is not None:
+        if _may_be_the_clocks(e, last):
+            lateness = median(e.most[last][e.came_late[last]]) / 1e6
             return _cannot_tell(
-                f"rank {e.ranks[rank]} seems to come {lateness / 1e6:.1f} ms late to the collectives, but no stage of "
+                f"rank {e.ranks[last]} seems to come {lateness:.1f} ms late to the collectives, but no stage of "
                 "its own stands out, and the clocks of the hosts may be as far apart"
             )
-        return "straggler", "", (_straggler(e, rank, -1),)
-    unseen = _unseen(e)
-    if often.any():
-        suspect, column = divmod(int(np.where(often, np.median(e.excess, axis=1), 0).argmax()), often.shape[1])
-        return _cannot_tell(f"{_longer(e, suspect, column)}, {unseen}")
+        return "straggler", "", (_straggler(e, last, -1),)
+    if longer.any():
+        suspect, column = divmod(int(longer.argmax()), longer.shape[1])
+        return _cannot_tell(f"{_longer(e, suspect, column)}, {_unseen(e)}")
     may_hide = e.opaque | {e.names.index(RESIDUAL)} if e.blind else e.opaque  # of MPI programs all waits are there
     hiding = [column for column in sorted(may_hide) if np.median(e.own[:, :, column], axis=1).max() > e.threshold]
     if hiding and not e.arrived:
         stages = " and ".join(_OUTSIDE if e.names[column] == RESIDUAL else e.names[column] for column in hiding)
-        return _cannot_tell(f"no rank takes longer than the others by itself, {unseen} in {stages}")
+        return _cannot_tell(f"no rank takes longer than the others by itself, {_unseen(e)} in {stages}")
     return "none", "", ()
 
 

@@ -51,14 +51,22 @@ def steps_with_operations(t: StepTable) -> Column:
 def tells_waits(t: StepTable) -> bool:
     """Return whether it is known for how long the rank was blocked.
 
-    By Horovod it is not at level `collective`, nor by buckets that are all on a device of which no times are known.
+    It is not by buckets that are all on a device of which no times are known.
     """
     buckets = is_bucket(t)
-    if buckets.any() and is_issued(t)[buckets].all():
-        return False
-    has_handle = t.batch["flags"] & s.Flag.ASYNC != 0
-    has_handle &= t.batch.lookup(lambda d: d.kind == s.COLLECTIVE and d.backend == h.BACKEND, bool)
-    return not has_handle.any() or bool(t.batch.lookup(is_wait, bool).any())
+    return not (buckets.any() and is_issued(t)[buckets].all()) and not lacks_waits(t)
+
+
+def lacks_waits(t: StepTable) -> bool:
+    """Return whether the rank had handles, and nobody recorded for how long it waited for them.
+
+    So it is at level `collective`; of Horovod also where its own timeline alone tells of phases.
+    """
+    has_handle = t.batch.is_kind(s.COLLECTIVE, s.P2P) & (t.batch["flags"] & s.Flag.ASYNC != 0)
+    has_handle &= ~is_bucket(t) & ~is_issued(t)
+    of_horovod = has_handle & t.batch.lookup(lambda d: d.backend == h.BACKEND, bool)
+    tells = t.batch.lookup(is_wait, bool) if of_horovod.any() else t.batch["level"] >= s.Level.PHASE
+    return bool(has_handle.any() and not tells.any())
 
 
 def _share_that_tells(t: StepTable, steps: Column) -> float:
