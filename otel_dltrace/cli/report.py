@@ -87,7 +87,7 @@ def print_reports(
             if as_json:
                 console.out(to_json(report), highlight=False)
                 continue
-            names = [_name(path, batches)] if len(runs) > 1 else []
+            names = [name_of(path, batches)] if len(runs) > 1 else []
             names += [f"world {world}"] if len(worlds) > 1 else []
             if names:
                 console.print(Rule(Text(plain(", ".join(names)))), width=fold)
@@ -98,7 +98,7 @@ def print_reports(
         raise missing[-1]
 
 
-def _name(path: Path, batches: Sequence[SpanBatch]) -> str:
+def name_of(path: Path, batches: Sequence[SpanBatch]) -> str:
     """Return what tells a run from others that are printed: of a job that began anew, also how often it had begun."""
     generation = max(batch.process.bind.generation_number if batch.process.bind else 0 for batch in batches)
     return short_path(path) + (f", generation {generation}" if generation > 1 else "")
