@@ -13,15 +13,16 @@ from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives import is_synchronising, join
 from otel_dltrace.analysis.compose import Guards, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
-from otel_dltrace.analysis.evidence import lateness, others_median
+from otel_dltrace.analysis.evidence import lateness
+from otel_dltrace.analysis.excess import others_median
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
+from otel_dltrace.analysis.judgement import Straggler
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.analysis.select import by_world, select, spell
 from otel_dltrace.analysis.shares import unions
 from otel_dltrace.analysis.spread import Spread, spread
-from otel_dltrace.analysis.stragglers import Straggler
 from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.analysis.throughput import Rates
 from otel_dltrace.analysis.untold import steps_with_operations

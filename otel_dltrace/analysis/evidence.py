@@ -1,6 +1,5 @@
 """What speaks for and against each rank: its own time against the others', and who comes last to the collectives."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ import numpy as np
 from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, is_joint
+from otel_dltrace.analysis.excess import others_median, steps_over
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, lacks_waits, untold
@@ -16,9 +16,6 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.spans import SpanBatch
-
-_ERROR_OF_MEDIAN = 1.4826 * 1.2533
-"""Standard error of the median of normal values, in median absolute deviations by the root of their number."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Evidence:
     @property
     def late(self) -> Column:
         """In how many steps each rank's column is over the threshold, (R, C)."""
-        return _steps_over(self.excess, self.threshold)
+        return steps_over(self.excess, self.threshold)
 
     @property
     def told(self) -> Column:
@@ -167,43 +164,3 @@ def lateness(joined: Joined) -> Column:
     late = starts - before - (after - before) / 2
     certain: Column = np.where(np.abs(late) > joined.to_rows(joined.uncertainty), late, 0)
     return certain
-
-
-def beyond_chance(steps: int, share: float = SHARE_OF_STEPS) -> float:
-    """Return a number of *steps*: what is so in more of them is so in more than *share* of all, and not by chance.
-
-    It is one standard deviation above: of six steps it takes five and not four, of a hundred 56.
-    """
-    return share * steps + math.sqrt(share * (1 - share) * steps)
-
-
-def _steps_over(excess: Column, threshold: int) -> Column:
-    steps: Column = (excess > threshold).sum(axis=1)
-    return steps
-
-
-def stands_out(excess: Column, threshold: int) -> Column:
-    """Return a mask (R, C) of the ranks' columns whose *excess* (R, n, C) is over *threshold*, and not by chance.
-
-    It is so in most steps, and in the median by more than the largest of R medians is by chance: where all ranks'
-    times differ from step to step, the more of them there are, the more one of them seems slow in a few steps.
-    """
-    ranks, steps, _ = excess.shape
-    often = _steps_over(excess, threshold) > beyond_chance(steps)
-    usual = np.median(excess, axis=1)
-    deviation = np.median(np.abs(excess - usual[:, None]), axis=(0, 1)) if steps else 0
-    by_chance = _ERROR_OF_MEDIAN * deviation * math.sqrt(2 * math.log(2 * ranks) / max(steps, 1))
-    beyond: Column = often & (usual > by_chance)
-    return beyond
-
-
-def others_median(values: Column) -> Column:
-    """Return, for each entry along the first axis, the median of all the others; same shape as *values*."""
-    order = np.argsort(values, axis=0, kind="stable")
-    place = np.argsort(order, axis=0, kind="stable")
-    ordered = np.take_along_axis(values, order, 0)
-    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    below = np.take_along_axis(ordered, low + (place <= low), 0)
-    above = np.take_along_axis(ordered, high + (place <= high), 0)
-    middle: Column = (below + above) / 2
-    return middle

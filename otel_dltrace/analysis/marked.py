@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.evidence import others_median
+from otel_dltrace.analysis.excess import others_median
 from otel_dltrace.analysis.own import columns
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import StepTable, worker_batches

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from otel_dltrace.analysis.evidence import others_median, stands_out
+from otel_dltrace.analysis.excess import others_median, stands_out
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold

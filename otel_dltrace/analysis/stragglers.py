@@ -2,60 +2,32 @@
 
 Own time is without waiting (`own`), so the victims of a straggler, whose steps are as long, do not stand
 out. A stage of a rank is a candidate if its excess is over max(5 % of the median step, 1 ms) in more than half
-of the steady steps that all ranks have done, by more than chance (`stands_out`). Where collectives are joined their
-begins, which are exact, must agree: the accused comes late to them. Else, of ranks whose excess is about the same,
-the one where it shows earliest is to blame, since a wait that nobody recorded comes after its cause.
+of the steady steps that all ranks have done, by more than chance (`excess`). Which of the candidates
+it is, `judgement` says.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from otel_dltrace.analysis.collectives import Joined
-from otel_dltrace.analysis.evidence import Evidence, beyond_chance, evidence, stands_out
+from otel_dltrace.analysis.evidence import evidence
+from otel_dltrace.analysis.excess import beyond_chance
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
+from otel_dltrace.analysis.judgement import Judgement, Straggler, Verdict, cannot_tell, judge
 from otel_dltrace.analysis.marked import behind
-from otel_dltrace.analysis.own import IN_WORDS, columns, spent
+from otel_dltrace.analysis.own import columns, spent
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stepless import SHARE_OF_TIME, last_comer
-from otel_dltrace.analysis.table import RESIDUAL, StepTable, common_steps
+from otel_dltrace.analysis.table import StepTable, common_steps
 from otel_dltrace.model.arrays import Column
 
 SHARE_OF_STEP = 0.05
 LEAST = 1_000_000
-ABOUT_THE_SAME = 0.75
-NEARLY_ALWAYS = 0.75
 MIN_STEPS = 5
 NO_STEPS = "no rank has done a step"
-_OUTSIDE = "the part of the step outside any stage"
-Verdict = Literal["straggler", "none", "cannot tell"]
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """A rank that makes the others wait; medians in ns per step.
-
-    *own* is its own time in *stage* ("" if no stage of its own stands out), *others* the median of the
-    others', *excess* the median difference, over the threshold in *slow* of the steps. In *late* of the
-    *arrivals* steps with joined collectives that tell it came late to them, by *lateness* against the others' median.
-    *of_phase* of the excess is in *phase*, which the program marks, if that is most of it.
-    In a run without steps *arrivals* are collectives: to *late* of them it came last.
-    """
-
-    rank: int
-    stage: str
-    own: int
-    others: int
-    excess: int
-    slow: int
-    late: int
-    arrivals: int
-    lateness: int
-    phase: str = ""
-    of_phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +50,6 @@ class Stragglers:
     share: float
     frontier: tuple[FrontierStage, ...]
     longest: int
-
-
-Judgement = tuple[Verdict, str, tuple[Straggler, ...]]
 
 
 def stragglers(
@@ -106,7 +75,7 @@ def stragglers(
     if not any(len(t.steps) for t in tables) and len(joined):
         verdict, reason, found = _by_arrivals(tables, joined, expected)
     else:
-        verdict, reason, found = _cannot_tell(why) if why else _judge(evidence(tables, steps, joined, threshold))
+        verdict, reason, found = cannot_tell(why) if why else judge(evidence(tables, steps, joined, threshold))
         found = tuple(_with_phase(one, tables, steps) for one in found)
     share = beyond_chance(len(steps)) / max(len(steps), 1)
     times = _times(tables, steps)
@@ -124,12 +93,10 @@ def _with_phase(one: Straggler, tables: Sequence[StepTable], steps: Column) -> S
 def _by_arrivals(tables: Sequence[StepTable], joined: Joined, expected: int) -> Judgement:
     """Judge a run without steps by its collectives."""
     if missing := sorted(set(range(expected)) - {t.rank for t in tables}):
-        return _cannot_tell(f"{NO_STEPS}, and {len(missing)} of {expected} ranks are not here: {spell(missing)}")
+        return cannot_tell(f"{NO_STEPS}, and {len(missing)} of {expected} ranks are not here: {spell(missing)}")
     worst = last_comer(tables, joined)
     if worst is None:
-        return _cannot_tell(
-            f"{NO_STEPS}, and no rank alone is known to cost the others {SHARE_OF_TIME:.0%} of the time"
-        )
+        return cannot_tell(f"{NO_STEPS}, and no rank alone is known to cost the others {SHARE_OF_TIME:.0%} of the time")
     late = worst.last, worst.arrivals, worst.late.p50
     return "straggler", "", (Straggler(worst.rank, "", 0, 0, 0, 0, *late),)
 
@@ -138,10 +105,6 @@ def excess_threshold(tables: Sequence[StepTable], steps: Column) -> int:
     """Return the ns by which a rank must exceed the others in *steps*, to stand out."""
     durations = np.concatenate([t.duration[t.rows_of(steps)] for t in tables]) if tables else np.zeros(0)
     return max(round(SHARE_OF_STEP * median(durations)), LEAST)
-
-
-def _cannot_tell(reason: str) -> Judgement:
-    return "cannot tell", reason, ()
 
 
 def _times(tables: Sequence[StepTable], steps: Column) -> Column:
@@ -164,117 +127,3 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
         steady = "steady step was" if len(steps) == 1 else "steady steps were"
         return f"only {len(steps)} {steady} done by all ranks, and it takes {MIN_STEPS}"
     return ""
-
-
-def _judge(e: Evidence) -> Judgement:
-    longer = np.where(stands_out(e.excess, e.threshold), np.median(e.excess, axis=1), 0)
-    excess = longer.copy()
-    excess[:, list(e.opaque)] = 0
-    scores = excess.sum(axis=1)
-    late = e.came_late.sum(axis=1)
-    enough = min(beyond_chance(e.arrived), e.arrived - 1)  # all of them do, also where there is but one
-    confirmed = (scores > 0) & (late > enough) & e.told
-    if confirmed.any():
-        ranked = sorted(np.flatnonzero(confirmed).tolist(), key=lambda r: -scores[r])
-        return "straggler", "", tuple(_straggler(e, r, int(excess[r].argmax())) for r in ranked)
-    last = _always_late(e, late)
-    if last is not None and longer[last].any() and not _may_be_the_clocks(e, last):
-        return "straggler", "", (_straggler(e, last, int(longer[last].argmax())),)
-    if scores.max() > 0:
-        rank = _earliest(scores, excess)
-        column = int(excess[rank].argmax())
-        if e.arrived and e.all[rank]:
-            return _cannot_tell(_contradiction(e, rank, column, int(late[rank])))
-        if other := _may_wait_for(e, rank, column, longer):
-            return _cannot_tell(f"{_longer(e, *other)}, {_unseen(e)}")
-        return "straggler", "", (_straggler(e, rank, column),)
-    return _without_a_stage(e, last, longer)
-
-
-def _always_late(e: Evidence, late: Column) -> int | None:
-    """Return who came *late* in so many steps, and by so much, that its arrivals alone tell; None if nobody did.
-
-    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does.
-    """
-    rank = int(late.argmax())
-    lateness, elsewhere = (median(of[rank][e.came_late[rank]]) for of in (e.most, e.elsewhere))
-    always = e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold
-    return rank if always and 2 * elsewhere <= lateness else None
-
-
-def _earliest(scores: Column, excess: Column) -> int:
-    """Return the rank with the most excess; of those with about as much the one where it shows earliest."""
-    best: list[int] = np.flatnonzero(scores >= ABOUT_THE_SAME * scores.max()).tolist()
-    # The time between steps comes before a step, but what a rank waits for there began in the step before.
-    when = [*range(1, excess.shape[1]), 0]
-    return min(best, key=lambda r: (min(when.index(c) for c in np.flatnonzero(excess[r]).tolist()), -scores[r]))
-
-
-def _may_wait_for(e: Evidence, rank: int, column: int, longer: Column) -> tuple[int, int] | None:
-    """Return whom *rank* may wait for in *column*, and in which that one computes meanwhile; None if nobody is known.
-
-    Where no operation is recorded, or no wait, ranks may wait anywhere. But who waits for *rank* is done with that when
-    *rank* is.
-    """
-    if not e.blind:
-        return None
-    for other, stage in np.argwhere(longer >= ABOUT_THE_SAME * longer[rank, column]).tolist():
-        apart = np.median(np.abs(e.until[other, :, stage] - e.until[rank, :, stage]))
-        if other != rank and apart > longer[other, stage] / 2:
-            return other, stage
-    return None
-
-
-def _without_a_stage(e: Evidence, last: int | None, longer: Column) -> Judgement:
-    """Judge by who always comes *last*, without a stage that tells why; or say what cannot be told from waiting."""
-    if last is not None:
-        if _may_be_the_clocks(e, last):
-            lateness = median(e.most[last][e.came_late[last]]) / 1e6
-            return _cannot_tell(
-                f"rank {e.ranks[last]} seems to come {lateness:.1f} ms late to the collectives, but no stage of "
-                "its own stands out, and the clocks of the hosts may be as far apart"
-            )
-        return "straggler", "", (_straggler(e, last, -1),)
-    if longer.any():
-        suspect, column = divmod(int(longer.argmax()), longer.shape[1])
-        return _cannot_tell(f"{_longer(e, suspect, column)}, {_unseen(e)}")
-    may_hide = e.opaque | {e.names.index(RESIDUAL)} if e.blind else e.opaque  # of MPI programs all waits are there
-    hiding = [column for column in sorted(may_hide) if np.median(e.own[:, :, column], axis=1).max() > e.threshold]
-    if hiding and not e.arrived:
-        stages = " and ".join(_OUTSIDE if e.names[column] == RESIDUAL else e.names[column] for column in hiding)
-        return _cannot_tell(f"no rank takes longer than the others by itself, {_unseen(e)} in {stages}")
-    return "none", "", ()
-
-
-def _may_be_the_clocks(e: Evidence, rank: int) -> bool:
-    """Return whether hosts' clocks that differ would look alike: the other ranks of its host come as late."""
-    if len(set(e.hosts)) < 2:
-        return False
-    late = e.came_late[rank]
-    beside = [r for r, host in enumerate(e.hosts) if host == e.hosts[rank] and r != rank]
-    ahead = (e.most[rank] - e.most[beside].max(axis=0))[late] if beside else np.zeros(0)
-    return median(ahead) <= e.threshold
-
-
-def _unseen(e: Evidence) -> str:
-    return f"but without {e.lacking} waiting cannot be told from computing"
-
-
-def _longer(e: Evidence, rank: int, column: int) -> str:
-    longer = np.median(e.excess[rank, :, column]) / 1e6
-    name = IN_WORDS.get(e.names[column], e.names[column])
-    return f"rank {e.ranks[rank]}'s {name} takes {longer:.1f} ms longer than the others'"
-
-
-def _contradiction(e: Evidence, rank: int, column: int, late: int) -> str:
-    return f"{_longer(e, rank, column)}, but it came late to the collectives in only {late} of {e.arrived} steps"
-
-
-def _straggler(e: Evidence, rank: int, column: int) -> Straggler:
-    late = e.came_late[rank] & e.told[rank]
-    arrived = int(late.sum()), e.arrived if e.told[rank] else 0, median(e.most[rank][late])
-    if column < 0:
-        return Straggler(e.ranks[rank], "", 0, 0, 0, 0, *arrived)
-    own, others = median(e.own[rank, :, column]), median(e.others[rank, :, column])
-    excess, slow = median(e.excess[rank, :, column]), int(e.late[rank, column])
-    return Straggler(e.ranks[rank], e.names[column], own, others, excess, slow, *arrived)

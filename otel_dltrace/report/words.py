@@ -3,8 +3,9 @@
 from otel_dltrace.analysis.compose import Guards
 from otel_dltrace.analysis.drift import Drift
 from otel_dltrace.analysis.frontier import FrontierStage
+from otel_dltrace.analysis.judgement import Straggler
 from otel_dltrace.analysis.select import spell
-from otel_dltrace.analysis.stragglers import Straggler, Stragglers
+from otel_dltrace.analysis.stragglers import Stragglers
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
 from otel_dltrace.model.summary import losses
 
