@@ -1049,6 +1049,14 @@ def test_in_a_pipeline_the_slow_rank_alone_is_named_with_its_own_time():
     assert found == Straggler(1, "forward", 32 * MS, 16 * MS, 16 * MS, 9, 9, 9, 8 * MS)
 
 
+def test_what_a_sharded_model_waits_for_is_in_its_pieces_whatever_else_is_between_them():
+    """5 ms of the program's own between two pieces of 10 ms each, in either of which 3 ms are waited."""
+    rank = Rank(0, 2).step(0, 0, 30).stage(0, "forward", 0, 25, 20, 2)
+    for seq, begin in enumerate((1, 16), 1):
+        rank.collective(0, begin, begin + 3, seq, "all_gather_into_tensor")
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 14 * MS, 10 * MS]]
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_in_an_even_pipeline_nobody_is_named(ranks):
     """Rank 0 comes last to what follows the backwards, in each step, since the others' gradients come to it last."""

@@ -18,27 +18,31 @@ from otel_dltrace.model.operation import Descriptor
 
 def blocked(t: StepTable) -> Column:
     """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
-    time = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
     row, stage, last, until = _last_launches(t)
     on_device = t.device[row, stage]
-    begin, end = _rows(t, _blocking(t))
-    begin, end = merged(np.append(begin, last[~on_device]), np.append(end, until[~on_device]))
-    at, column = _place(t, begin, last[~on_device])
-    known = column >= -1
-    np.add.at(time, (at[known], column[known] + 1), (end - begin)[known])
-    # DDP's own waits are in the backward's pieces, others may be between them.
-    loose = np.zeros_like(time)
-    known &= ~np.isin(begin, last)
-    np.add.at(loose, (at[known], column[known] + 1), (end - begin)[known])
+    blocking, launches = _blocking(t), last[~on_device]
+    begin, end = _rows(t, blocking)
+    time = _in_columns(t, merged(np.append(begin, launches), np.append(end, until[~on_device])), launches)
+    loose = _in_columns(t, merged(*_rows(t, blocking & _is_of_message(t))), launches[:0])
     # A device may be at it when the host is steps beyond: its time is not the host's.
     np.add.at(time, (row[on_device], stage[on_device] + 1), (until - last)[on_device])
-    return _within_their_pieces(t, _outside_their_pieces(t, time, loose))
+    return _within_their_pieces(t, _outside_their_pieces(t, time, np.minimum(loose, time)))
+
+
+def _in_columns(t: StepTable, intervals: Intervals, launches: Column) -> Column:
+    """Return how long *intervals* are, by where they begin, (n, S + 2); at *launches* of DDP's, in its backward."""
+    time = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
+    begin, end = intervals
+    at, column = _place(t, begin, launches)
+    known = column >= -1
+    np.add.at(time, (at[known], column[known] + 1), (end - begin)[known])
+    return time
 
 
 def _outside_their_pieces(t: StepTable, time: Column, loose: Column) -> Column:
-    """Return *time* (n, S + 2) with what is *loose* in stages of several pieces between these, if there are gaps.
+    """Return *time* (n, S + 2) with what of it is *loose* in stages of several pieces between these, if there are gaps.
 
-    So a pipeline waits, for a message before each piece; a model that waits within its pieces has none.
+    So a pipeline waits for a message before each piece. What a sharded model waits for is in its pieces.
     """
     loose = np.where((t.pieces > 1) & ~t.device & ~t.outside, loose[:, 1:-1], 0)
     whole = loose.sum(axis=1)
@@ -137,6 +141,12 @@ def _blocking(t: StepTable) -> Column:
 def is_wait(d: Descriptor) -> bool:
     """Return whether it is the time for which a program waits for an operation."""
     return d.kind == s.PHASE and d.name == s.WAIT
+
+
+def _is_of_message(t: StepTable) -> Column:
+    """Return a mask of messages and of the waits for them."""
+    messages = t.batch.is_kind(s.P2P)
+    return messages | np.isin(t.batch["parent_id"], t.batch["span_id"][messages])
 
 
 def _rows(t: StepTable, which: Column) -> Intervals:
