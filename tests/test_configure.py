@@ -212,6 +212,22 @@ with otel_dltrace.step():
     assert sum(map(len, place.spans())) == 1
 
 
+@pytest.mark.parametrize("called", ["runs ", "runs\n"])
+def test_a_folder_may_end_in_a_blank(place, called):
+    """The run directory is where the program says that it is, and nowhere else."""
+    program = """
+import os, otel_dltrace
+os.mkdir({0!r}), os.chdir({0!r})
+otel_dltrace.start()
+with otel_dltrace.step():
+    pass
+"""
+    place.run(program.format(called))
+    place.wait_for_rings()
+
+    assert [path.parent.name for path in place.folder.glob("*/dltrace-*")] == [called]
+
+
 def test_a_misspelt_variable_is_told(place):
     """Tracing goes on; one that only begins like ours may be Kubernetes'."""
     more = {"OTEL_DLTRACE_LEVELL": "step", "OTEL_DLTRACE_SERVICE_HOST": "10.0.0.1"}

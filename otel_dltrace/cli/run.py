@@ -101,7 +101,8 @@ def traced_environment(args: argparse.Namespace) -> dict[str, str]:
     config.check_writable(env, options)
     # A script may change its directory before it starts what is traced.
     paths = (name for name in ("directory", "ring_directory") if said(env, VARIABLES[name]))
-    return env | {VARIABLES[name]: getattr(config, name) for name in {*options, *paths}}
+    told = config.to_env()
+    return env | {VARIABLES[name]: told[VARIABLES[name]] for name in {*options, *paths}}
 
 
 def _name_of_programs(program: list[str]) -> dict[str, str]:

@@ -14,7 +14,15 @@ from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.model.topology import job_from_env
 from otel_dltrace.record.ring import DEFAULT_SIZE
 from otel_dltrace.settings import byteps
-from otel_dltrace.settings.paths import absolute, began_in, check_writable, ring_directory, seen_from, working_directory
+from otel_dltrace.settings.paths import (
+    absolute,
+    as_said,
+    began_in,
+    check_writable,
+    ring_directory,
+    seen_from,
+    working_directory,
+)
 from otel_dltrace.settings.said import said
 
 SWITCH = "OTEL_DLTRACE"
@@ -158,7 +166,8 @@ class Config:
     def to_env(self) -> dict[str, str]:
         """Return the variables that say the same as this configuration, where BytePS's own say nothing."""
         values = {variable: getattr(self, name) for name, variable in VARIABLES.items()}
-        return {k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in values.items()}
+        texts = {k: str(int(v)) if isinstance(v, bool) else str(v) for k, v in values.items()}
+        return texts | {VARIABLES[name]: as_said(getattr(self, name)) for name in _PATHS}
 
     def of_role(self, role: str) -> "Config":
         """Return this configuration with the level at which a process of *role* records."""

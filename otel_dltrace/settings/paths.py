@@ -51,6 +51,11 @@ def absolute(name: str, path: str) -> str:
     return whole
 
 
+def as_said(path: str) -> str:
+    """Return how a variable says the absolute *path*: of one that ends in blanks they would be no part (`said`)."""
+    return path if path == path.rstrip() else f"{path}/"
+
+
 def seen_from(here: str, path: object) -> object:
     """Return *path*, if it is one that is relative, as seen from the folder *here*."""
     is_relative = isinstance(path, str | os.PathLike) and not str(path).startswith("~")
