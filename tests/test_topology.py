@@ -103,6 +103,16 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
             World(3, 5, 1, 1, 3, launcher="slurm", job="7.0", run="slurm.7.0"),
             id="srun --mpi=pmix",
         ),
+        pytest.param(
+            {**SRUN, "PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.7.0", "SLURM_RESTART_COUNT": "1"},
+            World(3, 5, 1, 1, 3, launcher="slurm", job="slurm.pmix.7.0", run="slurm.pmix.7.0.1"),
+            id="srun --mpi=pmix of a job that was requeued",
+        ),
+        pytest.param(
+            {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-a-1@1", "SLURM_RESTART_COUNT": "1"},
+            World(3, 4, 1, 0, 2, launcher="openmpi", job="prterun-a-1@1", run="prterun-a-1@1"),
+            id="Open MPI's mpirun in one",
+        ),
         pytest.param(BATCH, World(), id="a batch script is no task"),
         pytest.param(HOROVOD, World(3, 4, 1, 1, 2, launcher="horovod"), id="Horovod over Gloo"),
         pytest.param(

@@ -194,7 +194,15 @@ def world_from_env(env: Env) -> World:
 
 def _with_job(world: World, env: Env) -> World:
     """Add what the variables say about the job: its id, and the id of this run of it."""
-    return replace(world, job=job_from_env(env), run=env.get("PMIX_NAMESPACE", ""))
+    return replace(world, job=job_from_env(env), run=_run_from_env(env))
+
+
+def _run_from_env(env: Env) -> str:
+    """Return the id that PMIx gives this run, "" for none; Slurm gives a job that is requeued the same again."""
+    namespace = env.get("PMIX_NAMESPACE", "")
+    # Only of Slurm's own ranks all have the count: mpirun's on other hosts get what mpirun passes on.
+    restarts = env.get("SLURM_RESTART_COUNT", "") if namespace.startswith("slurm.") else ""
+    return f"{namespace}.{restarts}".rstrip(".")
 
 
 def job_from_env(env: Env) -> str:
