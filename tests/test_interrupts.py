@@ -212,6 +212,24 @@ def test_nothing_of_ours_is_on_the_output_of_a_program_without_standard_error(pl
     assert (done.returncode, done.stdout) == (0, "printed\n")
 
 
+def test_what_libraries_say_on_a_standard_error_that_is_closed_is_in_no_ring(place):
+    """They write to its number, which the next file gets that is opened."""
+    program = """
+    import os, otel_dltrace as d
+    os.close(0), os.close(1), os.close(2)
+    with d.step():
+        for number in (1, 2):
+            try:
+                os.write(number, b"[W] a warning of a library")
+            except OSError:
+                pass
+    """
+    assert place.run(program, OTEL_DLTRACE="1").returncode == 0
+    place.wait_for_rings()
+
+    assert [len(batch) for batch in place.spans()] == [1]
+
+
 def test_a_folder_that_the_locale_cannot_say_is_found_again(place):
     """The drain tells `run` its bytes."""
     env = {"PYTHONIOENCODING": "ascii"}

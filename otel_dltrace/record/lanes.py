@@ -14,6 +14,7 @@ from otel_dltrace.model.time import tightest_anchor
 from otel_dltrace.record import guard
 from otel_dltrace.record.names import NamesWriter
 from otel_dltrace.record.ring import RingWriter
+from otel_dltrace.record.ring_file import above_standard
 
 DRAIN_CHECK_S = 1.0
 BLOCK = 256  # span numbers a thread takes at a time
@@ -158,10 +159,10 @@ class Lanes:
             self._making = True
             ring = None
             try:
-                ring = RingWriter(self._folder, self._size)
-                mode = ring.mode
-                anchor = tightest_anchor(time.monotonic_ns, time.time_ns)
-                self.names.open(ring.path.with_suffix(".names"), mode, anchor, self.home)
+                with above_standard():
+                    ring = RingWriter(self._folder, self._size)
+                    anchor = tightest_anchor(time.monotonic_ns, time.time_ns)
+                    self.names.open(ring.path.with_suffix(".names"), ring.mode, anchor, self.home)
             except RingError as error:
                 self.level = 0
                 guard.say(f"{error}; tracing is off")

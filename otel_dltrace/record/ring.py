@@ -29,6 +29,7 @@ from otel_dltrace.record.ring_file import (
     UNRECORDED,
     UNRECORDED_AT,
     VERSION,
+    above_standard,
     close_if_still,
     file_of,
     is_still,
@@ -140,7 +141,8 @@ class RingWriter:
         """
         # Not the ring's own descriptor: the map has another of the same file, which forked children keep open.
         if not is_still(self._reading_fd, self._file):
-            self._reading_fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            with above_standard():
+                self._reading_fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         self._is_read_here = take_for_reading(self._reading_fd)
         return self._is_read_here
 

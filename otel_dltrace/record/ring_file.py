@@ -5,6 +5,8 @@ import fcntl
 import os
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,8 @@ LEVELS = 4
 BEGIN, SPAN, AMEND, COUNTER = 1, 2, 3, 4
 AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT = 1, 2, 3
 
+_STANDARD = 2
+"""The last of the descriptors of standard input, output and error."""
 _CURE = "set OTEL_DLTRACE_RING_DIR to a folder on a tmpfs"
 
 
@@ -62,6 +66,24 @@ def read_header(view: memoryview) -> RingHeader:
     if (version, record, chunk) != (VERSION, RECORD, CHUNK) or not 0 < chunks * CHUNK <= len(view) - PAGE:
         raise RingError(f"version {version}, {record}-byte records, {chunks} chunks: not a ring this version reads")
     return RingHeader(nonce, boot, pid, namespace, monotonic, wall, chunks)
+
+
+@contextmanager
+def above_standard() -> Iterator[None]:
+    """Have what the block opens get a number above those of standard input, output and error.
+
+    Where a program was started without, or has closed them, a library in C still writes there: into a ring it would.
+    """
+    held: list[int] = []
+    try:
+        with suppress(OSError):
+            while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _STANDARD:
+                held.append(fd)
+            os.close(fd)
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def open_for_reading(path: Path) -> int:
