@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -64,12 +65,24 @@ def test_sshd_gives_ranks_every_variable_of_the_container_that_tracing_reads(wor
 
 
 def test_the_manifest_names_every_variable_of_the_container_that_tracing_reads(worker):
-    """The same by reading: SetEnv carries all of them; mpirun carries the run's id, which is one for all pods."""
+    """The same by reading: SetEnv carries all of them."""
     (container,) = worker.containers
     command, env = worker.command(container)
     carried = dict(pair.split("=", 1) for pair in command[-1].removeprefix("SetEnv=").split(" "))
     assert carried == {name: value for name, value in env.items() if name.startswith(CARRIED)}
 
+
+def test_each_start_of_the_launcher_is_a_run_of_its_own(tmp_path):
+    """In one pod, too, as after a failure: mpirun carries the run's id, which is one for all ranks."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    mpirun.chmod(0o755)
     launcher = next(o for o in overlay("mpijob") if o["kind"] == "MPIJob")["spec"]["mpiReplicaSpecs"]["Launcher"]
-    (mpirun,) = launcher["template"]["spec"]["containers"]
-    assert mpirun["args"][2:4] == ["-x", "OTEL_DLTRACE_RUN=$(POD_UID)"]
+    (container,) = launcher["template"]["spec"]["containers"]
+    command, env = [*container["command"], *container["args"]], {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    started = [subprocess.check_output(command, env=env, text=True).splitlines() for _ in range(2)]
+
+    (one, other), rest = zip(*((words.pop(3), words) for words in started), strict=True)
+    assert rest == (["-n", "4", "-x", "python", "/workspace/train.py"],) * 2
+    assert one != other
+    assert all(re.fullmatch(r"OTEL_DLTRACE_RUN=[0-9a-f-]{36}", run) for run in (one, other))
