@@ -157,6 +157,15 @@ def test_a_report_can_be_interrupted(place, number, code):
     assert place.drains() == []
 
 
+@pytest.mark.parametrize("command", ["report", "doctor", "recover", "run"])
+def test_a_command_that_is_being_loaded_can_be_interrupted(place, command):
+    """It takes a second on a busy machine; here the Ctrl-C comes with a library that each of them loads."""
+    place.write("import os, signal\nos.kill(os.getpid(), signal.SIGINT)", "rich.py")
+    ended = place.command(command, "x", PYTHONPATH=f"{place.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_a_program_that_has_ended_is_interrupted_without_a_traceback(place):
     """It only waits for its drain, and waits no longer."""
     program = place.start(IMPATIENT, OTEL_DLTRACE="1", **SOON)

@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     # One command loads no other's libraries: the drain starts beside a training that waits for nobody.
     named = [name for name in argv[:1] if name in COMMANDS]
-    args = make_parser(named or COMMANDS).parse_args(argv)
     try:
+        args = make_parser(named or COMMANDS).parse_args(argv)  # here, since a Ctrl-C may well come while it loads them
         code = int(args.run(args))
         print(end="", flush=True)  # here, and not when Python ends, we can say that nobody reads
     except DltraceError as error:
