@@ -218,6 +218,21 @@ def test_a_thread_drains_where_no_process_may_be_started(place):
     check_all_there(place, published())
 
 
+@pytest.mark.parametrize("executable", [None, ""])
+def test_a_thread_drains_where_python_has_no_executable(place, executable):
+    """As in a program that it is embedded in."""
+    program = f"""
+    import sys, otel_dltrace
+    sys.executable = {executable!r}
+    with otel_dltrace.step():
+        pass
+    """
+    done = place.run(program, OTEL_DLTRACE="1")
+
+    assert "a thread drains instead" in done.stderr.splitlines()[0]
+    assert [len(batch) for batch in place.spans()] == [1]
+
+
 def test_a_drain_that_cannot_begin_is_not_started_every_second(place, monkeypatch, capfd):
     """Each would take a processor for a second; one sentence says why there is none, and later another is tried."""
     monkeypatch.setattr(guard, "_said", set())

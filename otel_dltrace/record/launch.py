@@ -104,8 +104,9 @@ class DrainStarter:
         fd = take_lock(self.rings / f"{self.home}.lock")
         if fd is None:
             return None
-        # The lock travels with the descriptor, so it is held without a gap.
-        command = [sys.executable, "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)]
+        # The lock travels with the descriptor, so it is held without a gap. Where Python is embedded in a
+        # program it may have no executable: that is an OSError then.
+        command = [sys.executable or "", "-m", "otel_dltrace", "drain", "--home", self.home, "--lock", str(fd)]
         keep = [fd]
         try:
             if self._prints:
