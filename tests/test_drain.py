@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,6 +217,27 @@ def test_a_thread_drains_where_no_process_may_be_started(place):
     assert drains == []
     assert process.returncode == 0, err
     check_all_there(place, published())
+
+
+def test_the_drain_is_found_where_the_program_has_found_us(place):
+    """By its own `sys.path`, in a Python that has us not installed."""
+    bare = place.folder / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    (libraries,) = bare.glob("lib/python*/site-packages")
+    (libraries / "more.pth").write_text(sysconfig.get_path("purelib"))
+    program = f"""
+    import sys
+    sys.path.append({str(Path(__file__).parents[1])!r})
+    import otel_dltrace
+    otel_dltrace.start()
+    with otel_dltrace.step():
+        pass
+    """
+    done = place.finish(place.popen([str(bare / "bin" / "python"), str(place.write(program))], PYTHONPATH=""))
+    place.wait_for_drains()
+
+    assert done.returncode == 0, done.stderr
+    assert [len(batch) for batch in place.spans()] == [1]
 
 
 @pytest.mark.parametrize("executable", [None, ""])

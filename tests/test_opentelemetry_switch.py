@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import otel_dltrace
 from otel_dltrace.instrument.registry import COMMON, TABLES
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
@@ -350,9 +351,10 @@ def test_our_variables_are_options_of_their_command(place: Place) -> None:
 def test_the_drain_is_not_instrumented(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its own requests would be spans of the user's; the rest of the path stays."""
     injected = Path(str(importlib.util.find_spec("opentelemetry.instrumentation.auto_instrumentation").origin)).parent
-    monkeypatch.setenv("PYTHONPATH", f"{injected}:/somewhere:{injected}/")
+    ours = Path(otel_dltrace.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{injected}:/somewhere:{ours}:{injected}/")
 
-    assert drain_environment({})["PYTHONPATH"] == "/somewhere"
+    assert drain_environment({})["PYTHONPATH"] == f"/somewhere:{ours}"
 
 
 # -- what users' own providers take from us -----------------------------------------------------------

@@ -1,6 +1,7 @@
 """Starts the drain beside a training process, once per host, and waits for it at the end."""
 
 import os
+import site
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,10 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", 
 _TOLD_ALREADY = ("BYTEPS_TRACE_", "BYTEPS_SERVER_")
 # Folders of a sitecustomize that traces every Python: opentelemetry-instrument's and ddtrace-run's.
 _INJECTORS = ("opentelemetry/instrumentation/auto_instrumentation", "ddtrace/bootstrap")
+
+
+_HERE = str(Path(__file__).parents[2])
+"""The folder that our package is in."""
 
 
 class DrainThread(NamedTuple):
@@ -201,7 +206,9 @@ def drain_environment(config: dict[str, str]) -> dict[str, str]:
     """Return the environment of a drain: ours, told the configuration, not traced itself, on one thread."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_TOLD_ALREADY)}
     env = {**ours, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0"}
-    if "PYTHONPATH" in env:
-        paths = env["PYTHONPATH"].split(os.pathsep)
-        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if not path.rstrip("/").endswith(_INJECTORS))
+    given = [path for path in env.pop("PYTHONPATH", "").split(os.pathsep) if not path.rstrip("/").endswith(_INJECTORS)]
+    if _HERE not in [*given, *site.getsitepackages(), site.getusersitepackages()]:
+        given.append(_HERE)  # the program has found us by a path of its own
+    if any(given):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, given))
     return env
