@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -70,8 +70,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         state = torch.frombuffer(written.getbuffer(), dtype=torch.uint8)
     broadcast_parameters({f"OptimizerState.{int(length)}": state}, root_rank)
     if bps.rank() != root_rank:
-        # Not where the root has it: that would be all ranks' states on one device, or none that is here.
-        optimizer.load_state_dict(torch.load(io.BytesIO(state.numpy().tobytes()), "cpu", weights_only=True))
+        sent = io.BytesIO(state.numpy().tobytes())
+        optimizer.load_state_dict(torch.load(sent, _to_the_device_of(optimizer), weights_only=True))
+
+
+def _to_the_device_of(optimizer: torch.optim.Optimizer) -> Callable[[Any, str], Any]:
+    """Return where to load what the root has: on its device would be all ranks' states, or it is none that is here."""
+    devices = [parameter.device for group in optimizer.param_groups for parameter in group["params"]]
+    return lambda storage, location: storage if location == "cpu" else storage.to(device=devices[0])
 
 
 def _written(optimizer: torch.optim.Optimizer) -> tuple[io.BytesIO, str]:

@@ -111,7 +111,10 @@ class _Distributed:
     _pushpull: _Gradients
 
     def synchronize(self) -> None:
-        """Wait until all gradients are averaged, to clip them for example; `step` then does not wait again."""
+        """Wait until all gradients are averaged, to clip them for example; `step` then does not wait again.
+
+        Asynchronously they stay this process's own, and there is nothing to wait for.
+        """
         self._begin().wait()
         self._pushpull.synchronized = True
 
