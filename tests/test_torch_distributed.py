@@ -780,6 +780,28 @@ def test_a_group_that_the_world_does_not_know_is_traced(tmp_path: Path) -> None:
     assert spans == [("barrier", "mine", "gloo", 1), ("all_reduce", "mine", "gloo", 2)]
 
 
+WITHOUT_DEVICES = """
+import torch.distributed as dist
+
+class Own(dist.ProcessGroup):
+    def barrier(self, opts=None):
+        return None
+
+try:
+    dist.ProcessGroup(dist.HashStore(), 0, 1).barrier()
+except RuntimeError as error:
+    assert "No backend type" in str(error), error
+dist.barrier(Own(0, 1))
+"""
+
+
+def test_a_group_without_a_backend_for_any_device_is_traced(tmp_path: Path) -> None:
+    """What a program makes by hand has none until it is given one, and a class of its own may need none."""
+    (recorded,) = run(tmp_path, WITHOUT_DEVICES)
+    spans = [(s.name, s.descriptor.group, s.descriptor.backend, s.seq) for s in recorded.spans("collective")]
+    assert spans == [("barrier", "", "undefined", 0)] * 2
+
+
 INSIDE = """
 import torch
 import torch.distributed as dist

@@ -6,7 +6,7 @@ from typing import Any
 
 from otel_dltrace.instrument._torch_binding import Binding
 from otel_dltrace.instrument._torch_calls import Call
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, group_of, is_counted
+from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, group_of, is_counted, name_of
 from otel_dltrace.instrument._torch_naming import tensor_name
 from otel_dltrace.instrument._torch_p2p import Messages
 from otel_dltrace.instrument._torch_recorder import recorded_of
@@ -69,7 +69,7 @@ class Comm:
             descriptor = Descriptor(
                 call.kind,
                 call.span,
-                group="" if group is None else group.group_name,
+                group="" if group is None else name_of(group),
                 group_size=0 if group is None else group.size(),
                 backend=backend,
                 tensor=name,

@@ -51,6 +51,14 @@ def numbers_with_rank_0() -> dict[str, int]:
     return {group.group_name: sequence_number(group) for group in groups if has_rank_0(group)}
 
 
+def name_of(group: Any) -> str:
+    """Return the name of *group*; "" where it has none, as one that a program has just made by hand."""
+    try:
+        return str(group.group_name)
+    except RuntimeError:
+        return ""
+
+
 def _only_backend(group: Any) -> str:
     """Return the backend of *group*; "" where it may have one for each kind of device."""
     known = c10d()._world.pg_map.get(group)
@@ -65,10 +73,10 @@ def backend_of(group: Any, device: Any) -> str:
         if own:
             return own
         # PyTorch takes the CPU's for barriers and objects, where there is one.
-        device = min(group._device_types, key=lambda one: one.type != "cpu")
+        device = min(group._device_types, key=lambda one: one.type != "cpu", default=None)
     try:
         return str(group._get_backend(device).name()).lower()
-    except RuntimeError:  # no backend for this device: the call itself will say so
+    except (RuntimeError, TypeError):  # no backend for this device, or none at all: the call itself will say so
         return str(group.name()).lower()
 
 

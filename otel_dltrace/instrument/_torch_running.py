@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.instrument._torch_calls import OPERATORS, Call, is_tensor, tensors_in
 from otel_dltrace.instrument._torch_comm import Comm
-from otel_dltrace.instrument._torch_groups import c10d, has_rank_0, is_outside, sequence_number
+from otel_dltrace.instrument._torch_groups import c10d, has_rank_0, is_outside, name_of, sequence_number
 from otel_dltrace.instrument._torch_p2p import ANY, Ends, ends_of, rank_in_world
 from otel_dltrace.instrument._torch_pending import Pending
 from otel_dltrace.model.semconv import P2P, Flag, Source
@@ -134,7 +134,7 @@ class Running:
         if self.source != Source.HOST_ISSUE or self.call.kind == P2P or self.group is None or not recorded.is_on():
             return
         recorded.look()
-        if recorded.follows(self.group.group_name, self.seq, of.number, of.step, of.start, self.mark):
+        if recorded.follows(name_of(self.group), self.seq, of.number, of.step, of.start, self.mark):
             of.flags |= Flag.DEVICE
 
     def _take_source(self, pending: Pending, work: Any) -> None:
