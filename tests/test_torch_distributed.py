@@ -758,6 +758,26 @@ def test_a_group_of_several_backends_gives_no_call_the_number_of_another_one(tmp
     ]
 
 
+BUCKETS_OF_SEVERAL_BACKENDS = (
+    SEVERAL_BACKENDS
+    + """
+model = torch.nn.Linear(4, 1, bias=False)
+parallel = torch.nn.parallel.DistributedDataParallel(model)
+model.weight.register_hook(lambda gradient: dist.all_reduce(gradient, group=other))
+for _ in range(3):
+    parallel(torch.ones(2, 4)).sum().backward()
+"""
+)
+
+
+@pytest.mark.parametrize("level", [3, 4])
+def test_buckets_in_a_group_of_several_backends_have_no_number_of_another_one(tmp_path: Path, level: int) -> None:
+    """Also where the other backend has done as much in a backward as the buckets would count."""
+    (recorded,) = run(tmp_path, BUCKETS_OF_SEVERAL_BACKENDS, level=level)
+    buckets = [s for s in recorded.spans("collective") if s.descriptor.tensor.startswith("bucket")]
+    assert [(s.name, s.descriptor.backend, s.seq) for s in buckets] == [("all_reduce", "gloo", 0)] * 3
+
+
 OF_ITS_OWN = """
 from datetime import timedelta
 import torch

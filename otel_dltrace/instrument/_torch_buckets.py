@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of
+from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, is_counted
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, Source
 from otel_dltrace.record.recorder import Recorder
@@ -22,10 +22,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The buckets of one model in the order of their launch; *plain*: each is one all-reduce."""
+    """The buckets of one model in the order of their launch; *counted*: each is one all-reduce, which has a number."""
 
     buckets: tuple[Bucket, ...]
-    plain: bool
+    counted: bool
     source: int
     group: str
 
@@ -71,7 +71,7 @@ def _describe(
         described.append(Bucket(tuple(members), size, number))
     # On a device the end of backward is no bound: the transfer may go on after it.
     source = int(Source.BOUND if backend in HOST_BACKENDS else Source.HOST_ISSUE)
-    return Layout(tuple(described), plain, source, group.group_name)
+    return Layout(tuple(described), plain and is_counted(group, backend), source, group.group_name)
 
 
 def describe(recorder: Recorder, group: Any, backend: str, k: int, dtype: Any, plain: bool) -> int:

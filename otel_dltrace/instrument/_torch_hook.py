@@ -13,7 +13,7 @@ from typing import Any
 from otel_dltrace.instrument._torch_buckets import describe
 from otel_dltrace.instrument._torch_callbacks import called, outstanding, writers
 from otel_dltrace.instrument._torch_calls import bytes_of
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, sequence_number
+from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, is_counted, sequence_number
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.operation import Operation, open_span
@@ -67,7 +67,7 @@ class BucketHook:
         self.model: Callable[[], Any] = _nobody
         self.launched = 0
         self.in_place = False
-        self._backend = ""
+        self._backend, self._is_counted = "", False
         self._recorder: Recorder | None = None
         self._descriptors: dict[tuple[Any, ...], int] = {}
 
@@ -93,6 +93,7 @@ class BucketHook:
         """Know that the buckets are those of *model*."""
         self.model = weakref.ref(model)
         self._backend = backend_of_model(model)
+        self._is_counted = is_counted(model.process_group, self._backend)
 
     @guarded
     def _begin(self, bucket: Any) -> _Launched | None:
@@ -125,7 +126,7 @@ class BucketHook:
         if span is None:
             token = object()
             return called(future.then, token, partial(_first, token))
-        span.seq = sequence_number(model.process_group)
+        span.seq = sequence_number(model.process_group) if self._is_counted else 0
         return called(future.then, span, span.summed)
 
 
