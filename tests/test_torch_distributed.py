@@ -758,6 +758,46 @@ def test_a_group_of_several_backends_gives_no_call_the_number_of_another_one(tmp
     ]
 
 
+ON_ANOTHER_DEVICE = """
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+
+dist.init_process_group("cpu:gloo,meta:fake", store=dist.HashStore(), rank=0, world_size=1)
+world, meta, options = dist.group.WORLD, torch.device("meta", 0), dist.BarrierOptions()
+dist.barrier()
+dist.barrier(device_ids=[0])  # the accelerator's, which here is the CPU
+world.bound_device_id = meta
+dist.barrier()
+dist.barrier(device_ids=[0])
+world.barrier(options).wait()
+options.device = meta
+world.barrier(options).wait()
+dist.all_gather_object([None], "one")
+for device in (None, "meta", meta):
+    try:
+        dist.broadcast_object_list(["one"], 0, device=device)
+    except (RuntimeError, NotImplementedError):
+        pass  # what is on no real device cannot be read
+world._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, world._get_backend(meta))
+try:
+    world.barrier()
+except (RuntimeError, AssertionError):
+    pass  # there is no such device
+"""
+
+
+def test_a_call_without_tensors_has_the_backend_of_the_device_that_it_is_asked_to_use(tmp_path: Path) -> None:
+    """As NCCL's barrier, with ``cpu:gloo,cuda:nccl`` and a ``device_id``."""
+    (recorded,) = run(tmp_path, ON_ANOTHER_DEVICE)
+    spans = [(s.name, s.descriptor.backend, s.source == Source.HOST_DONE) for s in recorded.spans("collective")]
+    gloo, fake = ("gloo", True), ("fake", False)
+    barriers = [("barrier", *on) for on in (gloo, gloo, fake, gloo, gloo, fake)]
+    objects = [("all_gather_object", *gloo), *(("broadcast_object_list", *on) for on in (gloo, fake, fake))]
+    assert spans == [*barriers, *objects, ("barrier", *fake)]
+
+
 BUCKETS_OF_SEVERAL_BACKENDS = (
     SEVERAL_BACKENDS
     + """

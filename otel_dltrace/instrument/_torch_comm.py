@@ -57,10 +57,13 @@ class Comm:
             self._groups[named] = group
         return group
 
-    def describe(self, call: Call, group: Any, tensor: Any) -> tuple[int, int, bool]:
-        """Return the descriptor for *call* with *tensor* in *group*, the source of ends, and whether it is counted."""
+    def describe(self, call: Call, group: Any, tensor: Any, asked: Any) -> tuple[int, int, bool]:
+        """Return the descriptor for *call* in *group*, the source of its ends, and whether it is counted.
+
+        It is with *tensor*, or on the device that is *asked* for without one.
+        """
         # What is no tensor is for the call itself to refuse.
-        device, dtype = getattr(tensor, "device", None), getattr(tensor, "dtype", None)
+        device, dtype = getattr(tensor, "device", asked), getattr(tensor, "dtype", None)
         name = tensor_name.get()
         key = (call.span, group, device, dtype, name)
         known = self._descriptors.get(key)

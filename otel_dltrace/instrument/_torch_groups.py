@@ -67,15 +67,15 @@ def _only_backend(group: Any) -> str:
 
 
 def backend_of(group: Any, device: Any) -> str:
-    """Return the backend that *group* uses for tensors on *device* (None: where there are none)."""
+    """Return the backend that *group* uses for tensors on *device* (None: where there are none, nor one is asked)."""
     if device is None:
         own = _only_backend(group)
         if own:
             return own
-        # PyTorch takes the CPU's for barriers and objects, where there is one.
+        # For barriers and objects PyTorch takes the CPU's, then, where there is one.
         device = min(group._device_types, key=lambda one: one.type != "cpu", default=None)
     try:
-        return str(group._get_backend(device).name()).lower()
+        return str(group._get_backend(sys.modules["torch"].device(device)).name()).lower()
     except (RuntimeError, TypeError):  # no backend for this device, or none at all: the call itself will say so
         return str(group.name()).lower()
 

@@ -1,5 +1,6 @@
 """Calls under way: their spans, from their arguments to their end, or to the work that goes on."""
 
+import sys
 from contextlib import suppress
 from time import monotonic_ns
 from typing import Any, Protocol
@@ -52,7 +53,8 @@ class Running:
         value = call.argument(call.tensors, args, kwargs) if call.tensors else None
         size = call.size(value, ranks) if call.tensors else 0
         tensor = value if is_tensor(value) else next(tensors_in(value), None)
-        descriptor, self.source, self._is_counted = comm.describe(call, group, tensor)
+        asked = None if call.tensors else _asked_device(call, group, args, kwargs)
+        descriptor, self.source, self._is_counted = comm.describe(call, group, tensor, asked)
         self.waits = _is_asynchronous(call, args, kwargs)
         self.ends: Ends | None = None
         a, b = 0, -1
@@ -211,6 +213,18 @@ def _is_asynchronous(call: Call, args: Args, kwargs: Kwargs) -> bool:
         return call.is_operator or call.is_method
     options = call.argument("opts", args, kwargs)
     return "opts" in call.positions and bool(getattr(options, "asyncOp", True))
+
+
+def _asked_device(call: Call, group: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Return the device on which a *call* without tensors has its own; None: the CPU, where its group has that."""
+    if call.span != "barrier":
+        return call.argument("device", args, kwargs) or None
+    if call.is_method:
+        asked = getattr(call.argument("opts", args, kwargs), "device", None)
+        return asked or ("cuda" if group.name() == "nccl" else None)
+    if isinstance(call.argument("device_ids", args, kwargs), list):
+        return sys.modules["torch"]._C._get_accelerator()
+    return getattr(group, "bound_device_id", None)
 
 
 def _root(call: Call, group: Any, args: Args, kwargs: Kwargs) -> int:
