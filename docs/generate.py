@@ -161,8 +161,9 @@ says so when nobody waits; time blocked in `wait()` is a child span. `dl.time.so
 inside another one is no span of its own: an object collective is one span, with the bytes of the tensors that it is
 made of and the number of the last of them. What a coalescing block notes down is one span when it is sent.
 Collectives are counted by group, messages by group, source, destination and tag: all ranks know an operation by the
-same `dl.comm.collective_id`. Of a group with several backends (`cpu:gloo,cuda:nccl`) PyTorch counts what NCCL does;
-what Gloo does there has no number. A rank outside of a group does nothing, and has no span.
+same `dl.comm.collective_id`. Of a group with several backends (`cpu:gloo,cuda:nccl`) PyTorch counts what
+one of them does, NCCL where it is there; what the others do has no number. A rank outside of a group does nothing, and
+has no span.
 
 `isend`, `irecv` and `batch_isend_irecv` are the spans `isend` and `irecv`, one for each message. On Gloo nothing says
 when a message that nobody waits for has gone: its span ends where it was launched, and says `host_issue`. A receive
