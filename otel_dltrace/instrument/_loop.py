@@ -60,9 +60,9 @@ class Loop:
         """The thread that trains, and whether it was seen to: what others do is beside the stages of a step."""
         self.fetching = False
         """Whether a batch is asked for: what is done until it is there belongs to the step that it belongs to."""
-        self._cycle_done, self._forward_seen, self._has_learned, self._cycle_end = True, False, False, 0
-        self.stepped: set[int] = set()
-        """The optimizers that have stepped since the last forward that was seen."""
+        self._cycle_done, self._forward_seen, self._cycle_end = True, False, 0
+        self.stepped, self._has_learned = set[int](), False
+        """The optimizers that stepped since the last forward seen; whether a backward has ended since one stepped."""
         self._batches: Callable[[], object] = _nobody
         """The iterator that gave the last batch to train on, while it lives and has more."""
         self._is_used_again = self._is_ahead = False
@@ -347,7 +347,8 @@ class Loop:
             self._forward_seen = False  # they run in a compiled function by now
             self._sizes.clear()
         self.stepped.add(id(optimizer))
-        self._cycle_done, self._has_learned, self._cycle_end = True, False, end
+        self._cycle_done, self._cycle_end = True, end
+        self._has_learned = False
 
     def interrupted(self) -> None:
         """Know that the step is over, done or not, and that nothing of the next one has begun."""
