@@ -1065,6 +1065,20 @@ def test_in_an_even_pipeline_nobody_is_named(ranks):
     assert [rank.last for rank in report.waits.ranks] == [10, *[0] * (ranks - 1)]
 
 
+@pytest.mark.parametrize("message", [0, 10])
+def test_who_is_a_little_slow_in_several_stages_is_named_though_it_has_messages(message):
+    """3 ms longer in either of two stages are below the threshold each, and what it was in messages rank 0 was too."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(20):
+        for r, rank in enumerate(ranks):
+            begin, each = 100 * n, 40 + 3 * r
+            rank.stage(n, "forward", begin, begin + each).stage(n, "backward", begin + each, begin + 2 * each)
+            rank.add(Descriptor(P2P, "send", backend="gloo"), n, begin + 2, begin + 2 + message, a=1 - r)
+            rank.collective(n, begin + 2 * each, begin + 88, n + 1).step(n, begin, begin + 92)
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert found == Straggler(1, "", 0, 0, 0, 0, 19, 19, 6 * MS)
+
+
 @pytest.mark.parametrize("turns", [2, 3])
 def test_a_wait_is_in_the_stage_whose_turn_it_is(turns):
     """A sharded model that accumulates: 10 ms of each forward and 8 of each backward are waited, the last longer."""

@@ -108,6 +108,13 @@ def is_joint(d: Descriptor) -> bool:
     return not d.tensor.startswith(s.ASYNC_PARAM)
 
 
+def lateness_unknown(batch: SpanBatch) -> Column:
+    """Return a mask of the rows to which nobody knows who came late: messages, and collectives without an id."""
+    joint = batch.lookup(lambda d: is_joint(d) and d.name not in s.MPI_SETUP, bool)
+    unknown: Column = batch.is_kind(s.P2P) | (batch.is_kind(s.COLLECTIVE) & joint & (collective_ids(batch) == 0))
+    return unknown
+
+
 def is_synchronising(operation: str) -> bool:
     """Return whether no rank can end *operation* before all have begun it (N x N)."""
     return _SYNCHRONISING.match(operation) is not None

@@ -7,14 +7,13 @@ import numpy as np
 
 from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.clocks import clocks
-from otel_dltrace.analysis.collectives import Joined, is_joint
+from otel_dltrace.analysis.collectives import Joined, lateness_unknown
 from otel_dltrace.analysis.excess import others_median, steps_over
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, lacks_waits, untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.spans import SpanBatch
 
 
@@ -114,22 +113,16 @@ def _waits_elsewhere(batch: SpanBatch, steps: Column) -> bool:
 
     So it is in messages, and in collectives without an id, as where two DDP models share a backward.
     """
-    untold_in = batch["step"][_is_untold(batch)]
+    untold_in = batch["step"][lateness_unknown(batch)]
     return len(np.intersect1d(untold_in, steps)) > SHARE_OF_STEPS * len(steps)
 
 
 def _elsewhere(batch: SpanBatch, steps: Column) -> Column:
     """Return for how many ns a rank so communicates in each of *steps*."""
-    rows = batch.rows[_is_untold(batch) & np.isin(batch["step"], steps)]
+    rows = batch.rows[lateness_unknown(batch) & np.isin(batch["step"], steps)]
     time = np.zeros(len(steps), np.int64)
     np.add.at(time, np.searchsorted(steps, rows["step"]), rows["end"] - rows["start"])
     return time
-
-
-def _is_untold(batch: SpanBatch) -> Column:
-    has_no_id = batch.is_kind(s.COLLECTIVE) & batch.lookup(is_joint, bool) & (collective_ids(batch) == 0)
-    untold_rows: Column = has_no_id | batch.is_kind(s.P2P)
-    return untold_rows
 
 
 def _lateness_per_step(

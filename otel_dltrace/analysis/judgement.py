@@ -84,12 +84,15 @@ def judge(e: Evidence) -> Judgement:
 def _always_late(e: Evidence, late: Column) -> int | None:
     """Return who came *late* in so many steps, and by so much, that its arrivals alone tell; None if nobody did.
 
-    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does.
+    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does,
+    unless what it computes in all is longer by half of that.
     """
     rank = int(late.argmax())
-    lateness, elsewhere = (median(of[rank][e.came_late[rank]]) for of in (e.most, e.elsewhere))
+    came = e.came_late[rank]
+    computing = np.delete(e.excess[rank], list(e.opaque), axis=1).sum(axis=1) * (not e.blind)
+    lateness, elsewhere, computes = (median(of[came]) for of in (e.most[rank], e.elsewhere[rank], computing))
     always = e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold
-    return rank if always and 2 * elsewhere <= lateness else None
+    return rank if always and (2 * elsewhere <= lateness or 2 * computes >= lateness) else None
 
 
 def _earliest(scores: Column, excess: Column) -> int:

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from otel_dltrace.analysis.aligned import is_aligned, telling
-from otel_dltrace.analysis.collectives import Joined, is_joint
+from otel_dltrace.analysis.collectives import Joined, lateness_unknown
 from otel_dltrace.analysis.shares import union
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.waits import RankWaits, arrivals, waits
-from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.attributes import collective_ids
 
 MOST_OF_IT = 0.75
 SHARE_OF_TIME = 0.05
@@ -59,11 +56,5 @@ def _by_its_own_host(joined: Joined, worst: RankWaits) -> bool:
 
 def _elsewhere(tables: Sequence[StepTable], rank: int) -> int:
     """Return for how many ns *rank* was in messages, and in collectives of which nobody knows who came late to them."""
-    return sum(_untold(t) for t in tables if t.rank == rank)
-
-
-def _untold(t: StepTable) -> int:
-    batch = t.batch
-    joint = batch.lookup(lambda d: is_joint(d) and d.name not in s.MPI_SETUP, bool)
-    rows: Column = batch.is_kind(s.P2P) | (batch.is_kind(s.COLLECTIVE) & joint & (collective_ids(batch) == 0))
-    return int((batch["end"] - batch["start"])[rows].sum())
+    of_rank = [t.batch for t in tables if t.rank == rank]
+    return sum(int((batch["end"] - batch["start"])[lateness_unknown(batch)].sum()) for batch in of_rank)
