@@ -1016,10 +1016,12 @@ def test_what_a_pipeline_waits_between_its_pieces_is_in_none_of_them():
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, 4 * MS, 4 * MS, (60 - 8 - 15 - 9 - 10) * MS]]
 
 
-def pipeline(ranks: int, slow: float = 0.0) -> list[SpanBatch]:
+def pipeline(
+    ranks: int, slow: float = 0.0, where: tuple[int, str] = (1, "forward"), **of_message: int
+) -> list[SpanBatch]:
     """Return a pipeline of four micro-batches, forwards of 4 ms, then backwards of 8, with a collective at its end.
 
-    Rank 1 is *slow* ms longer in its forwards.
+    A rank is *slow* ms longer in a stage, *where*.
     """
     out = [Rank(r, ranks) for r in range(ranks)]
     begin = 0.0
@@ -1031,13 +1033,13 @@ def pipeline(ranks: int, slow: float = 0.0) -> list[SpanBatch]:
                 for batch in range(4):
                     if r != order[0]:
                         came, now[r] = now[r], max(now[r], sent[batch])
-                        out[r].add(Descriptor(P2P, "recv"), n, came, now[r], a=order[order.index(r) - 1])
-                    piece = now[r], now[r] + length + (slow / 4 if (r, stage) == (1, "forward") else 0)
+                        out[r].add(Descriptor(P2P, "recv"), n, came, now[r], a=order[order.index(r) - 1], **of_message)
+                    piece = now[r], now[r] + length + (slow / 4 if (r, stage) == where else 0)
                     sent[batch] = now[r] = piece[1]
                     pieces[r].setdefault(stage, []).append(piece)
         begin = max(now) + 1
         for r, rank in enumerate(out):
-            rank.step(n, before, begin).collective(n, now[r], begin, n + 1)
+            rank.step(n, before, begin).collective(n, now[r], begin, n + 1, level=of_message.get("level", Level.PHASE))
             for stage, of in pieces[r].items():
                 rank.stage(n, stage, of[0][0], of[-1][1], sum(end - start for start, end in of), 4)
     return [rank.batch() for rank in out]
@@ -1063,6 +1065,28 @@ def test_in_an_even_pipeline_nobody_is_named(ranks):
     report = analyse(pipeline(ranks))
     assert report.stragglers.verdict == "none"
     assert [rank.last for rank in report.waits.ranks] == [10, *[0] * (ranks - 1)]
+
+
+HANDLES = {"flags": Flag.ASYNC, "level": Level.COLLECTIVE}
+
+
+@pytest.mark.parametrize(("ranks", "waited"), [(2, 8), (4, 16)])
+def test_who_may_have_waited_for_handles_is_not_named_for_coming_late(ranks, waited):
+    """Rank 0 waits for the others' gradients, and nobody recorded it: that it comes last confirms nothing."""
+    report = analyse(pipeline(ranks, **HANDLES))
+    assert (report.stragglers.verdict, report.stragglers.reason) == (
+        "cannot tell",
+        f"rank 0's time outside any stage takes {waited}.0 ms longer than the others', but without its waits "
+        "(OTEL_DLTRACE_LEVEL=phase) waiting cannot be told from computing",
+    )
+    assert report.saturation.stages == ()
+
+
+@pytest.mark.parametrize("where", [(1, "forward"), (0, "backward")])
+def test_who_is_slow_between_two_ranks_with_handles_is_named_rather_than_who_waits(where):
+    """Rank 0 is longer outside any stage as well, where it waits."""
+    (found,) = analyse(pipeline(2, 16.0, where, **HANDLES)).stragglers.found
+    assert (found.rank, found.stage, found.excess) == (*where, 16 * MS)
 
 
 @pytest.mark.parametrize("message", [0, 10])

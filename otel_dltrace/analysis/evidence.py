@@ -99,7 +99,7 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     none_seen = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
     blind = none_seen or any(map(lacks_waits, tables))
     unseen = opaque, why, blind
-    when = until, np.stack([_elsewhere(t.batch, steps) for t in tables])
+    when = until, np.stack([elsewhere(t.batch, steps) for t in tables])
     return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts, *when)
 
 
@@ -117,8 +117,8 @@ def _waits_elsewhere(batch: SpanBatch, steps: Column) -> bool:
     return len(np.intersect1d(untold_in, steps)) > SHARE_OF_STEPS * len(steps)
 
 
-def _elsewhere(batch: SpanBatch, steps: Column) -> Column:
-    """Return for how many ns a rank so communicates in each of *steps*."""
+def elsewhere(batch: SpanBatch, steps: Column) -> Column:
+    """Return for how many ns a rank communicates in each of *steps* where nobody knows who came late."""
     rows = batch.rows[lateness_unknown(batch) & np.isin(batch["step"], steps)]
     time = np.zeros(len(steps), np.int64)
     np.add.at(time, np.searchsorted(steps, rows["step"]), rows["end"] - rows["start"])

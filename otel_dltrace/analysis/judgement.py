@@ -60,6 +60,8 @@ def judge(e: Evidence) -> Judgement:
     longer = np.where(stands_out(e.excess, e.threshold), np.median(e.excess, axis=1), 0)
     excess = longer.copy()
     excess[:, list(e.opaque)] = 0
+    if e.blind:  # who was in messages for half as long may have waited for them there
+        excess[2 * np.median(e.elsewhere, axis=1)[:, None] > excess] = 0
     scores = excess.sum(axis=1)
     late = e.came_late.sum(axis=1)
     enough = min(beyond_chance(e.arrived), e.arrived - 1)  # all of them do, also where there is but one

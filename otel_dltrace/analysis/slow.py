@@ -9,12 +9,13 @@ from typing import Literal
 
 import numpy as np
 
+from otel_dltrace.analysis.evidence import elsewhere
 from otel_dltrace.analysis.excess import others_median, stands_out
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
-from otel_dltrace.analysis.untold import untold
+from otel_dltrace.analysis.untold import lacks_waits, untold
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 
@@ -86,8 +87,11 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
     of_all = comparable(times, mixed(tables, steps))
     others = others_median(of_all) if len(tables) > 1 else times
     usual = np.broadcast_to(np.median(times, axis=1, keepdims=True), times.shape)
-    over_others, outliers = of_all - others > excess, times - usual > outlier
-    often = stands_out(of_all - others, excess)
+    longer = of_all - others
+    if any(map(lacks_waits, tables)):  # who was in messages for half as long may have waited for them there
+        longer[2 * np.stack([elsewhere(t.batch, steps) for t in tables])[:, :, None] > longer] = 0
+    over_others, outliers = longer > excess, times - usual > outlier
+    often = stands_out(longer, excess)
     for r, t in enumerate(tables):
         hidden = untold(t, steps) if len(tables) > 1 else frozenset()
         for c, name in enumerate(columns(t.stages)):
