@@ -948,6 +948,32 @@ def test_who_waits_where_no_operations_are_recorded_is_not_accused(ranks, awaite
     )
 
 
+def test_who_waits_where_no_operations_are_recorded_may_do_so_in_a_stage_that_the_slow_rank_lacks():
+    """Rank 0 takes part in a backward that rank 1 has not, as one whose part of the model is frozen."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        for r, rank in enumerate(ranks):
+            begin, ready = 40 * n, 40 * n + 10 + 20 * r
+            rank.step(n, begin, begin + 40).stage(n, "forward", begin, ready)
+            rank.stage(n, "optimizer", begin + 31, begin + 40)
+        ranks[0].stage(n, "backward", 40 * n + 10, 40 * n + 31)
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert (found.rank, found.stage, found.excess) == (1, "forward", 20 * MS)
+
+
+def test_who_has_a_stage_that_the_others_lack_may_be_who_they_wait_for():
+    """Rank 0 alone does something before its optimizer, and rank 1 waits for it in the next forward."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        begin = 40 * n
+        ranks[0].step(n, begin, begin + 40).stage(n, "forward", begin, begin + 10)
+        ranks[0].stage(n, "backward", begin + 10, begin + 30).stage(n, "optimizer", begin + 30, begin + 40)
+        ranks[1].step(n, begin - 20, begin + 20).stage(n, "forward", begin - 20, begin + 10)
+        ranks[1].stage(n, "optimizer", begin + 10, begin + 20)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+    assert (found.verdict, found.found) == ("cannot tell", ())
+
+
 def test_blocked_time_is_not_a_ranks_own():
     """A loop that reduces by hand: rank 0's long stage is a wait for rank 1, whose forward is slow."""
     ranks = [Rank(r, 2) for r in range(2)]

@@ -104,8 +104,12 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
 
 
 def _until(t: StepTable) -> Column:
-    """Return when the rank was done with each column, (n, S + 2): it begins the step after what is between steps."""
-    return np.column_stack((t.start, t.last, t.end))
+    """Return when the rank was done with each column, (n, S + 2): it begins the step after what is between steps.
+
+    With a stage that it does not have it is done as soon as with those before.
+    """
+    before = np.maximum.accumulate(np.column_stack((t.start, t.last)), axis=1)[:, 1:]
+    return np.column_stack((t.start, np.where(t.pieces > 0, t.last, before), t.end))
 
 
 def _waits_elsewhere(batch: SpanBatch, steps: Column) -> bool:
