@@ -1,5 +1,6 @@
 """`otel-dltrace recover`: what nobody drained, and what waits on disk for a collector, each where its own run says."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.export import ring_folder
 from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.otlp.spill import Spill
+from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model.summary import summary_line
 from tests import servers
@@ -140,6 +143,51 @@ def test_what_several_drains_of_a_host_left_is_finished_where_each_was(place):
     assert (done.returncode, drains, sorted((batch.rank, len(batch)) for batch in read_run(run)), len(spans)) == (
         (0, [(3, True)] * 2, [(0, 3), (1, 3)], 3 + 3 + 3)
     )
+
+
+class StuckFirst(set[Path]):
+    """Rings in their order, as a set may have them by chance."""
+
+    def difference(self, *others):
+        """Return them in the order of their names."""
+        return sorted(super().difference(*others))
+
+
+@pytest.mark.parametrize(
+    "error", [pytest.param(PermissionError(errno.EPERM, "no"), id="said"), pytest.param(None, id="in silence")]
+)
+def test_a_ring_that_has_to_stay_keeps_no_other_from_being_recovered(place, capsys, monkeypatch, error):
+    """Each drain had it go on again in place of those that it postponed, and the command gave up in silence."""
+    env = {**ON, "WORLD_SIZE": "3", "OTEL_DLTRACE_JOB": "one", "OTEL_DLTRACE_RUN": "one"}
+    ranks = [place.start(READ, **{**env, "OTEL_DLTRACE_DRAIN": "thread", "RANK": str(rank)}) for rank in range(3)]
+    assert [rank.stdout.readline() for rank in ranks] == ["True\n"] * 3
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+    stuck, *_ = sorted(place.rings.glob("*.ring"))
+    found, remove = ring_folder._rings_in, RingSource.remove
+
+    def staying(source):
+        if source.path != stuck:
+            remove(source)
+        elif error:
+            raise error
+
+    monkeypatch.setattr(RingSource, "remove", staying)
+    monkeypatch.setattr(ring_folder, "_rings_in", lambda folder: StuckFirst(found(folder)))
+    for name, value in {**env, "OTEL_DLTRACE_DIR": place.folder, "OTEL_DLTRACE_RING_DIR": place.rings}.items():
+        monkeypatch.setenv(name, str(value))
+    code = main(["recover"])
+
+    (run,) = place.runs()
+    said, drains = capsys.readouterr(), [(of["summary"].get("spans"), of["ended"]) for of in read_summaries(run)]
+    assert (
+        code,
+        drains,
+        said.out.splitlines()[0],
+        said.err.count("cannot be removed"),
+        [*place.rings.glob("*.ring")],
+    ) == ((0, [(3, True)] * 3, f"{short_path(run)}: 9 spans recovered, 0 of them open", int(bool(error)), [stuck]))
 
 
 def test_what_waits_for_the_collector_is_in_its_own_run(place, tmp_path):

@@ -6,7 +6,6 @@ says (OTEL_EXPORTER_OTLP_ENDPOINT): without it, nothing is sent. Open spans are 
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,15 +70,13 @@ def run(args: argparse.Namespace) -> int:
 def _drain_orphans(config: Config) -> list[Drain]:
     """Read orphan rings; return the drains: where several of this host had each a folder in a run, one for each."""
     drains: list[Drain] = []
-    left = sys.maxsize
-    while left:
+    while not drains or drains[-1].postponed:
         drain = drain_for(config, None, orphans_only=True)
         drain.linger = 0.0
+        if drains:  # what an earlier one read and had to leave, as on a full disk, would come first again
+            drain.rings.among = drains[-1].postponed
         drain.run()
         drains.append(drain)
-        if len(drain.postponed) >= left:
-            break  # what it read in their place has to stay, as on a full disk
-        left = len(drain.postponed)
     return drains
 
 

@@ -30,6 +30,7 @@ class RingFolder:
     Attributes:
         refused: Rings that are left where they are, and why; "" for another drain's.
         own: This process's own ring, where the drain is one of its threads: path and bytes. No other is read then.
+        among: Where only some of the rings are to be read, these.
 
     Args:
         serving: Which rings.
@@ -38,6 +39,7 @@ class RingFolder:
     def __init__(self, serving: Serving) -> None:
         self.refused: dict[Path, str] = {}
         self.own: tuple[Path, Any] | None = None
+        self.among: set[Path] | None = None
         self._serving = serving
         self._locks: dict[str, int] = {}
 
@@ -45,7 +47,7 @@ class RingFolder:
         """Yield each ring that has come, but those *followed*, and where its reading stopped."""
         found = _rings_in(self._serving.rings)
         for path in found.difference(followed, self.refused):
-            if self.own is None or path == self.own[0]:
+            if (self.own is None or path == self.own[0]) and (self.among is None or path in self.among):
                 yield from self._take(path)
         # Other drains' rings come and go for as long as this one serves.
         self.refused = {path: reason for path, reason in self.refused.items() if reason or path in found}
