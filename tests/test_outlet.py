@@ -128,6 +128,8 @@ def test_a_cursor_is_read_as_it_was_written(tmp_path):
         pytest.param(lambda data: data + b"x", id="longer"),
         pytest.param(lambda data: b"{" + data[1:], id="another format"),
         pytest.param(lambda data: data[:30] + b"\xff" * 20 + data[50:], id="garbage within"),
+        pytest.param(lambda data: data.replace(b"second/hosts/a", b"second_hosts_a"), id="a place in no run"),
+        pytest.param(lambda data: data.replace(b"second/hosts/a", b"/econd_hosts_a"), id="one below the root"),
     ],
 )
 def test_a_damaged_cursor_is_a_fresh_one(tmp_path, damage):

@@ -19,6 +19,8 @@ DOUBT_S = 60.0
 _HEAD = struct.Struct("<8sIII")
 """Magic, and the lengths in bytes of what follows: plain values as JSON, `taken`, `unfinished`."""
 _MAGIC = b"DLTCURS2"
+_WITHIN_RUN = 2
+"""How far below its run directory a host's folder is."""
 
 
 class Place(NamedTuple):
@@ -86,6 +88,8 @@ class Cursor:
             unfinished = np.frombuffer(data[taken_ends:], SPAN_DTYPE).copy()
             plain = json.loads(data[_HEAD.size : plain_ends])
             places = {folder: Place(*place) for folder, place in plain.pop("places").items()}
+            if any(len(Path(folder).parents) < _WITHIN_RUN for folder in places):
+                return cls()
             return cls(taken, unfinished, places, **plain)
         except (OSError, AttributeError, LookupError, TypeError, ValueError, struct.error):
             return cls()
