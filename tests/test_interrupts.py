@@ -239,6 +239,24 @@ def test_what_libraries_say_on_a_standard_error_that_is_closed_is_in_no_ring(pla
     assert [len(batch) for batch in place.spans()] == [1]
 
 
+@pytest.mark.parametrize("opened", [pytest.param(3, id="anew"), pytest.param(0, id="not again")])
+def test_what_a_program_does_with_its_standard_output_meanwhile_stays(place, opened):
+    """As another thread that makes a daemon of it, which closes all and opens its own."""
+    program = f"""
+    import os
+    from otel_dltrace.record.ring_file import above_standard
+    os.closerange(0, 3)
+    with above_standard():
+        os.closerange(0, 3)
+        for _ in range({opened}):
+            os.open(os.devnull, os.O_RDWR)
+    for number in range({opened}):
+        os.fstat(number)
+    os._exit(0)
+    """
+    assert place.run(program).returncode == 0
+
+
 def test_a_folder_that_the_locale_cannot_say_is_found_again(place):
     """The drain tells `run` its bytes."""
     env = {"PYTHONIOENCODING": "ascii"}

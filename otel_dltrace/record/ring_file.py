@@ -35,6 +35,8 @@ AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT = 1, 2, 3
 
 _STANDARD = 2
 """The last of the descriptors of standard input, output and error."""
+_NEVER_STANDARD = "/"
+"""What no program has there: of ``/dev/null`` nobody could tell ours from a daemon's."""
 _CURE = "set OTEL_DLTRACE_RING_DIR to a folder on a tmpfs"
 
 
@@ -74,16 +76,17 @@ def above_standard() -> Iterator[None]:
 
     Where a program was started without, or has closed them, a library in C still writes there: into a ring it would.
     """
-    held: list[int] = []
+    held: list[tuple[int, tuple[int, int]]] = []
     try:
         with suppress(OSError):
-            while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= _STANDARD:
-                held.append(fd)
-            os.close(fd)
+            while not held or held[-1][0] <= _STANDARD:
+                fd = os.open(_NEVER_STANDARD, os.O_PATH | os.O_CLOEXEC)
+                held.append((fd, file_of(fd)))
+            close_if_still(*held.pop())
         yield
     finally:
-        for fd in held:
-            os.close(fd)
+        for fd, file in held:
+            close_if_still(fd, file)
 
 
 def open_for_reading(path: Path) -> int:
