@@ -33,6 +33,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
 from otel_dltrace.export.otlp.delivery import Delivery
 from otel_dltrace.export.otlp.diagnosis import diagnose
+from otel_dltrace.export.otlp.grpc_transport import _Addresses
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.pause import pause_s
 from otel_dltrace.export.otlp.renewed import Renewed
@@ -546,7 +547,7 @@ def test_a_host_that_is_gone_is_given_up_soon_over_grpc():
 
 
 def test_an_address_where_nothing_listens_does_not_hide_what_another_says():
-    """As of localhost, where ::1 refuses; gRPC tells of either, as it comes. What has ended says nothing any more."""
+    """As of localhost, where ::1 refuses; gRPC tells of either, as it comes."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.2", 0)) as gone:
         here, nowhere = listener.getsockname()[1], gone.getsockname()[1]
         gone.close()
@@ -554,11 +555,34 @@ def test_an_address_where_nothing_listens_does_not_hide_what_another_says():
         addresses = f"ipv4:127.0.0.2:{nowhere},127.0.0.1:{here}"
         with connected(settings_for(addresses, "grpc")) as way:
             said = [way.send(b"", 5.0).message for _ in range(6) if not time.sleep(0.3)]
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-            servers.wait_until(lambda: "Connection refused" in way.send(b"", 5.0).message, 60.0)
+        listener.shutdown(socket.SHUT_RDWR)
 
     assert [message for message in said if f"127.0.0.1:{here}" not in message] == []
+
+
+def of_address(address, why):
+    """Return what gRPC says of a request when *address* is the one that it tried last."""
+    return Outcome(Verdict.RETRY, message=f"UNAVAILABLE: failed to connect; last error: UNKNOWN: {address}: {why}")
+
+
+def test_what_an_address_said_that_has_ended_hides_no_refusal():
+    """It was told until a request got through, with the cure for that, as of a collector that was stopped."""
+    refusal = of_address("ipv6:%5B::1%5D:4317", "Connection refused")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hangs_up = of_address(f"ipv4:127.0.0.1:{listener.getsockname()[1]}", "Socket closed")
+        addresses = _Addresses()
+        addresses.telling(hangs_up)
+        while_it_listens = addresses.telling(refusal)
+
+    assert (while_it_listens, addresses.telling(refusal)) == (hangs_up, refusal)
+
+
+def test_what_is_no_address_costs_no_request():
+    """It is told as gRPC does."""
+    addresses, odd = _Addresses(), of_address("ipv4:127.0.0.1:http", "Socket closed")
+    addresses.telling(odd)
+
+    assert addresses.telling(of_address("ipv4:127.0.0.2:4317", "Connection refused")) == odd
 
 
 def hang_up_on_all(listener):

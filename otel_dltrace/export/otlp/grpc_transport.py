@@ -102,7 +102,7 @@ def _refuses(address: str) -> bool:
     host, _, port = unquote(address).partition(":")[2].rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _LOOK_S).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # also of what is no address
         return isinstance(error, ConnectionRefusedError)
     return False
 
