@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_dltrace.model.errors import ConfigError, FieldError
 from otel_dltrace.model.identity import h64
-from otel_dltrace.model.numbers import whole_number
+from otel_dltrace.model.numbers import MOST, whole_number
 from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.model.topology import job_from_env
 from otel_dltrace.record.ring import DEFAULT_SIZE
@@ -32,8 +32,6 @@ _OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTE
 """How the names of variables begin that say where spans and metrics go, and when."""
 _KEY_DIGITS = 20
 """Of the largest key that BytePS can have, 64 bits wide."""
-_MOST = (1 << 63) - 1
-"""The largest number: nothing counts further, and a drain reads what a variable tells it to so many digits."""
 _KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
 _PATHS = ("directory", "ring_directory", "comm_directory", "server_profile")
 
@@ -103,8 +101,8 @@ class Config:
             value = getattr(self, name)
             if value < least:
                 raise FieldError(name, value, f" is too small; it must be at least {least}")
-            if value > _MOST:
-                raise FieldError(name, value, f" is too large; it must be at most {_MOST}")
+            if value > MOST:
+                raise FieldError(name, value, f" is too large; it must be at most {MOST}")
         if not self.world:
             raise FieldError("world", "", " is no name; it is `default` in jobs with one world")
         parse_completions(self.comm_steps)
