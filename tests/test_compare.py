@@ -58,7 +58,7 @@ def test_planted_figures_are_found():
     # three ranks are 4 ms earlier, and wait.
     four = Part(9, STEP_OF_20_MS, 50.0, 6400.0, (9 + 9 + 9 + 5) / 80, (5 + 5 + 5 + 1) / 80, None)
     assert found.rate == SAMPLES
-    assert exact(found.runs[0]) == RunScaling("one", 1, 1, WARM_UP, first, one, 1.0, None)
+    assert exact(found.runs[0]) == RunScaling("one", 1, 1, 1, WARM_UP, first, one, 1.0, None)
     assert exact(found.runs[1]) == replace(exact(found.runs[1]), steady=four, speed_up=3.2, efficiency=0.8)
     assert sentences(found) == [
         "4 ranks do 3.20 times the work of 1: a parallel efficiency of 80%, the first steps apart."

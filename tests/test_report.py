@@ -202,8 +202,8 @@ def test_the_generations_of_a_job_are_told_apart(tmp_path, capsys):
 
     assert titles == ["run-2, generation 2", "run-1"]
     assert main(["compare", str(tmp_path / "run-2"), str(tmp_path / "run-1"), "--json"]) == 0
-    names = [run["name"].rpartition("/")[2] for run in json.loads(capsys.readouterr().out)["runs"]]
-    assert names == titles
+    compared = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["name"].rpartition("/")[2], run["generation"]) for run in compared] == [("run-2", 2), ("run-1", 1)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ all runs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,11 +53,13 @@ class Part:
 class RunScaling:
     """One run of *ranks* ranks, of which *told* tell of steps; *first* are the steps called *apart*, *steady* the rest.
 
+    *generation* is how often its job had begun, 0 if that is not known.
     *speed_up* and *efficiency* are None where a rate is not known, *efficiency* also of a run with no more ranks than
     the first.
     """
 
     name: str
+    generation: int
     ranks: int
     told: int
     apart: str
@@ -65,6 +67,11 @@ class RunScaling:
     steady: Part
     speed_up: float | None
     efficiency: float | None
+
+    @property
+    def title(self) -> str:
+        """What it is called among others."""
+        return titled(self.name, self.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,16 @@ def scaling(runs: Mapping[str, Sequence[SpanBatch]]) -> Scaling:
     return Scaling(SAMPLES if by_samples else RANK_STEPS, tuple(compared))
 
 
+def generation_of(batches: Sequence[SpanBatch]) -> int:
+    """Return how often the job of *batches* had begun, with this run; 0 if that is not known."""
+    return max((batch.process.bind.generation_number for batch in batches if batch.process.bind), default=0)
+
+
+def titled(name: str, generation: int) -> str:
+    """Return what tells a run from others: of a job that began anew, also how often it had begun."""
+    return name + (f", generation {generation}" if generation > 1 else "")
+
+
 def _rate(run: RunScaling, by_samples: bool) -> float:
     return (run.steady.samples_per_second or 0.0) if by_samples else run.steady.steps_per_second * run.ranks
 
@@ -92,7 +109,7 @@ def _compared(run: RunScaling, rate: float, base_ranks: int, base_rate: float) -
     speed_up = rate / base_rate if rate and base_rate else None
     has_more = run.ranks > base_ranks  # with as many, efficiency would be the speed-up again
     efficiency = speed_up * base_ranks / run.ranks if speed_up is not None and has_more else None
-    return RunScaling(run.name, run.ranks, run.told, run.apart, run.first, run.steady, speed_up, efficiency)
+    return replace(run, speed_up=speed_up, efficiency=efficiency)
 
 
 def _measure(name: str, batches: Sequence[SpanBatch]) -> RunScaling:
@@ -103,6 +120,7 @@ def _measure(name: str, batches: Sequence[SpanBatch]) -> RunScaling:
     first, steady = np.intersect1d(first, steps), np.setdiff1d(steps, first)
     return RunScaling(
         name,
+        generation_of(batches),
         ranks,
         len(tables),
         apart,

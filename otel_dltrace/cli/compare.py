@@ -12,7 +12,7 @@ from pathlib import Path
 
 from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.cli.paper import paper
-from otel_dltrace.cli.report import WIDTH, name_of
+from otel_dltrace.cli.report import WIDTH
 from otel_dltrace.cli.selection import add_steps, naming_damage, selected, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
@@ -33,13 +33,12 @@ def run(args: argparse.Namespace) -> int:
     if len(runs) < 2:
         raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
     steps = steps_of(args)
-    read = [(path, selected(path, steps)) for path in runs.values()]
-    named = {name_of(path, batches): (path, batches) for path, batches in read}
-    found = scaling({name: batches for name, (_, batches) in named.items()})
-    empty = [run.name for run in found.runs if not run.steady.steps]
+    found = scaling({name: selected(path, steps) for name, path in runs.items()})
+    empty = [run for run in found.runs if not run.steady.steps]
     if empty:
-        with naming_damage([named[name][0] for name in empty]):
-            raise RunNotFoundError(f"{', '.join(empty)}: no step is in there; without steps nothing can be compared")
+        names = ", ".join(run.title for run in empty)
+        with naming_damage([runs[run.name] for run in empty]):
+            raise RunNotFoundError(f"{names}: no step is in there; without steps nothing can be compared")
     if args.json:
         print(to_json(found))
     else:

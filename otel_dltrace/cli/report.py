@@ -18,6 +18,7 @@ from rich.text import Text
 from otel_dltrace.analysis.compose import RunReport, analyse
 from otel_dltrace.analysis.keys import Keys, keys
 from otel_dltrace.analysis.negotiation import Negotiations, negotiations
+from otel_dltrace.analysis.scaling import generation_of, titled
 from otel_dltrace.analysis.select import by_world, select_metrics
 from otel_dltrace.cli.paper import paper
 from otel_dltrace.cli.printing import tell
@@ -100,8 +101,7 @@ def print_reports(
 
 def name_of(path: Path, batches: Sequence[SpanBatch]) -> str:
     """Return what tells a run from others that are printed: of a job that began anew, also how often it had begun."""
-    generation = max(batch.process.bind.generation_number if batch.process.bind else 0 for batch in batches)
-    return short_path(path) + (f", generation {generation}" if generation > 1 else "")
+    return titled(short_path(path), generation_of(batches))
 
 
 def _write(report: RunReport | Keys | Negotiations, console: Console, fold: int | None) -> None:

@@ -62,7 +62,7 @@ def _slow_begin(run: RunScaling, is_only: bool) -> str:
         return ""
     times = run.first.step.mean / run.steady.step.mean
     which = "a step of the first epoch" if run.apart == FIRST_EPOCH else "one of the first steps"
-    on = f"{run.ranks} rank{'s' * (run.ranks != 1)}" + ("" if is_only else f" ({plain(run.name)})")
+    on = f"{run.ranks} rank{'s' * (run.ranks != 1)}" + ("" if is_only else f" ({plain(run.title)})")
     return f"On {on} {which} takes {times:,.1f} times a later one: do not measure scaling by it."
 
 
@@ -76,9 +76,9 @@ def _steady(found: Scaling) -> list[RenderableType]:
         samples = "" if part.samples_per_second is None else rate(part.samples_per_second)
         speed_up = "" if run.speed_up is None else f"{run.speed_up:.2f}"
         rates = (rate(part.steps_per_second), samples, speed_up, _percent(run.efficiency))
-        table.add_row(Text(plain(run.name)), *_begin(run, part), *rates, *_shares(part))
+        table.add_row(Text(plain(run.title)), *_begin(run, part), *rates, *_shares(part))
     told = [
-        f"of {plain(run.name)} {run.told} of {run.ranks} ranks tell their steps"
+        f"of {plain(run.title)} {run.told} of {run.ranks} ranks tell their steps"
         for run in found.runs
         if run.told < run.ranks
     ]
@@ -98,7 +98,7 @@ def _first(runs: Sequence[RunScaling]) -> list[RenderableType]:
     for run in runs:
         if run.first is not None:
             shares = _shares(run.first)
-            table.add_row(Text(plain(run.name)), *_begin(run, run.first), ms(run.first.step.max), *shares)
+            table.add_row(Text(plain(run.title)), *_begin(run, run.first), ms(run.first.step.max), *shares)
     return section(f"Apart: {_apart(runs)}", table)
 
 
