@@ -108,7 +108,8 @@ class Place:
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if "drain" in process.cmdline():
+                command = process.cmdline()
+                if "drain" in command and "-c" not in command:  # who starts one has its whole command
                     found.append(process)
         return found
 

@@ -2,7 +2,13 @@
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import BinaryIO
+
+_PARENT = "import os, sys\nos.fork() or os.execv(sys.argv[1], sys.argv[1:])"
+"""The program of the process that starts an orphan, and ends."""
+PARENT_S = 1.0
+"""How long we wait for its end; it takes some hundredths of that."""
 
 
 class Detached(subprocess.Popen[bytes]):
@@ -12,8 +18,22 @@ class Detached(subprocess.Popen[bytes]):
         """Leave it running."""
 
 
+def start_orphan(command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: Sequence[int]) -> None:
+    """Start *command*, a Python, complaining to *log*, with the descriptors *keep* open, as no child of ours.
+
+    A program that waits until it has no child left would wait for one that waits for it; one that ends its children
+    would end it. Its parent is a process of its own, since a fork of a program with threads may never come back.
+
+    Raises:
+        OSError: No process may be started.
+    """
+    parent = start_detached([command[0], "-S", "-c", _PARENT, *command], env, log, keep)
+    with suppress(subprocess.TimeoutExpired):
+        parent.wait(PARENT_S)
+
+
 def start_detached(
-    command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: Sequence[int], *, piped: bool
+    command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: Sequence[int], *, piped: bool = False
 ) -> "subprocess.Popen[bytes]":
     """Start *command*, complaining to *log*, with the descriptors *keep* open; *piped*: its input and output are ours.
 

@@ -30,8 +30,6 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", 
 _TOLD_ALREADY = ("BYTEPS_TRACE_", "BYTEPS_SERVER_")
 # Folders of a sitecustomize that traces every Python: opentelemetry-instrument's and ddtrace-run's.
 _INJECTORS = ("opentelemetry/instrumentation/auto_instrumentation", "ddtrace/bootstrap")
-
-
 _HERE = str(Path(__file__).parents[2])
 """The folder that our package is in."""
 
@@ -68,8 +66,7 @@ class DrainStarter:
         self._start_thread, self._prints = start_thread, prints
         self.log = rings / f"{home}.log"
         self.bell = rings / f"{home}.bell"
-        self._child: subprocess.Popen[bytes] | None = None
-        self._started = 0.0
+        self._started: float | None = None
         self._thread: DrainThread | None = None
         self._ring: Path | None = None
 
@@ -96,15 +93,17 @@ class DrainStarter:
 
     def _has_failed(self) -> bool:
         """Return whether the drain that we started has ended with an error, and it is too early for another; say so."""
-        status = None if self._child is None else self._child.poll()  # one that was killed is no zombie for long
-        if status is None or status <= 0:
+        if self._started is None or time.monotonic() - self._started >= RETRY_S:
             return False
-        guard.say(f"the drain has ended ({self.trouble()}); spans wait in the ring while it has room", "drain")
-        return time.monotonic() - self._started < RETRY_S
+        # One that was killed leaves its bell, or had said nothing yet.
+        trouble = "" if self.bell.exists() or not self._is_gone() else self.trouble()
+        if trouble:
+            guard.say(f"the drain has ended ({trouble}); spans wait in the ring while it has room", "drain")
+        return bool(trouble)
 
     def start_process(self, *, piped: bool = False) -> "subprocess.Popen[bytes] | None":
-        """Start the drain process unless one runs; return it, or None. *piped*: it stays while we do, and tells us."""
-        from otel_dltrace.record.detached import start_detached
+        """Start the drain process unless one runs. *piped*: it stays while we do, tells us, and is returned."""
+        from otel_dltrace.record.detached import start_detached, start_orphan
 
         fd = take_lock(self.rings / f"{self.home}.lock")
         if fd is None:
@@ -123,13 +122,17 @@ class DrainStarter:
             elif self._prints:
                 command += ["--linger", PRINTING_LINGER_S]
             self._started = time.monotonic()
+            self.bell.unlink(missing_ok=True)
             # Without waiting: a pipe that somebody else has put there has no reader.
             with os.fdopen(os.open(self.log, _NEW_LOG, 0o666), "wb") as log:
-                self._child = start_detached(command, drain_environment(self._env), log, keep, piped=piped)
+                env = drain_environment(self._env)
+                if piped:
+                    return start_detached(command, env, log, keep, piped=True)
+                start_orphan(command, env, log, keep)
         finally:
             for kept in keep:
                 os.close(kept)
-        return self._child
+        return None
 
     def _is_gone(self) -> bool:
         """Return whether no drain runs; not, where nothing can be opened to see it."""
