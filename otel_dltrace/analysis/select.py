@@ -58,13 +58,12 @@ def _of_ranks(batches: Sequence[SpanBatch], ranks: Collection[int]) -> list[Span
 
 
 def _in_steps(batches: Sequence[SpanBatch], steps: Container[int]) -> list[SpanBatch]:
-    ordinals = [np.unique(batch["step"]) for batch in batches]
-    known = {int(step) for of_batch in ordinals for step in of_batch} - {NO_STEP}
-    wanted = np.array(sorted(step for step in known if step in steps), np.uint32)
-    if not len(wanted):
+    chosen = [batch.in_steps(steps) for batch in batches]
+    if not any(map(len, chosen)):
+        known = {step for batch in batches for step in np.unique(batch["step"]).tolist()} - {NO_STEP}
         has = f"it has steps {spell(known)}" if known else "it has no steps"
         raise RunNotFoundError(f"none of the steps asked for is in this run; {has}")
-    return [batch.take(np.isin(batch["step"], wanted)) for batch in batches]
+    return chosen
 
 
 def spell(numbers: Collection[int]) -> str:

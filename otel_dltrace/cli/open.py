@@ -86,7 +86,8 @@ def _perfetto(args: argparse.Namespace, path: Path, base: str) -> int:
     rank = "" if args.rank is None else f"-rank-{args.rank}"
     file: Path = args.output or Path(f"{path.resolve().name}-step-{args.step}{rank}.json.gz")
     ranks = None if args.rank is None else [args.rank]
-    batches = select(read_run(path), Window.parse(f"{args.step}-{args.step}"), ranks)
+    step = Window.parse(f"{args.step}-{args.step}")
+    batches = select(read_run(path, step, ranks), step, ranks)
     try:
         write_chrome(batches, file)
     except OSError as error:

@@ -9,7 +9,6 @@ import numpy as np
 from otel_dltrace.export.departing import hang_under_roots
 from otel_dltrace.export.roots import EXTENT, ROOT, root_rows
 from otel_dltrace.export.run_reader import read_batches
-from otel_dltrace.export.run_stream import in_steps
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, rank_step_id
@@ -44,7 +43,7 @@ def as_sent(
     found = False
     for batch in _bound_batches(runs):
         if ranks is None or batch.rank in ranks:
-            part = batch if steps is None else in_steps(batch, steps)
+            part = batch if steps is None else batch.in_steps(steps)
             outline.hang(part)
             # Back ends subtract without sign: where an imported file's clock was set back they would see centuries.
             part.rows["end"] = np.maximum(part["start"], part["end"])
@@ -54,7 +53,7 @@ def as_sent(
         raise RunNotFoundError(f"none of the steps asked for is in this run; {outline.steps_there()}")
     if ranks is None or 0 in ranks:
         for roots in outline.roots():
-            yield roots if steps is None else in_steps(roots, steps)
+            yield roots if steps is None else roots.in_steps(steps)
 
 
 def _bound_batches(runs: Sequence[Path]) -> Iterator[SpanBatch]:

@@ -2,7 +2,7 @@
 
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,12 @@ from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_strea
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import read_object
-from otel_dltrace.export.span_files import OPEN, SpanFile, held_files
+from otel_dltrace.export.span_files import OPEN, SpanFile, held_files, may_hold
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.semconv import Flag
-from otel_dltrace.model.spans import Process, SpanBatch, concatenate
+from otel_dltrace.model.spans import Process, SpanBatch, concatenate, empty_rows
 
 FRESH_S = 120.0
 """What processes have open is written each ten seconds, or its drain is gone; hosts' clocks may differ."""
@@ -132,18 +132,18 @@ def extent_of(path: Path) -> tuple[int, int]:
     return (pc.min(table.column("start")).as_py() or 0, table.num_rows) if table is not None else (0, 0)
 
 
-def read_batches(run: Path) -> Iterator[SpanBatch]:
-    """Yield *run*'s spans file by file, one batch per process and file."""
+def read_batches(run: Path, steps: Container[int] | None = None) -> Iterator[SpanBatch]:
+    """Yield *run*'s spans file by file, one batch per process and file; none of files without any of *steps*."""
     for folder in host_folders(run):
-        yield from read_host(folder)
+        yield from read_host(folder, steps)
 
 
-def read_host(folder: Path) -> Iterator[SpanBatch]:
-    """Yield the spans in a host's *folder* file by file, one batch per process and file."""
+def read_host(folder: Path, steps: Container[int] | None = None) -> Iterator[SpanBatch]:
+    """Yield the spans in a host's *folder* in the same way."""
     files = held_files(folder)
     host = Host(folder)  # last: the names of all that is in them are there by now
     for file in files:
-        yield from host.read(file)
+        yield from host.read(file, steps)
 
 
 class Host:
@@ -157,17 +157,21 @@ class Host:
         """Return the process *nonce*."""
         return self._processes.get(nonce) or Process(nonce, None)
 
-    def read(self, file: SpanFile) -> Iterator[SpanBatch]:
-        """Yield the spans in a file, one batch per process."""
-        table = read_table(file.source)
+    def read(self, file: SpanFile, steps: Container[int] | None = None) -> Iterator[SpanBatch]:
+        """Yield the spans in a file, one batch per process; an empty one where none can be of *steps*."""
+        is_wanted = steps is None or may_hold(file.path, steps)
+        table = read_table(file.source, columns.SPANS.names if is_wanted else ["process"])
         if table is not None:
             for nonce in table.column("process").unique().to_pylist():
-                yield self._batch(table, nonce)
+                yield self._batch(table, nonce) if is_wanted else self._nothing_of(nonce)
 
     def read_pieces(self, file: SpanFile, nonce: int) -> Iterator[SpanBatch]:
         """Yield the spans of the process *nonce* in a file, piece by piece."""
         for piece in read_pieces(file.source):
             yield self._batch(piece, nonce)
+
+    def _nothing_of(self, nonce: int) -> SpanBatch:
+        return SpanBatch(empty_rows(0), self._names.get(nonce, [OTHER]), self.process(nonce))
 
     def _batch(self, table: pa.Table, nonce: int) -> SpanBatch:
         mine = columns.of_process(table, nonce)
@@ -175,10 +179,11 @@ class Host:
         return SpanBatch(rows, self._names.get(nonce, [OTHER]), self.process(nonce), tuple(errors))
 
 
-def read_run(run: Path) -> list[SpanBatch]:
+def read_run(run: Path, steps: Container[int] | None = None, ranks: Collection[int] | None = None) -> list[SpanBatch]:
     """Return *run* as one batch per process, ordered by role and rank.
 
-    What a process that stands still has open is there too, cut off where its drain saw it last.
+    What a process that stands still has open is there too, cut off where its drain saw it last. Of other *steps* and
+    *ranks* than are asked for (None: all) no span is held, a process without any has an empty batch.
 
     Raises:
         RunNotFoundError: There is no run directory at *run*.
@@ -186,14 +191,20 @@ def read_run(run: Path) -> list[SpanBatch]:
     # First: what ends just now is in the spans by then.
     standing = [batch for folder in host_folders(run) for batch in _read_open(folder)]
     parts: dict[int, list[SpanBatch]] = {}
-    for batch in read_batches(run):
-        parts.setdefault(batch.process.nonce, []).append(batch)
+    for batch in read_batches(run, steps):
+        parts.setdefault(batch.process.nonce, []).append(_asked_for(batch, steps, ranks))
     for batch in standing:
         part = parts.setdefault(batch.process.nonce, [])
         known = np.concatenate([np.zeros(0, np.uint64), *(over["span_id"] for over in part)])
-        part.append(batch.take(~np.isin(batch["span_id"], known)))
+        part.append(_asked_for(batch.take(~np.isin(batch["span_id"], known)), steps, ranks))
     whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
     return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
+
+
+def _asked_for(batch: SpanBatch, steps: Container[int] | None, ranks: Collection[int] | None) -> SpanBatch:
+    if ranks is not None and batch.rank not in ranks:
+        return batch.take(slice(0))
+    return batch if steps is None else batch.in_steps(steps)
 
 
 def _read_open(folder: Path) -> Iterator[SpanBatch]:

@@ -68,7 +68,7 @@ def stream_spans(
 ) -> Iterator[SpanBatch]:
     """Yield the spans of *runs* that are in *steps* and of *ranks* (None: all), a batch per process and file."""
     for run in runs:
-        yield from _chosen(read_batches(run), steps, ranks)
+        yield from _chosen(read_batches(run, steps), steps, ranks)
 
 
 def stream_in_turns(
@@ -79,7 +79,7 @@ def stream_in_turns(
     A step of a process is only cut where its file is. Some `_AT_ONCE` spans are held, or a file if that has more.
     """
     for files in _groups(_files(runs)):
-        yield from in_turns([batch for file in files for batch in _chosen(file.read(), steps, ranks)], spans)
+        yield from in_turns([batch for file in files for batch in _chosen(file.read(steps), steps, ranks)], spans)
 
 
 def in_turns(batches: Sequence[SpanBatch], spans: int) -> Iterator[SpanBatch]:
@@ -124,7 +124,7 @@ class Pieces:
         """Yield a batch for each piece."""
         for file in self._files:
             for batch in self._host.read_pieces(file, self.steps.process.nonce):
-                yield batch if self.chosen is None else in_steps(batch, self.chosen)
+                yield batch if self.chosen is None else batch.in_steps(self.chosen)
 
 
 def pieces_of(runs: Sequence[Path], steps: Container[int] | None) -> list[Pieces]:
@@ -165,7 +165,7 @@ class _File(NamedTuple):
 
     begin: int
     spans: int
-    read: Callable[[], Iterator[SpanBatch]]
+    read: Callable[[Container[int] | None], Iterator[SpanBatch]]
 
 
 def _files(runs: Sequence[Path]) -> list[_File]:
@@ -199,11 +199,4 @@ def _chosen(
 ) -> Iterator[SpanBatch]:
     for batch in batches:
         if ranks is None or batch.rank in ranks:
-            yield batch if steps is None else in_steps(batch, steps)
-
-
-def in_steps(batch: SpanBatch, steps: Container[int]) -> SpanBatch:
-    """Return the spans of *batch* that are of *steps*, anything with ``in``."""
-    known = np.unique(batch["step"])
-    wanted = [step for step in known.tolist() if step != NO_STEP and step in steps]
-    return batch.take(np.isin(batch["step"], wanted))
+            yield batch if steps is None else batch.in_steps(steps)

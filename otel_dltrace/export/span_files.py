@@ -4,6 +4,8 @@ Beside them a file for each process that stands still: what it has open, which i
 """
 
 import os
+import re
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from otel_dltrace.model.identity import NO_STEP
 SEGMENTS = "spans-*.arrows"
 PARQUETS = "steps-*.parquet"
 OPEN = "open-*.arrows"
+_NAME = re.compile(r"steps-([0-9]{1,10})-([0-9]{1,10})[.0-9]*\.parquet")
 
 
 class SpanFile(NamedTuple):
@@ -74,8 +77,14 @@ def _held(path: Path) -> pa.NativeFile | None:
 
 def last_step(path: Path) -> int:
     """Return the last step that *path* may hold, as its name says: only a Parquet's does."""
-    digits = path.name.removeprefix("steps-").split(".")[0].rpartition("-")[2]
-    return int(digits) if path.suffix == ".parquet" and digits.isdigit() else NO_STEP
+    named = _NAME.fullmatch(path.name)
+    return int(named[2]) if named else NO_STEP
+
+
+def may_hold(path: Path, steps: Container[int]) -> bool:
+    """Return whether *path* may hold spans of *steps*, anything with ``in``, as far as its name says."""
+    named = _NAME.fullmatch(path.name)
+    return named is None or any(step in steps for step in range(int(named[1]), int(named[2]) + 1))
 
 
 def segment_number(path: Path) -> int:

@@ -1,6 +1,6 @@
 """SpanBatch: the column layout that drain, exporters, formats and analyses share."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -96,6 +96,11 @@ class SpanBatch:
     def take(self, which: Any) -> "SpanBatch":
         """Return the rows that *which* (a mask, a slice or indices) selects."""
         return replace(self, rows=self.rows.view(_WHOLE)[which].view(SPAN_DTYPE))
+
+    def in_steps(self, steps: Container[int]) -> "SpanBatch":
+        """Return the rows that are of *steps*, anything with ``in``, such as a ``Window``."""
+        wanted = [step for step in np.unique(self.rows["step"]).tolist() if step != NO_STEP and step in steps]
+        return self.take(np.isin(self.rows["step"], wanted))
 
     @property
     def rank(self) -> int:
