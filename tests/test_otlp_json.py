@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
@@ -32,6 +33,8 @@ from tests.runs import Rank
 from tests.support import Place, requests_of
 from tests.test_bad_days import EVERYTHING
 from tests.test_otlp_encode import BIND, batches, normal, texts
+
+PAGE = Path(__file__).parents[1] / "docs" / "collector.md"
 
 
 def traces_in(text: str) -> TracesData:
@@ -185,13 +188,14 @@ def two_ranks_recovered(place: Place, **env: str) -> Path:
 
 @contextmanager
 def reading_collector(folder: Path, file: Path) -> Iterator[servers.Collector]:
-    """Run a collector that reads *file* with its own receiver for such files, and writes what it has read."""
+    """Run a collector that reads *file* with the receiver that our page tells of, and writes what it has read."""
     written = folder / "read-again.jsonl"
-    receiver = {"include": [str(file)], "start_at": "beginning", "include_file_name": False, "poll_interval": "50ms"}
-    if file.suffix == ".gz":
-        receiver["compression"] = "gzip"
+    receivers = yaml.safe_load(PAGE.read_text().split("```yaml\nreceivers:")[1].split("```")[0])
+    receivers["otlp_json_file"] |= {"include": [str(file)], "poll_interval": "50ms"}
+    if file.suffix != ".gz":
+        del receivers["otlp_json_file"]["compression"]
     config = {
-        "receivers": {"otlp_json_file": receiver},
+        "receivers": receivers,
         "exporters": {"file": {"path": str(written), "rotation": {"max_megabytes": 1000}}},
         "service": {
             "telemetry": {"metrics": {"level": "none"}},
