@@ -33,3 +33,19 @@ def test_a_sidecar_delivers_to_a_collector_that_comes_back_while_it_ends(place, 
         (told,) = [json.loads(path.read_text())["summary"]["otlp"] for path in run.glob("hosts/*/drain.json")]
         assert (told["accepted"], told["spilled"], told["dropped"]) == (15, 0, {})
         assert len(gone.wait_for(15)) == 15
+
+
+def test_the_doctor_tells_whether_somebody_drains_in_the_trainers_place(place):
+    """Without the sidecar what is recorded stays in the rings."""
+    env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_DRAIN": "off"}
+    alone = place.command("doctor", "--quick", "--json", **env)
+    sidecar = place.popen([sys.executable, "-m", "otel_dltrace", "drain", "--stay"])
+    wait_until((place.rings / "all.bell").is_fifo, what="the drain's bell")
+    served = place.command("doctor", "--quick", "--json", **env)
+    sidecar.terminate()
+    place.finish(sidecar)
+
+    told = [[it for it in json.loads(done.stdout)["findings"] if it["area"] == "fork"] for done in (alone, served)]
+    assert [[it["verdict"] for it in found] for found in told] == [["problem"], ["fine"]]
+    assert "drain --stay" in told[0][0]["cure"]
+    assert told[1][0]["what"].endswith(f"a drain serves {place.rings}")

@@ -11,6 +11,7 @@ from otel_dltrace.export.otlp.settings import GRPC
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.time import tightest_anchor
+from otel_dltrace.record.launch import ALL_RINGS
 from otel_dltrace.record.ring import MIN_CHUNKS, SHARE_OF_FREE
 from otel_dltrace.record.ring_file import CHUNK, make_ring_folder
 from otel_dltrace.settings.config import VARIABLES, Config
@@ -119,7 +120,7 @@ def run_directory(env: Mapping[str, str], config: Config) -> list[Finding]:
 
 
 def forks(env: Mapping[str, str], config: Config) -> list[Finding]:
-    """Return what would go wrong when a traced program forks, and whether a drain can be started."""
+    """Return what would go wrong when a traced program forks, and whether a drain can be started, or serves."""
     found = []
     protocol = env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
     in_program = config.drain == "thread" and protocol.strip().lower() == GRPC
@@ -137,8 +138,14 @@ def forks(env: Mapping[str, str], config: Config) -> list[Finding]:
         found.append(
             Finding("fork", NOTE, what, "raise the limit (ulimit -u, pids.max), or set OTEL_DLTRACE_DRAIN=thread")
         )
+    is_left_to_others = config.drain == "off"
+    if is_left_to_others and not (config.rings / f"{ALL_RINGS}.bell").exists():
+        what = f"OTEL_DLTRACE_DRAIN=off leaves the rings to a drain that stays, and none serves {config.rings}"
+        cure = "start `otel-dltrace drain --stay` with the same OTEL_DLTRACE_RING_DIR"
+        found.append(Finding("fork", PROBLEM, what, cure))
     if not found:
-        what = "a forked or spawned process records apart, DataLoader's workers not at all; the drain can be started"
+        drain = f"a drain serves {config.rings}" if is_left_to_others else "the drain can be started"
+        what = f"a forked or spawned process records apart, DataLoader's workers not at all; {drain}"
         found.append(Finding("fork", FINE, what))
     return found
 
