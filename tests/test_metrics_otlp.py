@@ -50,8 +50,7 @@ UNTIL_TOLD = """
 
 NVML = """
     from types import SimpleNamespace
-    NVML_SUCCESS, NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED = 0, 2, 3
-    NVML_ERROR_NO_PERMISSION, NVML_ERROR_FUNCTION_NOT_FOUND, NVML_TEMPERATURE_GPU = 4, 13, 0
+    NVML_SUCCESS = NVML_TEMPERATURE_GPU = 0
     class NVMLError(Exception):
         value = 3
     def unsupported(*_):

@@ -20,6 +20,8 @@ _THROTTLED = {
     0x0080: "hw_power_brake",
 }
 """nvml.h: the bits of nvmlClocksEventReasons that slow a GPU down; idle and display settings do not."""
+_GONE_FOR_GOOD = {2, 3, 4, 13}
+"""nvml.h: invalid argument, not supported, no permission, function not found."""
 _PCIE, _NVLINK = ((197, 198), 1), ((138, 139), 1024)
 """nvml.h: fields that count what was sent and received, and their unit in bytes. PCIe's may begin anew."""
 _ALL_LINKS = 0xFFFF_FFFF
@@ -64,12 +66,6 @@ class GpuSource:
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._gone_for_good = {
-            nvml.NVML_ERROR_NOT_SUPPORTED,
-            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            nvml.NVML_ERROR_NO_PERMISSION,
-            nvml.NVML_ERROR_INVALID_ARGUMENT,
-        }
         self._counted: dict[str, tuple[int, int]] = {}
         readers: tuple[Reader, ...] = (
             self._utilization,
@@ -102,8 +98,10 @@ class GpuSource:
             try:
                 yield from [*reader(handle, identity)]
             except self._nvml.NVMLError as error:
-                if error.value in self._gone_for_good:
+                if error.value in _GONE_FOR_GOOD:
                     self._readers.remove(entry)
+            except AttributeError:  # older versions of pynvml have fewer functions
+                self._readers.remove(entry)
 
     def _utilization(self, handle: Any, gpu: dict[str, str | int]) -> Iterator[Point]:
         percent = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu
