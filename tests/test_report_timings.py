@@ -331,6 +331,16 @@ def test_the_worst_of_many_slow_steps_is_told():
     ]
 
 
+def test_a_few_slow_steps_are_told_by_their_numbers():
+    """One word says whether they are several."""
+    rank = Rank()
+    for n in range(20):
+        rank.step(n, 100 * n, 100 * n + 50).stage(n, "checkpoint", 100 * n, 100 * n + (40 if n in (4, 5, 9) else 1))
+    (slow,) = analyse([rank.batch()]).saturation.stages
+
+    assert sentence(slow) == ("Rank 0's checkpoint took 40.0 ms, 39.0 ms longer than its median (in steps 4-5, 9).")
+
+
 @pytest.mark.parametrize(
     ("tensor", "steps"),
     [pytest.param("bucket 0", (9,), id="ddp"), pytest.param("grads", (1, 9), id="something else")],

@@ -77,7 +77,8 @@ def meanwhile(found: SlowStageSigns) -> str:
 def _slow(slow: SlowStage) -> str:
     subject = f"Rank {slow.rank}'s {IN_WORDS.get(slow.stage, plain(slow.stage))} took {ms(slow.own)} ms"
     by = "longer than the others'" if slow.against == "others" else "longer than its median"
-    steps = f"step {spell(slow.steps)}" if len(slow.steps) <= FEW_STEPS else f"{len(slow.steps)} of {slow.of} steps"
+    named = f"step{'s' * (len(slow.steps) > 1)} {spell(slow.steps)}"
+    steps = named if len(slow.steps) <= FEW_STEPS else f"{len(slow.steps)} of {slow.of} steps"
     worst = f", {ms(slow.most)} ms in step {slow.worst}" if slow.most > _FAR_MORE * slow.excess else ""
     return f"{subject}, {ms(slow.excess)} ms {by} (in {steps}{worst})"
 
