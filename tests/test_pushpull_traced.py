@@ -355,6 +355,27 @@ def test_a_killed_worker_leaves_complete_spans(place, tmp_path):
     ]
 
 
+def test_an_error_that_nobody_caught_comes_before_those_that_follow_from_it(place):
+    """The worker says goodbye as its program ends, and the others fail of that at once."""
+    program = """
+    import torch
+    import otel_dltrace.pushpull.torch as bps
+
+    bps.init()
+    for number in range(6):
+        if bps.rank() == 2 and number == 3:
+            raise ValueError("planted")
+        bps.push_pull(torch.ones(5), name="x")
+    """
+    pytest.importorskip("torch")
+    done = launch(place, program=program)
+    assert done.returncode == 1, done.stderr
+    assert "PeerLostError" in done.stderr
+
+    said = place.command("report", *map(str, place.runs())).stdout
+    assert "Rank 2 had the first error: ValueError: planted (in exit outside any step)." in " ".join(said.split()), said
+
+
 @pytest.mark.parametrize("as_in_profile", [False, True], ids=["a key", "a pid of the profile"])
 def test_the_old_variables_choose_what_is_traced_and_written(place, tmp_path, as_in_profile):
     """The timeline holds the second and third time of each tensor, whatever goes out, the profile one key."""

@@ -105,7 +105,7 @@ def _tracer(config: Config, prints: bool) -> Tracer:
         config.ring_size,
         parse_level(config.of_role(world.role).level),
         _home(config, world, job_name),
-        lambda: starter.start(recorder.ring),
+        lambda: _begun(starter, recorder),
     )
     key = int(config.server_key or -1)
     tracer = Tracer(recorder, job_name, world, config.world, starter, config.span_budget, key)
@@ -116,6 +116,17 @@ def _tracer(config: Config, prints: bool) -> Tracer:
     if config.metrics:
         _follow_process(tracer)
     return tracer
+
+
+def _begun(starter: DrainStarter, recorder: Recorder) -> None:
+    """Have what is recorded drained, now that there is something.
+
+    At its end the program is looked at before what it has set up by now says goodbye, as a parameter server's worker
+    does: others fail of that, and later than the error behind it.
+    """
+    starter.start(recorder.ring)
+    atexit.unregister(_note_what_ended_the_program)  # a forked child comes here again
+    atexit.register(_note_what_ended_the_program)
 
 
 def _check_outlets() -> bool:
@@ -229,10 +240,12 @@ def _note_what_ended_the_program() -> None:
 
     An interactive one goes on after it, and one that it had told of before is of something else.
     """
+    global _told_before  # noqa: PLW0603  -- hooks of the interpreter cannot be taken back
     error = getattr(sys, "last_value", None)
     tracer = live.tracer
     if tracer is None or error is _told_before or hasattr(sys, "ps1") or not isinstance(error, BaseException):
         return
+    _told_before = error
     note_end(tracer, error)
 
 
@@ -246,7 +259,7 @@ def flush(timeout: float = EXIT_S) -> bool:
 
 _registered = False
 _told_before: object = None
-"""The error that the interpreter had told of before the recording began."""
+"""The error that the interpreter had told of before the recording began, or that is noted already."""
 
 
 def _register_once() -> None:
