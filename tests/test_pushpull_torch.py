@@ -317,6 +317,12 @@ try:
 except bps.PushPullError as error:
     say(too_often=str(error))
 optimizer.synchronize()
+optimizer.zero_grad()
+optimizer.set_backward_passes_per_step(3)
+for points, labels in batches(3):
+    nn.functional.cross_entropy(model(points), labels).backward()
+optimizer.step()
+say(three=float(sum(one.abs().sum() for one in model.parameters())))
 """
 
 
@@ -338,7 +344,7 @@ def test_what_the_plugin_of_byteps_offers(tmp_path):
     assert "make the scheduler after DistributedOptimizer" in done.each("late")["worker0"]
     assert "was it synchronized already?" in done.each("twice")["worker0"]
     assert "more than backward_passes_per_step=2 times" in done.each("too_often")["worker0"]
-    for field in ("moments", "norm", "weights"):
+    for field in ("moments", "norm", "weights", "three"):
         assert len(set(done.each(field).values())) == 1, field
 
 

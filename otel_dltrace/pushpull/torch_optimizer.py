@@ -127,6 +127,10 @@ class _Distributed:
         finally:
             self._pushpull.synchronizes = True
 
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Have ``backward`` add to the gradients *passes* times before each step that is still to come."""
+        self._pushpull.passes = passes
+
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Wait for the averaged gradients and make the step; asynchronously: make it, and exchange its effect."""
         state = self._begin()
