@@ -384,6 +384,32 @@ def test_another_process_is_told_which_step_it_serves(place: Place) -> None:
     assert run_user(place, program)[1] == "dltrace=1.default.0 01\n"
 
 
+def test_what_is_injected_behind_a_span_names_the_step_that_began_in_it(place: Place) -> None:
+    """A span around the fetch of a batch, in which the step begins, uncovers that step and not the one before."""
+    program = """
+    from contextlib import ExitStack
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    def told():
+        carrier = {}
+        TraceContextTextMapPropagator().inject(carrier)
+        print(carrier.get("tracestate"), file=sys.stderr)
+
+    with step():
+        load = span("load")
+        load.__enter__()
+    with ExitStack() as stack:
+        stack.enter_context(step())
+        load.__exit__(None, None, None)
+        told()
+        with span("end"):
+            stack.pop_all().close()
+        told()
+    """
+
+    assert run_user(place, program)[1] == "dltrace=2.default.0\nNone\n"
+
+
 def test_a_program_without_opentelemetry_loads_none(place: Place) -> None:
     """Joining costs such a program nothing: not an import."""
     done = place.run(

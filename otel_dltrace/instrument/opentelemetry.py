@@ -1,7 +1,8 @@
 """Joins the user's own OpenTelemetry spans to the training step that is current (contract 3).
 
 At a step boundary the step becomes the current span of the thread that begins it, unless a span
-of the user is current there: that one stays, and gets a link to the step. Everywhere else - in
+of the user is current there: that one stays, and gets a link to the step; where it uncovers an
+earlier step at its end, the current one takes that one's place. Everywhere else - in
 other threads, in tasks and in contexts that still hold an earlier step - the step is current for
 the moment in which the SDK starts a span. So it becomes the parent of that span, and nothing of
 ours is left behind. Nothing is joined before the process is bound: ids are not known yet.
@@ -147,6 +148,24 @@ def _span_begun(attached: "tuple[_Api, Token[Any]]", _result: object) -> None:
     api.context.detach(token)
 
 
+def _span_leaves(_args: Args, _kwargs: Kwargs) -> _Api | None:
+    return _api
+
+
+def _span_left(api: _Api, _result: object) -> None:
+    """Make the current step current where what a span of the user has uncovered is an earlier one.
+
+    A step that began inside that span could not be: the program's logs and what it injects
+    would go on naming the step before.
+    """
+    tracer, current = live.tracer, api.trace.get_current_span()
+    if tracer is None or step_of(current) is None:
+        return
+    span = _span_of(api, tracer)
+    if current is not span:
+        api.context.attach(api.trace.set_span_in_context(api.trace.INVALID_SPAN if span is None else span))
+
+
 def _attach(module: ModuleType) -> Undo:
     global _api  # noqa: PLW0603  -- what the process has loaded
     _api = _api_of(module)
@@ -172,4 +191,5 @@ ROWS: tuple[Row, ...] = (
         finish=_span_begun,
         fail=_span_begun,
     ),
+    Site("opentelemetry.context", "detach", begin=_span_leaves, finish=_span_left),
 )
