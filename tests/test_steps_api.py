@@ -273,6 +273,46 @@ def test_threads_and_tasks_have_their_own_parents(tracer: Tracer) -> None:
     }
 
 
+def test_a_phase_of_an_operation_that_the_training_thread_is_ahead_of_is_below_it(tracer: Tracer) -> None:
+    """In its step; one in a phase, which may be around many steps, has the step that is current."""
+    begun, stepped = threading.Event(), threading.Event()
+
+    def communicate() -> None:
+        with operation("push_pull"), phase("PUSH"):
+            pass
+        with operation("push_pull"):
+            begun.set()
+            stepped.wait()
+            with phase("PULL"), phase("chunk"):
+                pass
+
+    with step():
+        thread = threading.Thread(target=communicate)
+        thread.start()
+        begun.wait()
+    with step():
+        stepped.set()
+        thread.join()
+        with phase("later"):
+            pass
+    with phase("around"), step(), phase("inside"):
+        pass
+
+    assert [(name, number, parent) for name, number, _, _, parent in spans(tracer)] == [
+        ("PUSH", 0, "push_pull"),
+        ("push_pull", 0, 0),
+        ("rank.step", 0, 0),
+        ("chunk", 0, "PULL"),
+        ("PULL", 0, "push_pull"),
+        ("push_pull", 0, 0),
+        ("later", 1, 0),
+        ("rank.step", 1, 0),
+        ("inside", 2, 0),
+        ("rank.step", 2, 0),
+        ("around", 1, 0),
+    ]
+
+
 def test_a_task_that_outlives_the_phase_it_was_begun_in_is_below_it(tracer: Tracer) -> None:
     """The phase is one span, in a step or outside: what comes later is no child of a span that nobody has."""
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, EXIT, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
-from otel_dltrace.record.operation import Open, Operation, end_before_inner, open_span
+from otel_dltrace.record.operation import Open, Operation, end_before_inner, open_span, step_within
 from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase, whole
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring_file import RECORD
@@ -93,7 +93,7 @@ class phase:  # noqa: N801
     # seen. `parent` is the parent's number and, above its 32 bits, the occurrence, as they lie in the record.
     # Without a recorder it is a stage, or nothing: then `start` is 0.
 
-    def __enter__(self) -> "phase":
+    def __enter__(self) -> "phase":  # noqa: C901  -- flat: see above
         """Begin the phase."""
         tracer = live.tracer
         if tracer is None:
@@ -112,7 +112,12 @@ class phase:  # noqa: N801
                     return self
                 outer = _get_open()
                 self.step = now = recorder.step
-                self.parent = 0 if outer is None or outer.step != now else outer.drawn()
+                self.parent = 0
+                if outer is not None:
+                    if outer.step != now:
+                        self.step = now = step_within(outer, now)
+                    if outer.step == now:
+                        self.parent = outer.drawn()
                 if now > _SMALL and now == NO_STEP and not self.parent:
                     # It is a trace of its own, which all ranks name by its name and how often that came (contract 4).
                     self.parent = next(tracer.turns[self._name]) << 32

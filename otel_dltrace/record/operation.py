@@ -4,6 +4,7 @@ from contextvars import ContextVar, Token
 from time import monotonic_ns
 from typing import Protocol
 
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.record.recorder import Recorder
 
@@ -24,7 +25,7 @@ class Open(Protocol):
 
 
 open_span: ContextVar[Open | None] = ContextVar("otel_dltrace.open_span", default=None)
-"""The innermost open span of this context; it is a parent in its own step alone."""
+"""The innermost open span of this context; it is a parent in its own step alone, an operation of all its phases."""
 
 
 def end_before_inner(over: Open) -> None:
@@ -44,6 +45,22 @@ def end_before_inner(over: Open) -> None:
     if inners:  # be it in a copy of the context, where the token resets nothing
         open_span.set(None if token.old_value is Token.MISSING else token.old_value)
     open_span.reset(token)
+
+
+def step_within(outer: Open, now: int) -> int:
+    """Return the step of a phase that begins below *outer*, which is of another step than *now*, the current one.
+
+    A phase may be around many steps, and is in none of theirs; what it is part of, an operation, keeps its own.
+    """
+    above: Open | None = outer
+    for _ in range(_MOST_NESTED):
+        if isinstance(above, Operation):
+            return above.step if above.holds else now
+        token: Token[Open | None] | None = getattr(above, "token", None)
+        if token is None or token.old_value is Token.MISSING:
+            break
+        above = token.old_value
+    return now
 
 
 def _begun_in(over: Open) -> list[Open]:
@@ -93,6 +110,11 @@ class Operation:
     def drawn(self) -> int:
         """Return the span's number, for a child."""
         return self.number
+
+    @property
+    def holds(self) -> bool:
+        """Whether its phases have its step, whichever is current: the training thread may be ahead of who sends."""
+        return not self._closed and self.step != NO_STEP
 
     def step_aside(self) -> None:
         """Have those that ask for their parent from now on be below what this one, which is over, is below."""
