@@ -439,6 +439,9 @@ def test_clocks_that_are_seen_to_be_wrong_accuse_and_acquit_nobody(skew, slow, c
     assert told == [(1, "forward", slow * MS, came_last and 9)] * (slow > 0)  # the first step does not count
     assert report.stragglers.verdict == ("straggler" if slow else "none")
     assert [rank.last for rank in report.waits.ranks] == [0, came_last]
+    if skew == 6:  # seen to be wrong
+        off = [abs(s.lateness - slow * MS) <= report.stragglers.uncertainty for s in report.stragglers.found if s.late]
+        assert off == [True] * (came_last > 0)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

@@ -56,6 +56,16 @@ def finding(**fields) -> Straggler:
     return replace(usual, **fields)
 
 
+def test_how_late_a_rank_comes_is_told_as_well_as_the_clocks_know():
+    """Where they know it to a tenth nothing is said of them."""
+    late = Straggler(1, "forward", 22 * MS, 4 * MS, 12 * MS, 98, 98, 99, 62 * MS)
+    told = [verdict(Stragglers("straggler", "", (late,), 100, MS, 0.5, (), 0, unsure * MS))[1] for unsure in (6, 51)]
+
+    begins = "The begins of the collectives confirm it: it comes to the collectives 62.0 ms after the others"
+    clocks = ", give or take 51.0 ms of the hosts' clocks"
+    assert told == [f"{begins}{within} (in 98 of 99 steps)." for within in ("", clocks)]
+
+
 @pytest.mark.parametrize(
     ("found", "sentences"),
     [

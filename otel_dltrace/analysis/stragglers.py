@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from otel_dltrace.analysis.aligned import telling
 from otel_dltrace.analysis.collectives import Joined
 from otel_dltrace.analysis.evidence import evidence
 from otel_dltrace.analysis.excess import beyond_chance
@@ -39,7 +40,7 @@ class Stragglers:
     *found* are the stragglers, the worst one first: several only where each is known to come late.
     *threshold* is the ns by which a rank must exceed the others in more than *share* of the steps. *longest* is the
     slowest rank's mean time from the end of one step to that of the next: what the exposed times of the *frontier* add
-    up to, unless ranks are slow in different steps.
+    up to, unless ranks are slow in different steps. By *uncertainty* (ns) hosts' clocks may put an arrival off.
     """
 
     verdict: Verdict
@@ -50,6 +51,7 @@ class Stragglers:
     share: float
     frontier: tuple[FrontierStage, ...]
     longest: int
+    uncertainty: int = 0
 
 
 def stragglers(
@@ -81,7 +83,8 @@ def stragglers(
     times = _times(tables, steps)
     ahead = frontier(columns(tables[0].stages) if tables else (), [t.rank for t in tables], times)
     longest = round(float(times.sum(axis=2).mean(axis=1).max())) if times.size else 0
-    return Stragglers(verdict, reason, found, len(steps), threshold, share, ahead, longest)
+    unsure = round(median(telling(joined).uncertainty))
+    return Stragglers(verdict, reason, found, len(steps), threshold, share, ahead, longest, unsure)
 
 
 def _with_phase(one: Straggler, tables: Sequence[StepTable], steps: Column) -> Straggler:

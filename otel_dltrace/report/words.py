@@ -13,6 +13,8 @@ _SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of it
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
 _MANY = 100
+_PARTS = 10
+"""Less than such a part of a time is left out of what is uncertain of it."""
 _MOST_DAMAGE = 3
 _NO_STEPS = (
     "No rank recorded a step: `otel_dltrace.step()` marks them, and the report then tells where their time goes."
@@ -57,31 +59,33 @@ def verdict(s: Stragglers) -> list[str]:
     if not s.steps:
         last = f"it comes last to {first.late} of {first.arrivals} collectives, by {ms(first.lateness)} ms"
         return [f"Rank {first.rank} makes the others wait: {last} (p50).", _NO_STEPS]
-    sentences = [f"Rank {first.rank} makes the others wait: {_cause(first, s.steps)}."]
+    sentences = [f"Rank {first.rank} makes the others wait: {_cause(first, s.steps, s.uncertainty)}."]
     if first.stage:
-        sentences.append(_confirmation(first))
-    return sentences + [f"So does rank {other.rank}: {_cause(other, s.steps)}." for other in others]
+        sentences.append(_confirmation(first, s.uncertainty))
+    return sentences + [f"So does rank {other.rank}: {_cause(other, s.steps, s.uncertainty)}." for other in others]
 
 
-def _cause(s: Straggler, steps: int) -> str:
+def _cause(s: Straggler, steps: int, unsure: int) -> str:
     if not s.stage:
-        return f"{_arrival(s)}, though no stage of its own stands out"
+        return f"{_arrival(s, unsure)}, though no stage of its own stands out"
     subject = _SUBJECTS.get(s.stage, f"its {plain(s.stage)} takes")
     phase = f", {ms(s.of_phase)} ms of it in its phase {plain(s.phase)}" if s.phase else ""
     return f"{subject} {ms(s.own)} ms, {ms(s.excess)} ms longer than the others' (in {s.slow} of {steps} steps){phase}"
 
 
-def _confirmation(s: Straggler) -> str:
+def _confirmation(s: Straggler, unsure: int) -> str:
     if not s.arrivals:
         return "Nothing confirms it: no collective tells who came late."
     if 2 * s.late <= s.arrivals:
         seldom = f"it comes late to the collectives in {s.late} of {s.arrivals} steps"
         return f"Nothing confirms it: {seldom}, and what else it communicates in does not tell."
-    return f"The begins of the collectives confirm it: {_arrival(s)}."
+    return f"The begins of the collectives confirm it: {_arrival(s, unsure)}."
 
 
-def _arrival(s: Straggler) -> str:
-    return f"it comes to the collectives {ms(s.lateness)} ms after the others (in {s.late} of {s.arrivals} steps)"
+def _arrival(s: Straggler, unsure: int) -> str:
+    within = f", give or take {ms(unsure)} ms of the hosts' clocks" if _PARTS * unsure > s.lateness else ""
+    steps = f"in {s.late} of {s.arrivals} steps"
+    return f"it comes to the collectives {ms(s.lateness)} ms after the others{within} ({steps})"
 
 
 def where_the_step_goes(s: Stragglers) -> str:
