@@ -15,11 +15,13 @@ from otel_dltrace.model.plan import Window
 
 SPAN_BYTES = 400
 """What a report holds for each span, at its most; four million spans took 310 each."""
+LEAST = 1_000_000
+"""So many are tried anyway: what a container's files keep in memory does not count as available, though it is."""
 
 
 def spans_that_fit() -> int:
     """Return how many spans may be held here."""
-    return available_memory() // SPAN_BYTES
+    return max(available_memory() // SPAN_BYTES, LEAST)
 
 
 def latest_steps(run: Path, most: int, ranks: Collection[int] | None = None) -> Window | None:
