@@ -313,6 +313,24 @@ def test_a_phase_of_an_operation_that_the_training_thread_is_ahead_of_is_below_i
     ]
 
 
+def test_an_operation_that_a_generator_holds_open_keeps_no_later_step(tracer: Tracer) -> None:
+    """Each batch is fetched in it, and what the training does with a batch is of the training's step."""
+
+    def stream() -> Iterator[int]:
+        while True:
+            with operation("fetch"):
+                yield 1
+
+    batches = stream()
+    for _ in range(3):
+        with step():
+            next(batches)
+            with phase("mix"):
+                pass
+
+    assert [number for name, number, *_ in spans(tracer) if name == "mix"] == [0, 1, 2]
+
+
 def test_a_task_that_outlives_the_phase_it_was_begun_in_is_below_it(tracer: Tracer) -> None:
     """The phase is one span, in a step or outside: what comes later is no child of a span that nobody has."""
 

@@ -114,7 +114,7 @@ class phase:  # noqa: N801
                 self.step = now = recorder.step
                 self.parent = 0
                 if outer is not None:
-                    if outer.step != now:
+                    if outer.step != now and not tracer.steps.trains_here():
                         self.step = now = step_within(outer, now)
                     if outer.step == now:
                         self.parent = outer.drawn()

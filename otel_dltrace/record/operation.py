@@ -50,7 +50,8 @@ def end_before_inner(over: Open) -> None:
 def step_within(outer: Open, now: int) -> int:
     """Return the step of a phase that begins below *outer*, which is of another step than *now*, the current one.
 
-    A phase may be around many steps, and is in none of theirs; what it is part of, an operation, keeps its own.
+    The training thread may be ahead of who communicates. A phase may be around many steps, and is in none of theirs;
+    what it is part of, an operation, keeps its own.
     """
     above: Open | None = outer
     for _ in range(_MOST_NESTED):
@@ -113,7 +114,7 @@ class Operation:
 
     @property
     def holds(self) -> bool:
-        """Whether its phases have its step, whichever is current: the training thread may be ahead of who sends."""
+        """Whether phases below it have its step, whichever is current."""
         return not self._closed and self.step != NO_STEP
 
     def step_aside(self) -> None:
