@@ -28,7 +28,7 @@ from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
-from otel_dltrace.record import guard, launch
+from otel_dltrace.record import detached, guard, launch
 from otel_dltrace.record.locks import lock_is_held
 from otel_dltrace.record.ring_file import version_of
 from otel_dltrace.settings.config import Config
@@ -262,9 +262,7 @@ def test_a_drain_that_cannot_begin_is_not_started_every_second(place, monkeypatc
     env = {"PYTHONPATH": os.pathsep.join([str(place.folder), os.environ.get("PYTHONPATH", "")])}
     starter = launch.DrainStarter("home", place.rings, "auto", env, lambda _ring: None)
     starter.start_process()
-    ends = time.monotonic() + 60
-    while lock_is_held(place.rings / "home.lock") and time.monotonic() < ends:
-        time.sleep(0.01)
+    wait_until(lambda: not lock_is_held(place.rings / "home.lock"), what="the end of the drain")
 
     def is_started():
         starter.start(None)
@@ -276,6 +274,34 @@ def test_a_drain_that_cannot_begin_is_not_started_every_second(place, monkeypatc
     assert is_started()
     why = "the drain has ended (ImportError: broken); spans wait in the ring while it has room"
     assert capfd.readouterr().err == f"otel_dltrace: {why}\n"
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "done"])
+def test_a_drain_that_did_not_fail_is_started_again_at_once(place, capfd, is_killed):
+    """Whatever is in its log, as the complaint of a library; it may have been killed, or be done."""
+    env = {"OTEL_DLTRACE_RING_DIR": str(place.rings), "OTEL_DLTRACE_DIR": str(place.folder)}
+    starter = launch.DrainStarter("home", place.rings, "auto", env, lambda _ring: None)
+    starter.start(None)
+    if is_killed:
+        wait_until(starter.bell.is_fifo, what="the drain's bell")
+        (drain,) = place.drains()
+        drain.kill()
+    wait_until(lambda: not lock_is_held(place.rings / "home.lock"), what="the drain's end")
+    starter.log.write_text("ERROR: ld.so: object '/opt/gone/x.so' cannot be preloaded: ignored.\n")
+    starter.start(None)
+
+    assert (lock_is_held(place.rings / "home.lock"), capfd.readouterr().err) == (True, "")
+
+
+def test_a_thread_drains_where_no_second_process_may_be_started(place, capfd, monkeypatch):
+    """The one that starts the drain is the first."""
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.setattr(detached, "_PARENT", "raise BlockingIOError(11, 'Resource temporarily unavailable')")
+    starter = launch.DrainStarter("home", place.rings, "auto", {}, lambda _ring: None)
+    starter.start(None)
+
+    assert starter.mode == "thread"
+    assert "no drain process may be started" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "gone"])

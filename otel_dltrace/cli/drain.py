@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         drain.run(Bell(bell, drain, _keeper(drain, args), args.linger))
     finally:
         bell.unlink(missing_ok=True)
-        (config.rings / f"{name}.lock").unlink(missing_ok=True)
+    (config.rings / f"{name}.lock").unlink(missing_ok=True)  # one that has failed leaves it: who started it looks
     with suppress(BrokenPipeError):  # who started us did not wait
         _print_roots(out, drain.runs.roots)
     log = config.rings / f"{name}.log"

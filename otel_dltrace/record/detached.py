@@ -1,12 +1,14 @@
 """A process that outlives the one that starts it; apart, since `subprocess` costs every start of a program 3 ms."""
 
+import errno
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
-_PARENT = "import os, sys\nos.fork() or os.execv(sys.argv[1], sys.argv[1:])"
-"""The program of the process that starts an orphan, and ends."""
+_PARENT = "import posix, sys\nposix.fork() or posix.execv(sys.argv[1], sys.argv[1:])"
+"""The program of the process that starts an orphan, and ends; of modules that no file can stand in for."""
 PARENT_S = 1.0
 """How long we wait for its end; it takes some hundredths of that."""
 
@@ -18,18 +20,29 @@ class Detached(subprocess.Popen[bytes]):
         """Leave it running."""
 
 
-def start_orphan(command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: Sequence[int]) -> None:
-    """Start *command*, a Python, complaining to *log*, with the descriptors *keep* open, as no child of ours.
+def start_parent(
+    command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: Sequence[int]
+) -> "subprocess.Popen[bytes]":
+    """Start what starts *command*, a Python, complaining to *log*, with the descriptors *keep* open; `end_parent` next.
 
-    A program that waits until it has no child left would wait for one that waits for it; one that ends its children
-    would end it. Its parent is a process of its own, since a fork of a program with threads may never come back.
+    So it is no child of ours: a program that waits until it has none left would wait for one that waits for it; one
+    that ends its children would end it. A fork of a program with threads may never come back.
 
     Raises:
         OSError: No process may be started.
     """
-    parent = start_detached([command[0], "-S", "-c", _PARENT, *command], env, log, keep)
+    return start_detached([command[0], "-S", "-c", _PARENT, *command], env, log, keep)
+
+
+def end_parent(parent: "subprocess.Popen[bytes]") -> None:
+    """Wait until *parent* has started its process, unless that takes long.
+
+    Raises:
+        OSError: It may not start one.
+    """
     with suppress(subprocess.TimeoutExpired):
-        parent.wait(PARENT_S)
+        if parent.wait(PARENT_S):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 def start_detached(

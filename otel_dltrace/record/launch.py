@@ -66,6 +66,7 @@ class DrainStarter:
         self._start_thread, self._prints = start_thread, prints
         self.log = rings / f"{home}.log"
         self.bell = rings / f"{home}.bell"
+        self._parent: subprocess.Popen[bytes] | None = None
         self._started: float | None = None
         self._thread: DrainThread | None = None
         self._ring: Path | None = None
@@ -73,6 +74,8 @@ class DrainStarter:
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
         """Start the drain unless it runs; called at this process's first record, and again now and then."""
+        if self._parent is not None:
+            self._parent.poll()  # it may have taken long
         if self._thread is not None or self._has_failed():
             return
         if self.mode == "auto":
@@ -89,21 +92,22 @@ class DrainStarter:
 
     def after_fork(self) -> None:
         """Forget the drain that is a thread: this child has none, and its ring is read by one of its own."""
-        self._thread = None
+        self._thread = self._parent = self._started = None
 
     def _has_failed(self) -> bool:
         """Return whether the drain that we started has ended with an error, and it is too early for another; say so."""
         if self._started is None or time.monotonic() - self._started >= RETRY_S:
             return False
-        # One that was killed leaves its bell, or had said nothing yet.
-        trouble = "" if self.bell.exists() or not self._is_gone() else self.trouble()
+        lock = self.rings / f"{self.home}.lock"
+        # One that was killed leaves its bell too, or had said nothing yet; one that is done neither.
+        trouble = self.trouble() if lock.exists() and not self.bell.exists() and self._is_gone() else ""
         if trouble:
             guard.say(f"the drain has ended ({trouble}); spans wait in the ring while it has room", "drain")
         return bool(trouble)
 
     def start_process(self, *, piped: bool = False) -> "subprocess.Popen[bytes] | None":
         """Start the drain process unless one runs. *piped*: it stays while we do, tells us, and is returned."""
-        from otel_dltrace.record.detached import start_detached, start_orphan
+        from otel_dltrace.record.detached import end_parent, start_detached, start_parent
 
         fd = take_lock(self.rings / f"{self.home}.lock")
         if fd is None:
@@ -128,10 +132,11 @@ class DrainStarter:
                 env = drain_environment(self._env)
                 if piped:
                     return start_detached(command, env, log, keep, piped=True)
-                start_orphan(command, env, log, keep)
+                self._parent = start_parent(command, env, log, keep)
         finally:
             for kept in keep:
                 os.close(kept)
+        end_parent(self._parent)
         return None
 
     def _is_gone(self) -> bool:
