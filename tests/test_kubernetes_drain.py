@@ -42,10 +42,12 @@ def test_the_doctor_tells_whether_somebody_drains_in_the_trainers_place(place):
     sidecar = place.popen([sys.executable, "-m", "otel_dltrace", "drain", "--stay"])
     wait_until((place.rings / "all.bell").is_fifo, what="the drain's bell")
     served = place.command("doctor", "--quick", "--json", **env)
-    sidecar.terminate()
+    sidecar.kill()
     place.finish(sidecar)
+    killed = place.command("doctor", "--quick", "--json", **env)
 
-    told = [[it for it in json.loads(done.stdout)["findings"] if it["area"] == "fork"] for done in (alone, served)]
-    assert [[it["verdict"] for it in found] for found in told] == [["problem"], ["fine"]]
+    seen = (alone, served, killed)
+    told = [[it for it in json.loads(done.stdout)["findings"] if it["area"] == "fork"] for done in seen]
+    assert [[it["verdict"] for it in found] for found in told] == [["problem"], ["fine"], ["problem"]]
     assert "drain --stay" in told[0][0]["cure"]
     assert told[1][0]["what"].endswith(f"a drain serves {place.rings}")

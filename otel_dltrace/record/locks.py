@@ -45,6 +45,17 @@ def lock_is_held(path: Path) -> bool:
     return fd is None
 
 
+def is_listened_to(bell: Path) -> bool:
+    """Return whether a drain listens to *bell*, as far as can be told: another user's may be rung by that one alone."""
+    try:
+        os.close(os.open(bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def ring_bell(bell: Path) -> None:
     """Wake the drain, if one listens."""
     try:
