@@ -124,9 +124,11 @@ def _begun(starter: DrainStarter, recorder: Recorder) -> None:
     At its end the program is looked at before what it has set up by now says goodbye, as a parameter server's worker
     does: others fail of that, and later than the error behind it.
     """
+    global _is_looked_at  # noqa: PLW0603  -- hooks of the interpreter cannot be taken back
     starter.start(recorder.ring)
-    atexit.unregister(_note_what_ended_the_program)  # a forked child comes here again
-    atexit.register(_note_what_ended_the_program)
+    if not _is_looked_at:
+        _is_looked_at = True
+        atexit.register(_note_what_ended_the_program)
 
 
 def _check_outlets() -> bool:
@@ -257,7 +259,7 @@ def flush(timeout: float = EXIT_S) -> bool:
     return tracer.starter.catch_up(tracer.recorder.ring.path, timeout)
 
 
-_registered = False
+_registered = _is_looked_at = False
 _told_before: object = None
 """The error that the interpreter had told of before the recording began, or that is noted already."""
 
