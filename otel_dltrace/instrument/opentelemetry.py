@@ -149,7 +149,8 @@ def _span_begun(attached: "tuple[_Api, Token[Any]]", _result: object) -> None:
 
 
 def _span_leaves(_args: Args, _kwargs: Kwargs) -> _Api | None:
-    return _api
+    tracer = live.tracer
+    return _api if tracer is not None and tracer.steps.trains_here() else None
 
 
 def _span_left(api: _Api, _result: object) -> None:
