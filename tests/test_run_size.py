@@ -2,16 +2,17 @@
 
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from otel_dltrace.cli import selection
 from otel_dltrace.cli.selection import selected
-from otel_dltrace.export import run_reader
+from otel_dltrace.export import run_reader, run_size
 from otel_dltrace.export.compaction import compact
-from otel_dltrace.export.metrics.container import available_memory
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window
 from tests.runs import ddp
 
@@ -78,7 +79,7 @@ def test_a_run_that_memory_does_not_hold_is_looked_at_from_its_end(run, monkeypa
     batches = selected(run, None)
 
     assert [np.unique(batch["step"]).tolist() for batch in batches] == [[*steps]] * 2
-    said = f"{run} holds more spans than fit into memory here: this is of its latest steps, {steps[0]}-19"
+    said = f"{run} holds more spans than fit into memory here: this is of its latest steps alone, {steps[0]}-19"
     cure = "--steps A-B takes others"
     assert capsys.readouterr().err == (f"otel-dltrace: {said}; {cure}\n" if room < 1 else "")
 
@@ -97,6 +98,37 @@ def test_steps_that_are_not_there_are_told_from_what_is(run):
         selected(run, Window.parse("90-99"))
 
 
-def test_some_memory_is_available():
-    """No more than the host has."""
-    assert 0 < available_memory() <= psutil.virtual_memory().total
+@pytest.mark.parametrize("rank", [None, 0], ids=["all", "one"])
+def test_neither_are_steps_of_a_file_that_cannot_be_read(run, rank):
+    """No report is made of what its other columns say."""
+    for path in run.glob("hosts/*/*.parquet"):
+        column = pq.read_metadata(path).row_group(0).column(run_reader.columns.SPANS.names.index("end"))
+        with path.open("r+b") as file:
+            file.seek(column.data_page_offset + column.total_compressed_size // 2)
+            file.write(b"damaged")
+    with pytest.raises(RunNotFoundError, match="it has steps 10-19, without what cannot be read"):
+        selected(run, Window.parse("3-4"), None if rank is None else [rank])
+
+
+def test_what_is_outside_any_step_counts_too(run):
+    """Where it is what does not fit, the steps alone do."""
+    (folder, _) = sorted((run / "hosts").iterdir())
+    (batch, _) = read_run(run)
+    writer = RunWriter(run, "a", folder)
+    writer.open()
+    rows = np.repeat(batch.rows[:1], 5000)
+    rows["step"] = NO_STEP
+    writer.append(batch.process.nonce, rows, batch.descriptors, batch.errors)
+    writer.close_segment()
+    writer.close()
+
+    window = run_size.latest_steps(run, 1000)
+    assert window == Window(((0, 19),))
+    assert sum(map(len, read_run(run, window))) < 1000
+
+
+def test_no_memory_is_asked_for_where_files_are_small(run, monkeypatch):
+    """Most runs are."""
+    monkeypatch.setattr(run_size, "read_table", None)
+    assert run_size.latest_steps(run, run_size.spans_that_fit()) is None
+    assert run_size.spans_that_fit() <= max(psutil.virtual_memory().total // run_size.SPAN_BYTES, run_size.LEAST)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if len(runs) < 2:
         raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
     steps = steps_of(args)
-    found = scaling({name: selected(path, steps) for name, path in runs.items()})
+    found = scaling({name: selected(path, steps, of_runs=len(runs)) for name, path in runs.items()})
     empty = [run for run in found.runs if not run.steady.steps]
     if empty:
         names = ", ".join(run.title for run in empty)

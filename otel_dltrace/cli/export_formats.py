@@ -1,6 +1,6 @@
 """What a run can be written as: a row for each format (the command: `export`)."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from otel_dltrace.export.horovod_out import timelines_in, write_horovod
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
 from otel_dltrace.export.run_stream import Pieces, pieces_of, stream_spans
 from otel_dltrace.export.van_out import vans_in, write_van_profiles
+from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Process
 
 
@@ -39,7 +40,7 @@ class Format(NamedTuple):
 
     about: str
     output: str
-    read: Callable[[Sequence[Path], Container[int] | None, Collection[int] | None], Any]
+    read: Callable[[Sequence[Path], Window | None, Collection[int] | None], Any]
     write: Callable[..., int]
     unit: str
     shows_metrics: bool = False
@@ -48,9 +49,7 @@ class Format(NamedTuple):
     older: Callable[[Path, Sequence[Path]], Iterable[Path]] = _none
 
 
-def _by_process(
-    runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None
-) -> dict[Process, Pieces]:
+def _by_process(runs: Sequence[Path], steps: Window | None, ranks: Collection[int] | None) -> dict[Process, Pieces]:
     found = {pieces.steps.process: pieces for pieces in pieces_of(runs, steps)}
     chosen = select([pieces.steps for pieces in found.values()], steps, ranks)
     return {batch.process: found[batch.process] for batch in chosen}

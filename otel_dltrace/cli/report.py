@@ -77,12 +77,9 @@ def print_reports(
     """
     console, fold = paper(WIDTH)
     missing: list[RunNotFoundError] = []
-    for path in runs:
-        try:
-            worlds = by_world(selected(path, steps, ranks))
-        except RunNotFoundError as error:
-            missing.append(error)
-            continue
+
+    def print_one(path: Path) -> None:
+        worlds = by_world(selected(path, steps, ranks))
         for world, batches in worlds.items():
             report = _report(path, batches, by)
             if as_json:
@@ -93,6 +90,12 @@ def print_reports(
             if names:
                 console.print(Rule(Text(plain(", ".join(names)))), width=fold)
             _write(report, console, fold)
+
+    for path in runs:
+        try:
+            print_one(path)  # apart: what it holds of a run goes before the next is read
+        except RunNotFoundError as error:
+            missing.append(error)
     for one in missing[:-1]:
         tell(str(one))
     if missing:

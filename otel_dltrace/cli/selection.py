@@ -10,9 +10,8 @@ from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.damage import but_for, damage_of, nothing_in
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.run_reader import read_ordinals, read_run
 from otel_dltrace.export.run_size import latest_steps, spans_that_fit
-from otel_dltrace.export.run_stream import pieces_of
 from otel_dltrace.model.errors import ConfigError, RunNotFoundError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import SpanBatch
@@ -47,35 +46,36 @@ def steps_of(args: argparse.Namespace) -> Window | None:
         raise ConfigError(f"--steps {text!r} is no range of steps; write A-B with both ends, N, or all") from None
 
 
-def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None) -> list[SpanBatch]:
+def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None, of_runs: int = 1) -> list[SpanBatch]:
     """Return the spans of *run*, one batch per process, cut to *steps* and *ranks*.
 
-    Where memory does not hold all steps, and none are asked for, those are the latest; that is said.
+    Where memory does not hold all steps of so many runs, and none are asked for, those are the latest; that is said.
 
     Raises:
         RunNotFoundError: It is no run directory, or holds no span, or none of these.
     """
     with progress("reading spans") as count:
-        steps = steps or _latest(run, ranks)
+        steps = steps or _latest(run, ranks, of_runs)
         batches = read_run(run, steps, ranks)
         count(sum(map(len, batches)))
     if not batches:
         raise RunNotFoundError(nothing_in(run))
     try:
-        if not any(map(len, batches)):  # what there is instead is another question
-            batches = [pieces.steps for pieces in pieces_of([run], None)]
+        if steps is not None and not any(map(len, batches)):
+            select(read_ordinals(run), steps, ranks)  # raises, with what there is
+            batches = read_run(run, steps, ranks)  # unless it has come meanwhile
         return select(batches, steps, ranks)
     except RunNotFoundError as error:
         raise RunNotFoundError(f"{run}: {error}{but_for(run)}") from None  # there may be several
 
 
-def _latest(run: Path, ranks: Sequence[int] | None) -> Window | None:
+def _latest(run: Path, ranks: Sequence[int] | None, of_runs: int) -> Window | None:
     """Return the latest steps of *run* if there is no room for all of them here, None if there is."""
-    found = latest_steps(run, spans_that_fit(), ranks)
+    found = latest_steps(run, spans_that_fit() // of_runs, ranks)
     if found is not None:
         ((first, last),) = found.ranges
         what = f"{short_path(run)} holds more spans than fit into memory here"
-        tell(f"{what}: this is of its latest steps, {first}-{last}; --steps A-B takes others")
+        tell(f"{what}: this is of its latest steps alone, {first}-{last}; --steps A-B takes others")
     return found
 
 

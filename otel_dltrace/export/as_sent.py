@@ -1,6 +1,6 @@
 """A run read from disk as OTLP sends it: rank steps under their roots, each root once, and every step in full."""
 
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from otel_dltrace.export.run_reader import read_batches
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, rank_step_id
+from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import STEP
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, stack_rows
 
@@ -21,7 +22,7 @@ _Key = tuple[int, str, str, str]
 
 
 def as_sent(
-    runs: Sequence[Path], steps: Container[int] | None = None, ranks: Collection[int] | None = None
+    runs: Sequence[Path], steps: Window | None = None, ranks: Collection[int] | None = None
 ) -> Iterator[SpanBatch]:
     """Yield the spans of *runs*, file by file; what is held meanwhile is one file, and some bytes for each step.
 

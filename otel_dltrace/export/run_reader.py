@@ -2,7 +2,7 @@
 
 import stat
 import time
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from otel_dltrace.export.span_files import OPEN, SpanFile, held_files, may_hold
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
+from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import Process, SpanBatch, concatenate, empty_rows
 
@@ -132,13 +133,13 @@ def extent_of(path: Path) -> tuple[int, int]:
     return (pc.min(table.column("start")).as_py() or 0, table.num_rows) if table is not None else (0, 0)
 
 
-def read_batches(run: Path, steps: Container[int] | None = None) -> Iterator[SpanBatch]:
-    """Yield *run*'s spans file by file, one batch per process and file; none of files without any of *steps*."""
+def read_batches(run: Path, steps: Window | None = None) -> Iterator[SpanBatch]:
+    """Yield *run*'s spans file by file, one batch per process and file, an empty one where none is of *steps*."""
     for folder in host_folders(run):
         yield from read_host(folder, steps)
 
 
-def read_host(folder: Path, steps: Container[int] | None = None) -> Iterator[SpanBatch]:
+def read_host(folder: Path, steps: Window | None = None) -> Iterator[SpanBatch]:
     """Yield the spans in a host's *folder* in the same way."""
     files = held_files(folder)
     host = Host(folder)  # last: the names of all that is in them are there by now
@@ -157,7 +158,7 @@ class Host:
         """Return the process *nonce*."""
         return self._processes.get(nonce) or Process(nonce, None)
 
-    def read(self, file: SpanFile, steps: Container[int] | None = None) -> Iterator[SpanBatch]:
+    def read(self, file: SpanFile, steps: Window | None = None) -> Iterator[SpanBatch]:
         """Yield the spans in a file, one batch per process; an empty one where none can be of *steps*."""
         is_wanted = steps is None or may_hold(file.path, steps)
         table = read_table(file.source, columns.SPANS.names if is_wanted else ["process"])
@@ -179,7 +180,7 @@ class Host:
         return SpanBatch(rows, self._names.get(nonce, [OTHER]), self.process(nonce), tuple(errors))
 
 
-def read_run(run: Path, steps: Container[int] | None = None, ranks: Collection[int] | None = None) -> list[SpanBatch]:
+def read_run(run: Path, steps: Window | None = None, ranks: Collection[int] | None = None) -> list[SpanBatch]:
     """Return *run* as one batch per process, ordered by role and rank.
 
     What a process that stands still has open is there too, cut off where its drain saw it last. Of other *steps* and
@@ -188,23 +189,37 @@ def read_run(run: Path, steps: Container[int] | None = None, ranks: Collection[i
     Raises:
         RunNotFoundError: There is no run directory at *run*.
     """
+
+    def asked_for(batch: SpanBatch) -> SpanBatch:
+        if ranks is not None and batch.rank not in ranks:
+            return batch.take(slice(0))
+        return batch if steps is None else batch.in_steps(steps)
+
+    return _read_parts(run, steps, asked_for)
+
+
+def read_ordinals(run: Path) -> list[SpanBatch]:
+    """Return the same with one span of each step: which steps and ranks there are, and nothing else.
+
+    Raises:
+        RunNotFoundError: There is no run directory at *run*.
+    """
+    return _read_parts(run, None, lambda batch: batch.take(np.unique(batch["step"], return_index=True)[1]))
+
+
+def _read_parts(run: Path, steps: Window | None, part_of: Callable[[SpanBatch], SpanBatch]) -> list[SpanBatch]:
+    """Return what *part_of* takes of each file's batches, one batch per process; files without *steps* are not read."""
     # First: what ends just now is in the spans by then.
     standing = [batch for folder in host_folders(run) for batch in _read_open(folder)]
     parts: dict[int, list[SpanBatch]] = {}
     for batch in read_batches(run, steps):
-        parts.setdefault(batch.process.nonce, []).append(_asked_for(batch, steps, ranks))
+        parts.setdefault(batch.process.nonce, []).append(part_of(batch))
     for batch in standing:
         part = parts.setdefault(batch.process.nonce, [])
         known = np.concatenate([np.zeros(0, np.uint64), *(over["span_id"] for over in part)])
-        part.append(_asked_for(batch.take(~np.isin(batch["span_id"], known)), steps, ranks))
+        part.append(part_of(batch.take(~np.isin(batch["span_id"], known))))
     whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
     return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
-
-
-def _asked_for(batch: SpanBatch, steps: Container[int] | None, ranks: Collection[int] | None) -> SpanBatch:
-    if ranks is not None and batch.rank not in ranks:
-        return batch.take(slice(0))
-    return batch if steps is None else batch.in_steps(steps)
 
 
 def _read_open(folder: Path) -> Iterator[SpanBatch]:

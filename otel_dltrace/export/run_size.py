@@ -1,59 +1,73 @@
 """How much of a run can be looked at at once: who analyses it holds it in memory."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from otel_dltrace.export.columns import numbers_of
-from otel_dltrace.export.metrics.container import available_memory
-from otel_dltrace.export.run_reader import host_folders, read_processes, read_table, spans_in
-from otel_dltrace.export.span_files import held_files
+from otel_dltrace.export.metrics.container import Container, Memory
+from otel_dltrace.export.run_reader import host_folders, read_processes, read_table
+from otel_dltrace.export.span_files import held_files, span_files
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window
+from otel_dltrace.record.guard import tried
 
-SPAN_BYTES = 400
-"""What a report holds for each span, at its most; four million spans took 310 each."""
+SPAN_BYTES = 450
+"""What a report holds for each span at its most, as measured with a million and with four; 80 MB are there before."""
+SPAN_BYTES_ON_DISK = 4
+"""What a span takes in a file at least; in a Parquet of many alike it is ten."""
 LEAST = 1_000_000
 """So many are tried anyway: what a container's files keep in memory does not count as available, though it is."""
 
 
 def spans_that_fit() -> int:
     """Return how many spans may be held here."""
-    return max(available_memory() // SPAN_BYTES, LEAST)
+    return max(_available_memory() // SPAN_BYTES, LEAST)
+
+
+def _available_memory() -> int:
+    """Return how many bytes of memory may still be used here."""
+    import psutil
+
+    host = psutil.virtual_memory()
+    limited = tried(Container(host.total, 1).memory)
+    if not isinstance(limited, Memory):
+        return int(host.available)
+    return min(int(host.available), limited.limit - limited.used + limited.reclaimable)
 
 
 def latest_steps(run: Path, most: int, ranks: Collection[int] | None = None) -> Window | None:
     """Return the latest steps of *run* that have no more than *most* spans of *ranks* (None: all); None if all fit.
 
-    Of a run without steps all is taken, and of another one step at least.
+    Of a run without steps all is taken, and of another one step at least; spans outside any step are in no window.
 
     Raises:
         RunNotFoundError: There is no run directory at *run*.
     """
-    if sum(_sizes(run)) <= most:
+    if sum(map(_bytes_in, host_folders(run))) <= most * SPAN_BYTES_ON_DISK:
         return None
     steps, counts = _counts(run, ranks)
-    if not len(steps) or counts.sum() <= most:
+    inside = steps != NO_STEP
+    if counts.sum() <= most or not inside.any():
         return None
-    later = np.cumsum(counts[::-1])[::-1]
+    steps, later = steps[inside], np.cumsum(counts[inside][::-1])[::-1]
     first = min(int(np.searchsorted(-later, -most)), len(steps) - 1)
     return Window(((int(steps[first]), int(steps[-1])),))
 
 
-def _sizes(run: Path) -> Iterator[int]:
-    """Yield how many spans each file of *run* holds."""
-    for folder in host_folders(run):
-        for file in held_files(folder):
-            try:
-                yield max(spans_in(file.source), 0)
-            except OSError:  # removed just now
-                yield 0
+def _bytes_in(folder: Path) -> int:
+    sizes = 0
+    for path in span_files(folder):
+        with suppress(OSError):  # compacted just now, into something smaller
+            sizes += path.stat().st_size
+    return sizes
 
 
 def _counts(run: Path, ranks: Collection[int] | None) -> tuple[Column, Column]:
-    """Return the steps of *run*, ascending, and how many spans of *ranks* are in each."""
+    """Return the steps of *run*, ascending, NO_STEP the last, and how many spans of *ranks* are in each."""
     found = [np.zeros((0, 2), np.int64)]
     for folder in host_folders(run):
         processes = read_processes(folder).values()
@@ -64,7 +78,7 @@ def _counts(run: Path, ranks: Collection[int] | None) -> tuple[Column, Column]:
                 steps = numbers_of(table.column("step"))
                 if asked is not None:
                     steps = steps[np.isin(numbers_of(table.column("process")), np.array(asked, np.uint64))]
-                found.append(np.stack(np.unique(steps[steps != NO_STEP], return_counts=True), axis=1))
+                found.append(np.stack(np.unique(steps, return_counts=True), axis=1))
     every = np.concatenate(found)
     known, which = np.unique(every[:, 0], return_inverse=True)
     return known, np.bincount(which, every[:, 1], len(known)).astype(np.int64)

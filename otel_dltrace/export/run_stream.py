@@ -1,6 +1,6 @@
 """Read runs file by file, for what is written as it is read: what is held does not grow with a run's length."""
 
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER
+from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import SpanBatch, concatenate, empty_rows
 
 _AT_ONCE = 1 << 19
@@ -63,16 +64,14 @@ def _of_outline(batch: SpanBatch, with_operations: bool) -> Column:
     return mask
 
 
-def stream_spans(
-    runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None
-) -> Iterator[SpanBatch]:
+def stream_spans(runs: Sequence[Path], steps: Window | None, ranks: Collection[int] | None) -> Iterator[SpanBatch]:
     """Yield the spans of *runs* that are in *steps* and of *ranks* (None: all), a batch per process and file."""
     for run in runs:
         yield from _chosen(read_batches(run, steps), steps, ranks)
 
 
 def stream_in_turns(
-    runs: Sequence[Path], steps: Container[int] | None, ranks: Collection[int] | None, spans: int
+    runs: Sequence[Path], steps: Window | None, ranks: Collection[int] | None, spans: int
 ) -> Iterator[SpanBatch]:
     """Yield the same by time: what all processes did comes in pieces of about so many *spans* of all of them.
 
@@ -116,7 +115,7 @@ class Pieces:
     """
 
     steps: SpanBatch
-    chosen: Container[int] | None
+    chosen: Window | None
     _host: Host
     _files: Sequence[SpanFile]
 
@@ -127,7 +126,7 @@ class Pieces:
                 yield batch if self.chosen is None else batch.in_steps(self.chosen)
 
 
-def pieces_of(runs: Sequence[Path], steps: Container[int] | None) -> list[Pieces]:
+def pieces_of(runs: Sequence[Path], steps: Window | None) -> list[Pieces]:
     """Return what the processes of *runs* did in *steps* (None: all), those of a run by role and rank.
 
     Raises:
@@ -142,7 +141,7 @@ def pieces_of(runs: Sequence[Path], steps: Container[int] | None) -> list[Pieces
     return found
 
 
-def _of_host(folder: Path, steps: Container[int] | None) -> Iterator[Pieces]:
+def _of_host(folder: Path, steps: Window | None) -> Iterator[Pieces]:
     files: dict[int, list[SpanFile]] = {}
     known: dict[int, Column] = {}
     for file in held_files(folder):
@@ -165,7 +164,7 @@ class _File(NamedTuple):
 
     begin: int
     spans: int
-    read: Callable[[Container[int] | None], Iterator[SpanBatch]]
+    read: Callable[[Window | None], Iterator[SpanBatch]]
 
 
 def _files(runs: Sequence[Path]) -> list[_File]:
@@ -194,9 +193,7 @@ def _groups(files: Sequence[_File]) -> Iterator[list[_File]]:
     yield group
 
 
-def _chosen(
-    batches: Iterator[SpanBatch], steps: Container[int] | None, ranks: Collection[int] | None
-) -> Iterator[SpanBatch]:
+def _chosen(batches: Iterator[SpanBatch], steps: Window | None, ranks: Collection[int] | None) -> Iterator[SpanBatch]:
     for batch in batches:
         if ranks is None or batch.rank in ranks:
             yield batch if steps is None else batch.in_steps(steps)

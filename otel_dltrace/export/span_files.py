@@ -5,7 +5,6 @@ Beside them a file for each process that stands still: what it has open, which i
 
 import os
 import re
-from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from otel_dltrace.export.arrow_files import UNREADABLE, stream_batches
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.plan import Window
 
 SEGMENTS = "spans-*.arrows"
 PARQUETS = "steps-*.parquet"
@@ -81,10 +81,10 @@ def last_step(path: Path) -> int:
     return int(named[2]) if named else NO_STEP
 
 
-def may_hold(path: Path, steps: Container[int]) -> bool:
-    """Return whether *path* may hold spans of *steps*, anything with ``in``, as far as its name says."""
+def may_hold(path: Path, steps: Window) -> bool:
+    """Return whether *path* may hold spans of *steps*, as far as its name says."""
     named = _NAME.fullmatch(path.name)
-    return named is None or any(step in steps for step in range(int(named[1]), int(named[2]) + 1))
+    return named is None or steps.overlaps(int(named[1]), int(named[2]))
 
 
 def segment_number(path: Path) -> int:

@@ -68,6 +68,14 @@ class Window:
             or any(step % period == 0 for period in self.periods)
         )
 
+    def overlaps(self, first: int, last: int) -> bool:
+        """Return whether any step from *first* to *last*, both included, goes out in full."""
+        return (
+            self.everything
+            or any(low <= last and first <= high for low, high in self.ranges)
+            or any(last // period * period >= first for period in self.periods)
+        )
+
     @classmethod
     def parse(cls, text: str) -> "Window":
         """Return the window written as ``first=50,every=50``, ``10-20`` or ``all``.

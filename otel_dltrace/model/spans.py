@@ -99,8 +99,9 @@ class SpanBatch:
 
     def in_steps(self, steps: Container[int]) -> "SpanBatch":
         """Return the rows that are of *steps*, anything with ``in``, such as a ``Window``."""
-        wanted = [step for step in np.unique(self.rows["step"]).tolist() if step != NO_STEP and step in steps]
-        return self.take(np.isin(self.rows["step"], wanted))
+        known = np.unique(self.rows["step"]).tolist()
+        wanted = [step for step in known if step != NO_STEP and step in steps]
+        return self if wanted == known else self.take(np.isin(self.rows["step"], wanted))
 
     @property
     def rank(self) -> int:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-import psutil
-
 from otel_dltrace.record.guard import tried
 
 _MOUNT = Path("sys/fs/cgroup")
@@ -103,15 +101,6 @@ def allowed_cpus() -> float:
     cpus = os.cpu_count() or 1
     limited = tried(Container(_ANY, cpus).cpu)
     return limited.count if isinstance(limited, Cpu) else cpus
-
-
-def available_memory() -> int:
-    """Return how many bytes of memory may still be used here."""
-    host = psutil.virtual_memory()
-    limited = tried(Container(host.total, 1).memory)
-    if not isinstance(limited, Memory):
-        return int(host.available)
-    return min(int(host.available), limited.limit - limited.used + limited.reclaimable)
 
 
 def _own_paths(file: Path) -> Mapping[str, str]:
