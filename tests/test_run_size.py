@@ -1,5 +1,7 @@
 """Runs of which only a part is looked at: asked for, or what memory holds."""
 
+import sys
+
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
@@ -132,3 +134,10 @@ def test_no_memory_is_asked_for_where_files_are_small(run, monkeypatch):
     monkeypatch.setattr(run_size, "read_table", None)
     assert run_size.latest_steps(run, run_size.spans_that_fit()) is None
     assert run_size.spans_that_fit() <= max(psutil.virtual_memory().total // run_size.SPAN_BYTES, run_size.LEAST)
+
+
+def test_without_psutil_all_of_a_run_is_read(run, monkeypatch):
+    """As a drain goes on without it."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+
+    assert list(map(len, selected(run, None))) == list(map(len, read_run(run)))
