@@ -1,4 +1,4 @@
-"""What the ranks of the benchmarks run: small training jobs on two ranks with Gloo, and loops of collectives."""
+"""What the ranks of the benchmarks run: small training jobs on two ranks, and loops of collectives."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -27,8 +27,8 @@ MESSAGE = 256
 class Batches(IterableDataset[torch.Tensor]):
     """The same random batch without end."""
 
-    def __init__(self, batch: int, width: int) -> None:
-        self._batch = torch.randn(batch, width)
+    def __init__(self, batch: int, *sample: int) -> None:
+        self._batch = torch.randn(batch, *sample)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Return batches."""
@@ -40,10 +40,10 @@ class Training:
 
     calls = 1
 
-    def __init__(self, model: nn.Module, batch: int, width: int, micro: int = 1) -> None:
+    def __init__(self, model: nn.Module, batch: int, sample: tuple[int, ...], micro: int = 1) -> None:
         self.model, self.micro = model, micro
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-        self.batches = iter(DataLoader(Batches(batch, width), batch_size=None))
+        self.batches = iter(DataLoader(Batches(batch, *sample), batch_size=None))
 
     def run(self, steps: int) -> None:
         """Train for *steps* steps."""
@@ -62,6 +62,20 @@ class Training:
         """Return the model's output for *batch*."""
         output: torch.Tensor = self.model(batch)
         return output
+
+
+class OnGpu(Training):
+    """The same on a GPU: each batch goes there, and each step ends when it is done, as where its loss is shown."""
+
+    def run(self, steps: int) -> None:
+        """Train for *steps* steps."""
+        for _ in range(steps):
+            super().run(1)
+            torch.cuda.synchronize()
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the model's output for *batch*, which is on the host."""
+        return super().forward(batch.cuda(non_blocking=True))
 
 
 class Collectives:
@@ -112,7 +126,7 @@ class Block(nn.Module):
 def ddp(width: int, batch: int, bucket_mb: float, micro: int = 1) -> Training:
     """Return twelve linear layers under DistributedDataParallel, in six buckets."""
     layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(12)])
-    return Training(DistributedDataParallel(layers, bucket_cap_mb=bucket_mb), batch, width, micro)
+    return Training(DistributedDataParallel(layers, bucket_cap_mb=bucket_mb), batch, (width,), micro)
 
 
 def fsdp(width: int, batch: int) -> Training:
@@ -121,7 +135,15 @@ def fsdp(width: int, batch: int) -> Training:
     layers = nn.Sequential(*[Block(width) for _ in range(6)])
     for module in (*layers, layers):
         fully_shard(module, mesh=mesh)
-    return Training(layers, batch, width)
+    return Training(layers, batch, (width,))
+
+
+def encoder(width: int, words: int, batch: int) -> Training:
+    """Return six layers of a transformer under DistributedDataParallel, on this rank's GPU."""
+    torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
+    model = DistributedDataParallel(nn.TransformerEncoder(layer, 6).cuda())
+    return OnGpu(model, batch, (words, width))
 
 
 JOBS: dict[str, Callable[[], Job]] = {
@@ -130,6 +152,7 @@ JOBS: dict[str, Callable[[], Job]] = {
     "large": partial(ddp, 1024, SAMPLES, 8.0),
     "accumulation": partial(ddp, 256, SAMPLES, 0.5, MICRO_BATCHES),
     "fsdp": partial(fsdp, 128, 128),
+    "gpu": partial(encoder, 512, 128, 64),
     "sync": Collectives,
     "async": partial(Collectives, IN_FLIGHT),
 }

@@ -147,6 +147,14 @@ def steps_in(job: Job, seconds: float) -> int:
     return int(steps)
 
 
+def meet(*, on_gpus: bool) -> None:
+    """Join the other rank: over Gloo, and on GPUs over NCCL as well."""
+    rank = os.environ["RANK"]
+    if on_gpus and torch.cuda.device_count() == 1:  # NCCL refuses two ranks on one of a host: each has one to itself
+        os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket"}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+
+
 def begin_to_trace(job: Job) -> Tracer:
     """Have this process bound and its drain started; return the tracer, with tracing off."""
     otel_dltrace.start()
@@ -170,7 +178,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
+    meet(on_gpus=options.job == "gpu")
     job = JOBS[options.job]()
     tracer = begin_to_trace(job)
     dist.barrier()

@@ -1,7 +1,8 @@
 """What tracing adds to training, drain included, beside torch.profiler and the SDK: ``python -m benchmarks training``.
 
-For each workload one torchrun job of two ranks on Gloo works in short blocks. A round holds one block of every
-mode in an order drawn anew; both ranks switch at the same steps, and the first steps after a switch do not count:
+For each workload one torchrun job of two ranks, on Gloo, on GPUs on NCCL, works in short blocks. A round holds one
+block of every mode in an order drawn anew; both ranks switch at the same steps, and the first steps after a switch do
+not count:
 
 - *off* and *off again*: torch unpatched, every function is the object it was;
 - *step* and *phase*: traced at that level, otherwise the default mode (crash-safe ring, run directory, no endpoint);
@@ -31,6 +32,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks._processes import RANKS, scratch, torchrun
 from benchmarks._stats import Statistic, median_of, ratio_of_sums, table, with_interval
@@ -56,10 +58,12 @@ class Workload:
 
 CLOSED, BLACK_HOLE = "a closed port", "a black hole"
 
+GPU = Workload("gpu", "DDP, 6 x TransformerEncoderLayer(512), on GPUs")
 
 WORKLOADS = (
     Workload("small", "DDP, 12 x Linear(256)"),
     Workload("large", "DDP, 12 x Linear(1024)"),
+    *([GPU] if Path("/dev/nvidiactl").exists() else []),
     Workload("fsdp", "FSDP2, 6 x MLP(128)"),
     Workload("accumulation", "DDP, 4 micro-batches, `no_sync`"),
     Workload("sync", "all_reduce of 1 KiB", "call"),

@@ -1,8 +1,9 @@
-"""Two ranks on one real GPU, over NCCL: its collectives are found to last as long, and when, as CUPTI says."""
+"""Two ranks on one real GPU, over NCCL: what its collectives are called, and when and how long they were, is so."""
 
 import gzip
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ from support import Place
 
 from otel_dltrace.analysis.compose import analyse
 from otel_dltrace.model.semconv import COLLECTIVE, Source
+from otel_dltrace.model.spans import SpanBatch
 
 # Looked for without PyTorch, whose import takes seconds.
 if not (importlib.util.find_spec("torch") and Path("/dev/nvidiactl").exists()):
     pytest.skip("needs torch and a CUDA device: there is no /dev/nvidiactl", allow_module_level=True)
 
 BEGIN = """
-    import os, time
+    import json, os, time
+    from pathlib import Path
     rank = int(os.environ["RANK"])
     # NCCL refuses two ranks on one GPU of a host: so each says that it has a host to itself.
     os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket"}
@@ -28,6 +31,8 @@ BEGIN = """
     from torch.distributed import _functional_collectives as functional
 
     torch.cuda.set_device(0)
+"""
+NCCL = """
     dist.init_process_group("nccl")
 """
 COLLECTIVES = """
@@ -58,7 +63,7 @@ COLLECTIVES = """
 
 def test_collectives_last_as_long_and_end_when_their_kernels_do(place: Place) -> None:
     """Those that block, are waited for, and that nobody waits for; the last ones by PyTorch's Flight Recorder."""
-    done = place.torchrun(BEGIN + COLLECTIVES, TORCH_NCCL_ENABLE_TIMING="1", OTEL_DLTRACE_STEPS="all")
+    done = place.torchrun(BEGIN + NCCL + COLLECTIVES, TORCH_NCCL_ENABLE_TIMING="1", OTEL_DLTRACE_STEPS="all")
     assert done.returncode == 0, done.stderr
     place.wait_for_rings()
     batches = place.spans()
@@ -106,7 +111,7 @@ DDP = """
 @pytest.mark.parametrize("timing", ["1", "0"])
 def test_the_rank_whose_device_is_slow_is_named(place: Place, timing: str) -> None:
     """Its forward, though both hosts launch all steps at once; with the recorder's times the collectives confirm it."""
-    done = place.torchrun(BEGIN + DDP, TORCH_NCCL_ENABLE_TIMING=timing)
+    done = place.torchrun(BEGIN + NCCL + DDP, TORCH_NCCL_ENABLE_TIMING=timing)
     assert done.returncode == 0, done.stderr
     place.wait_for_rings()
     report = analyse(place.spans())
@@ -114,3 +119,60 @@ def test_the_rank_whose_device_is_slow_is_named(place: Place, timing: str) -> No
 
     assert (found.rank, found.stage) == (1, "forward")
     assert (found.arrivals > 0) == (timing == "1")
+
+
+BOTH_BACKENDS = """
+    device = torch.device("cuda", 0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device if os.environ["BOUND"] else None)
+    host, there = torch.ones(4), torch.ones(4, device=device)
+    with otel_dltrace.step():
+        dist.all_reduce(there)
+        dist.all_reduce(host)
+        dist.barrier()
+        dist.all_gather_object([None, None], rank)
+        dist.broadcast(there, 0)
+        dist.barrier(device_ids=[0])
+        dist.group.WORLD.barrier().wait()
+        dist.all_reduce(there, async_op=True).wait()
+        torch.cuda.synchronize()
+    entries = json.loads(torch._C._distributed_c10d._dump_nccl_trace_json(True, False))["entries"]
+    seen = [(one["collective_seq_id"], one["profiling_name"]) for one in entries]
+    Path(f"rank{rank}.json").write_text(json.dumps(seen))
+    otel_dltrace.stop()
+    dist.destroy_process_group()
+"""
+CALLED = [
+    *("all_reduce", "all_reduce", "barrier", "all_gather_object"),
+    *("broadcast", "barrier", "barrier", "all_reduce"),
+]
+RECORDER_S_NAMES = {
+    "nccl:all_reduce": "all_reduce",
+    "nccl:broadcast": "broadcast",
+    "nccl:all_reduce_barrier": "barrier",
+}
+
+
+def described(batch: SpanBatch) -> Iterator[tuple[str, str, int]]:
+    """Yield name, backend and number of each collective, in the order in which they began."""
+    found = batch.take(batch.is_kind(COLLECTIVE))
+    for row in np.argsort(found.rows["start"]).tolist():
+        descriptor = found.descriptor_of(row)
+        yield descriptor.name, descriptor.backend, int(found["seq"][row])
+
+
+@pytest.mark.parametrize("bound", ["", "1"], ids=["any device", "device_id"])
+def test_a_group_of_gloo_and_nccl_counts_what_nccl_does(place: Place, bound: str) -> None:
+    """Each call has the backend that it goes to; the number is that of the Flight Recorder, where it is NCCL's."""
+    done = place.torchrun(BEGIN + BOTH_BACKENDS, OTEL_DLTRACE_STEPS="all", TORCH_FR_BUFFER_SIZE="2000", BOUND=bound)
+    assert done.returncode == 0, done.stderr
+    place.wait_for_rings()
+    batches = place.spans()
+
+    assert sorted(batch.rank for batch in batches) == [0, 1]
+    for batch in batches:
+        seen = list(described(batch))
+        recorded = json.loads((place.folder / f"rank{batch.rank}.json").read_text())
+        by_nccl = [(RECORDER_S_NAMES.get(name, name), number) for number, name in recorded]
+        assert [(name, number) for name, backend, number in seen if backend == "nccl"] == by_nccl
+        assert [name for name, _, _ in seen] == CALLED
+        assert {number for _, backend, number in seen if backend == "gloo"} == {0}

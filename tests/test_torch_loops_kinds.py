@@ -47,7 +47,7 @@ EVALUATIONS: Loops = {
         place = id(sampler)
         del sampler
         samplers = [Eights() for _ in range(100)]
-        [sampler] = [one for one in samplers if id(one) == place]
+        sampler = next((one for one in samplers if id(one) == place), samplers[0])  # not on every Python
         for x, y in DataLoader(data, batch_sampler=sampler):
             with torch.no_grad():
                 model(x)
