@@ -9,6 +9,7 @@ A device comes to a bucket long after the host has launched it: without the devi
 import numpy as np
 
 from otel_dltrace.analysis.intervals import Intervals, merged
+from otel_dltrace.analysis.once import once
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column, latest
@@ -16,6 +17,7 @@ from otel_dltrace.model.buckets import backwards, bucket_number
 from otel_dltrace.model.operation import Descriptor
 
 
+@once
 def blocked(t: StepTable) -> Column:
     """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
     row, stage, last, until = _last_launches(t)

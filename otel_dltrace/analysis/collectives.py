@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from otel_dltrace.analysis.clocks import clocks
+from otel_dltrace.analysis.once import once
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import collective_ids
@@ -108,6 +109,7 @@ def is_joint(d: Descriptor) -> bool:
     return not d.tensor.startswith(s.ASYNC_PARAM)
 
 
+@once
 def lateness_unknown(batch: SpanBatch) -> Column:
     """Return a mask of the rows to which nobody knows who came late: messages, and collectives without an id."""
     joint = batch.lookup(lambda d: is_joint(d) and d.name not in s.MPI_SETUP, bool)

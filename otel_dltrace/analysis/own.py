@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from otel_dltrace.analysis.blocked import blocked
+from otel_dltrace.analysis.once import once
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL, StepTable
 from otel_dltrace.model.arrays import Column
 
@@ -17,6 +18,7 @@ def columns(stages: tuple[str, ...]) -> tuple[str, ...]:
     return (BETWEEN, *stages, RESIDUAL)
 
 
+@once
 def spent(t: StepTable) -> Column:
     """Return the time that each step spends in each column, (n, S + 2), summing to its length and the gap before it.
 
@@ -30,6 +32,7 @@ def spent(t: StepTable) -> Column:
     return np.column_stack((between, stages, rest))
 
 
+@once
 def own(t: StepTable) -> Column:
     """Return the rank's own time in each column, (n, S + 2)."""
     own_time: Column = np.maximum(spent(t) - blocked(t), 0)

@@ -208,8 +208,7 @@ def _exposed(tables: Sequence[StepTable], steps: Column, span: int) -> float | N
 def _blocked(table: StepTable) -> Column:
     """Return for how long each step, and the time before it that counts, is blocked, shape (n,): `MPI_Init` is not."""
     time = blocked(table)
-    time[:, 0] = np.minimum(time[:, 0], table.between)
-    total: Column = time.sum(axis=1)
+    total: Column = time[:, 1:].sum(axis=1) + np.minimum(time[:, 0], table.between)
     return total
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -59,13 +59,13 @@ class StepTable:
         """How many processes closed the steps."""
         return len(np.unique(self.part))
 
-    @property
+    @cached_property
     def outside(self) -> Column:
         """Mask (n, S) of stages that were over before their step began, as evaluation is."""
         before: Column = (self.pieces > 0) & (self.last <= self.start[:, None])
         return before
 
-    @property
+    @cached_property
     def between(self) -> Column:
         """Time from the end of the process's step before, less the stages in it; 0 where that step is not here."""
         gap = np.zeros(len(self.steps), np.int64)
@@ -75,7 +75,7 @@ class StepTable:
         rest: Column = np.maximum(gap - spent, 0)
         return rest
 
-    @property
+    @cached_property
     def residual(self) -> Column:
         """The part of each step that no stage covers, shape (n,).
 
@@ -94,7 +94,7 @@ class StepTable:
         rest: Column = self.duration - known
         return rest
 
-    @property
+    @cached_property
     def gaps(self) -> Column:
         """The time between the pieces of stages of several, in which no other stage was either, shape (n,)."""
         inside = (self.pieces > 0) & ~self.outside
