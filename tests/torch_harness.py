@@ -187,7 +187,8 @@ registry.instrument()
 import torch, torch._dynamo, torch.utils.data  # optimizers load dynamo; once is enough
 
 folder, setup, programs, first = Path(sys.argv[1]), *json.loads(sys.stdin.read())
-exec(first)
+if not torch.backends.cuda.is_built():  # else autograd has threads for devices, which no fork has
+    exec(first)
 for number, program in enumerate(programs):
     for traced in (True, False):
         child = os.fork()
@@ -220,7 +221,7 @@ def run_each(folder: Path, setup: str, programs: dict[str, str], first: str = ""
         folder: An empty folder.
         setup: What they share; it defines ``parameters()``.
         programs: Their texts.
-        first: What is run once for all, to be quicker still.
+        first: What is run once for all, to be quicker still, where a fork can go on from there.
 
     Returns:
         For each program what it recorded, and whether its parameters end up the same, to the bit,
@@ -230,7 +231,7 @@ def run_each(folder: Path, setup: str, programs: dict[str, str], first: str = ""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", FORKED, str(folder)]
     given = json.dumps([setup, texts, first])
-    done = subprocess.run(command, env=env, input=given, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=env, input=given, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr[-6000:]
     results = {}
     for number, name in enumerate(programs):
