@@ -570,6 +570,48 @@ def test_who_does_not_come_is_named_after_the_timeout(counts, says, asks, tmp_pa
     assert done.each("message") == {"worker0": says}
 
 
+AHEAD = """
+import time
+for name in ("on server 1", "on server 0"):
+    push_pull(name, np.ones(1, np.float32))
+stood_still = os.path.join(OUT, "stood still")
+if layout.worker and {stands_still}:
+    with open(os.path.join(OUT, "server")) as file:
+        os.kill(int(file.read()), signal.SIGSTOP)
+    os.mkdir(stood_still)
+    push_pull("on server 1", np.ones(1, np.float32))
+if layout.worker:
+    signal.pause()
+while {stands_still} and not os.path.exists(stood_still):
+    time.sleep(0.01)
+say(where=engine._servers._where(1))
+push_pull("on server 0", np.ones(1, np.float32))
+"""
+WAITED_FOR = """
+global options
+import dataclasses
+options = dataclasses.replace(options, timeout_s=3)
+if options.server == 1:
+    with open(os.path.join(OUT, "server"), "w") as file:
+        file.write(str(os.getpid()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("stands_still", "says"),
+    [
+        pytest.param(True, "{where}: no answer within 2 s; {late}", id="it stands still"),
+        pytest.param(False, "{late}", id="it answers"),
+    ],
+)
+def test_a_server_for_which_a_late_worker_waits_is_named(stands_still, says, tmp_path):
+    """The worker learns it no sooner than others that it is late: who gives it up asks the servers first."""
+    done = run_job(tmp_path, AHEAD.format(stands_still=stands_still), (2, 1, 2), server=WAITED_FOR, grace_s=2)
+    late = "no push from worker 1 within 3 s: round 1 of 'on server 0' (key 65536)"
+    where = done.each("where")["worker0"]
+    assert done.each("message")["worker0"] == says.format(where=where, late=late)
+
+
 STANDS_STILL = """
 import dataclasses
 push_pull("met", np.ones(1, np.float32))

@@ -3,11 +3,13 @@
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
 import grpc
 
 from otel_dltrace.pushpull.contact import error_of, greet
-from otel_dltrace.pushpull.errors import PeerLostError, PushPullError
+from otel_dltrace.pushpull.errors import PeerLateError, PeerLostError, PushPullError
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options, agreed
 from otel_dltrace.pushpull.transport import WELCOME, credential, method, open_channel, pack_json, unpack_json
@@ -20,6 +22,8 @@ _AFTER_THE_SERVER_S = 5.0
 _LEAVING_S = 2.0
 _LAST_WORD_S = 1.0
 """How long the session with a server that is going has to say why."""
+_ASKED_S = 2.0
+"""How long the other servers have to say that they are there, once a worker was waited for in vain."""
 _GOING = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
@@ -81,11 +85,7 @@ class Servers:
         """Say goodbye, with a *reason* if the job cannot go on without us; never raise."""
         self._closing = True
         body = pack_json(worker=self.layout.worker, session=self._session, reason=reason)
-        metadata = (credential(self.options),)
-        leaving = [
-            channel.unary_unary(method("Leave")).future(body, metadata=metadata, timeout=_LEAVING_S)
-            for channel in self._channels
-        ]
+        leaving = [self._small(channel, "Leave", body, _LEAVING_S) for channel in self._channels]
         for call in leaving:
             call.exception()
         for channel in self._channels:
@@ -99,6 +99,10 @@ class Servers:
             return bytes(call(body, metadata=metadata, timeout=limit, wait_for_ready=True))
         except grpc.RpcError as error:
             raise error_of(error, f"the server at {address}") from None
+
+    def _small(self, channel: grpc.Channel, name: str, body: bytes, seconds: float) -> grpc.Future:
+        """Begin one of the small calls, for which nobody waits longer than *seconds*."""
+        return channel.unary_unary(method(name)).future(body, metadata=(credential(self.options),), timeout=seconds)
 
     def _start(
         self, call: grpc.UnaryUnaryMultiCallable, server: int, body: bytes, extra: Mapping[str, str], done: Done
@@ -116,18 +120,35 @@ class Servers:
             return
         said = error_of(error, self._where(server))
         if ended.code() in _GOING:
-            self._end_soon(said)
+            self._end_after(_LAST_WORD_S, self._failed, said)
+        elif isinstance(said, PeerLateError):
+            self._end_after(0, self._fail_late, said, server)
         else:
             done(b"", said)
 
-    def _end_soon(self, said: PushPullError) -> None:
-        """Fail with *said*, unless a session has said why before; not waited for here, on a thread of gRPC's."""
+    def _end_after(self, seconds: float, fail: Callable[..., None], *why: Any) -> None:
+        """Have *fail* say why, unless a session has done so before; not waited for here, on a thread of gRPC's."""
         if self._ending:
             return
         self._ending = True
-        later = threading.Timer(_LAST_WORD_S, self._failed, (said,))
+        later = threading.Timer(seconds, fail, why)
         later.daemon = True
         later.start()
+
+    def _fail_late(self, said: PeerLateError, server: int) -> None:
+        """Fail with what *server* said of who is late, after the servers that stand still: it may wait for those.
+
+        It has as long to find that out as others have to wait for it, and so nobody but us would name them.
+        """
+        with suppress(ValueError):  # closed in the meantime: the job has failed otherwise
+            asked = {
+                self._where(number): self._small(channel, "Hello", b"", _ASKED_S)
+                for number, channel in enumerate(self._channels)
+                if number != server
+            }
+            silent = [where for where, call in asked.items() if call.code() is not grpc.StatusCode.OK]
+            stands_still = f"{', '.join(silent)}: no answer within {_ASKED_S:g} s; " if silent else ""
+            self._failed(PeerLateError(f"{stands_still}{said}"))
 
     def _open_session(self, number: int, channel: grpc.Channel) -> threading.Event:
         welcome = threading.Event()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import grpc
 
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
+from otel_dltrace.pushpull.errors import MismatchError, PeerLateError, PeerLostError, PushPullError
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.transport import credential, method
 
@@ -15,8 +15,9 @@ _NO_TRUST = ("SSL routines", "security handshaker", "Verification")
 _TOO_LARGE = "message larger than max"
 """What gRPC says of a message that is longer than its receiver's partitions."""
 _MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
-    # The first two are the server's own sentences.
+    # The first three are the server's own sentences.
     grpc.StatusCode.ABORTED: (PeerLostError, "{details}"),
+    grpc.StatusCode.NOT_FOUND: (PeerLateError, "{details}"),
     grpc.StatusCode.INVALID_ARGUMENT: (MismatchError, "{details}"),
     grpc.StatusCode.FAILED_PRECONDITION: (MismatchError, "{where} refuses us: {details}"),
     grpc.StatusCode.UNAUTHENTICATED: (

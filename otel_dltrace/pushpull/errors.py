@@ -18,5 +18,9 @@ class PeerLostError(PushPullError):
     """Another process of the job died, left, or cannot be reached."""
 
 
+class PeerLateError(PeerLostError):
+    """Another process of the job was waited for in vain; it may be waiting itself."""
+
+
 class MismatchError(PushPullError, ValueError):
     """Processes of one job that disagree about a tensor or about the job itself."""

@@ -13,7 +13,7 @@ from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull import trace
 from otel_dltrace.pushpull.compression import pack_sum, unpack
 from otel_dltrace.pushpull.contact import error_of, greet
-from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, shown
+from otel_dltrace.pushpull.errors import MismatchError, PeerLateError, PeerLostError, shown
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.store import Store
@@ -82,6 +82,8 @@ class Server:
             metadata = await self._check_caller(context)
             try:
                 return await call(body, metadata)
+            except PeerLateError as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             except PeerLostError as error:
                 await context.abort(grpc.StatusCode.ABORTED, str(error))
             except (MismatchError, ValueError, KeyError, TypeError) as error:
@@ -229,7 +231,7 @@ class Server:
                 await asyncio.wait_for(event.wait(), end - time.monotonic())
             except asyncio.TimeoutError:
                 absent = ", ".join(map(str, self.store.missing(request)))
-                raise PeerLostError(
+                raise PeerLateError(
                     f"no push from worker {absent} within {self.options.timeout_s:g} s: round {request.round} of "
                     f"{shown(request.name)} (key {request.key})"
                 ) from None
