@@ -34,34 +34,38 @@ class _Gradients:
 
     def take(self, groups: Iterable[dict[str, Any]]) -> None:
         """Average from now on whatever of *groups* has gradients: also what was added, or frozen, before."""
+        candidates = () if self.alone else (one for group in groups for one in group["params"])
+        new = dict.fromkeys(one for one in candidates if one.requires_grad and one not in self.names)
+        if not new:
+            return  # as in nearly each step
         priorities: dict[str, int] = {}
-        for parameter in () if self.alone else (one for group in groups for one in group["params"]):
-            if parameter.requires_grad and parameter not in self.names:
-                name = self._name(parameter)
-                priorities[name] = -len(self.names)  # those that the next forward pass needs first go first
-                self.names[parameter] = name
-                parameter.register_post_accumulate_grad_hook(self.ready)
+        for parameter, name in self._named(new).items():
+            priorities[name] = -len(self.names)  # those that the next forward pass needs first go first
+            self.names[parameter] = name
+            parameter.register_post_accumulate_grad_hook(self.ready)  # type: ignore[no-untyped-call]  # torch's
         for name in sorted(priorities):  # keys are numbered as by BytePS's plugin
             bps.declare(f"Gradient.{name}", priorities[name], self.compression)
         for name in sorted(priorities):
             bps.declare(f"Parameter.{name}")
 
-    def _name(self, parameter: Tensor) -> str:
-        """Return the name of *parameter*; without one it has a number, of its own over all optimizers, as in a GAN."""
-        if any(isinstance(getattr(hook, "__self__", None), _Gradients) for hook in _hooks(parameter)):
-            raise PushPullError(
-                f"a parameter of shape {tuple(parameter.shape)} is of two DistributedOptimizers; one alone can average "
-                "its gradient"
-            )
-        taken = bps.parameters()
-        name = self.given.get(parameter, f"push_pull.noname.{len(taken)}")
-        if self.asynchronous and name in taken:  # the servers would give it the other one's value
-            raise PushPullError(
-                f"{shown(name)} is a parameter of another DistributedOptimizer; with BYTEPS_ENABLE_ASYNC give "
-                "named_parameters names of their own"
-            )
-        taken.add(name)
-        return name
+    def _named(self, parameters: Iterable[Tensor]) -> dict[Tensor, str]:
+        """Return *parameters* with their names, all or none: whoever is refused may try again with others.
+
+        Those without a name have a number, of its own over all optimizers, as in a GAN.
+        """
+        named, taken = dict[Tensor, str](), set(bps.parameters())
+        for parameter in parameters:
+            _check_free(parameter)
+            name = self.given.get(parameter, f"push_pull.noname.{len(taken)}")
+            if self.asynchronous and name in taken:  # the servers would give it the other one's value
+                raise PushPullError(
+                    f"{shown(name)} is a parameter of another DistributedOptimizer; with BYTEPS_ENABLE_ASYNC give "
+                    "named_parameters names of their own"
+                )
+            taken.add(name)
+            named[parameter] = name
+        bps.parameters().update(taken)
+        return named
 
     def ready(self, parameter: Tensor) -> None:
         """Push the gradient of *parameter*, if this was the last pass that adds to it."""
@@ -192,7 +196,9 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
     Raises:
         PushPullError: Names are doubled, or *optimizer* cannot be extended any more.
     """
-    if "step" in vars(optimizer) or isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _Distributed):
+        raise PushPullError("the optimizer is a DistributedOptimizer already; use it as it is")
+    if "step" in vars(optimizer):
         raise PushPullError("the optimizer's step is wrapped already; make the scheduler after DistributedOptimizer")
     engine = bps.engine()
     alone = engine.layout.size == 1 and not engine.layout.distributed
@@ -204,8 +210,14 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
     return optimizer
 
 
-def _hooks(parameter: Tensor) -> Iterable[Any]:
-    return (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+def _check_free(parameter: Tensor) -> None:
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    if any(isinstance(getattr(hook, "__self__", None), _Gradients) for hook in hooks.values()):
+        raise PushPullError(
+            f"a parameter of shape {tuple(parameter.shape)} is of two DistributedOptimizers, and one alone can average "
+            "its gradient: give it to one of them, or, without BYTEPS_ENABLE_ASYNC, leave the second optimizer as it "
+            "is and call synchronize() of the first before its step()"
+        )
 
 
 def _names(named: Iterable[tuple[str, Tensor]]) -> dict[Tensor, str]:
