@@ -446,9 +446,16 @@ push_pull("w", np.ones(2000, np.float32))
 """
 
 
-def test_what_a_request_waited_for_in_vain_is_observed(tmp_path):
+@pytest.mark.parametrize(
+    "clock",
+    [
+        pytest.param("", id="a clock as most are"),
+        pytest.param("import time\ntime.monotonic_ns = lambda: 1\n", id="a clock that ticks seldom"),
+    ],
+)
+def test_what_a_request_waited_for_in_vain_is_observed(clock, tmp_path):
     """The stage ends with its push_pull: a server has answered it with an error, which would be below nothing."""
-    done = run_job(tmp_path, HANGS, (2, 1, 1), SMALL, server=SERVED)
+    done = run_job(tmp_path, clock + HANGS, (2, 1, 1), SMALL, server=SERVED)
     assert done.each("told") == {
         "worker0": [
             [name, part, 0 if name in ("PUSH", "PULL") else None]

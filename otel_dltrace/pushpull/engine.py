@@ -250,7 +250,7 @@ class Engine:
             if followed is not None:
                 server = task.server if queue is _PUSH or queue is _PULL else None
                 followed.stage_finished(task.partition, queue, task.nbytes, server, enqueued, task.started_ns, now)
-                task.enqueued_ns = now  # into the next stage's queue
+                task.enqueued_ns, task.started_ns = now, 0  # into the next stage's queue
                 operation.stages_followed[task.partition] = followed
         self._queues[queue].finished(task)
         if task.at + 1 < len(operation.tensor.stages):
@@ -321,7 +321,7 @@ def _cut_off(operation: Operation, end: int) -> None:
     """
     for task in operation.tasks:
         followed = operation.stages_followed.pop(task.partition, None)
-        # A partition in a stage's queue has left the stage before it.
-        if followed is not None and task.queue in (_PUSH, _PULL) and task.started_ns > task.enqueued_ns:
+        # Not of a partition that is still in the stage's queue.
+        if followed is not None and task.queue in (_PUSH, _PULL) and task.started_ns:
             times = task.enqueued_ns, task.started_ns, max(task.started_ns, end)
             followed.stage_finished(task.partition, task.queue, task.nbytes, task.server, *times)

@@ -79,6 +79,7 @@ class Task:
     """What is packed for the wire, or came packed from it."""
     enqueued_ns: int = 0
     started_ns: int = 0
+    """When it left the stage's queue; 0 while it is in there, for a clock may show one time for both."""
 
     @property
     def name(self) -> str:
