@@ -11,7 +11,7 @@ from runs import MS, Rank, ddp, ddp_on_devices, rendered
 from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
 from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives import is_synchronising, join
-from otel_dltrace.analysis.compose import Guards, analyse
+from otel_dltrace.analysis.compose import MOST_LISTED, Guards, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
 from otel_dltrace.analysis.evidence import lateness
 from otel_dltrace.analysis.excess import others_median
@@ -35,7 +35,7 @@ from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import DL_COMM_SIZE, P2P, PHASE, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
-from otel_dltrace.report.words import verdict
+from otel_dltrace.report.words import rests_on, verdict
 
 
 def test_a_spread_tells_sum_mean_and_quantiles():
@@ -1289,6 +1289,16 @@ def test_who_comes_last_is_told_even_if_no_stage_shows_why():
             id="rank without steps",
         ),
         pytest.param(
+            lambda: [*ddp(2), Rank(5, 1 << 31).batch()],
+            "2147483646 of 2147483648 ranks have no step in what is looked at: 2-2147483647",
+            id="a world that nobody has",
+        ),
+        pytest.param(
+            lambda: [Rank(r, 1 << 31).collective(NO_STEP, r, 9, 1, group_size=2).batch() for r in (0, 3)],
+            "no rank has done a step, and 2147483646 of 2147483648 ranks are not here: 1-2, 4-2147483647",
+            id="a world that nobody has, without steps",
+        ),
+        pytest.param(
             lambda: ddp(2, steps=1), "only 1 steady step was done by all ranks, and it takes 5", id="one step"
         ),
         pytest.param(
@@ -1413,6 +1423,13 @@ def test_a_report_says_what_it_rests_on():
         uncertainty=80,
         unused=0,
     )
+
+
+def test_what_a_report_rests_on_costs_the_ranks_that_are_there():
+    """How many there should be is only said, and may be nonsense."""
+    report = analyse([Rank(rank, 1 << 31).step(0, 0, 1).batch() for rank in (0, 2, 3)])
+    assert report.guards.missing == (1, *range(4, MOST_LISTED + 3))
+    assert rests_on(report.guards).startswith("Rests on: ranks 0, 2-3 of 2147483648, missing 1, 4-2147483647; ")
 
 
 def test_of_two_processes_of_a_rank_the_one_with_the_steps_speaks():

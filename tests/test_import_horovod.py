@@ -127,7 +127,8 @@ def test_all_that_reads_runs_reads_an_imported_one(tmp_path, capsys):
         assert main(["export", str(run), "--to", form, "-o", str(tmp_path / form)]) == 0
     spans = sum(len(batch) for batch in read_run(run))
 
-    assert (report["guards"]["ranks"], report["guards"]["missing"], report["guards"]["steps"]) == ([0], [1], [0, 19])
+    guards = report["guards"]
+    assert (guards["ranks"], guards["missing"], guards["steps"]) == ([0], [1], [0, 19])
     assert len(json.loads((tmp_path / "chrome").read_text())["traceEvents"]) > spans
     # A trace for each step, with a root.
     assert sum(len(batch) for batch in as_sent([run])) == spans + 20

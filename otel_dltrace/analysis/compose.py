@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from otel_dltrace.analysis.operations import OperationRow, operations
 from otel_dltrace.analysis.parts import is_done
 from otel_dltrace.analysis.pauses import pauses
 from otel_dltrace.analysis.saturation import Saturation, saturation
+from otel_dltrace.analysis.select import gaps
 from otel_dltrace.analysis.slow import SlowStages, slow_stages
 from otel_dltrace.analysis.stragglers import Stragglers, stragglers
 from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
@@ -29,6 +31,8 @@ from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.semconv import STAGE, Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 
+MOST_LISTED = 1 << 16
+"""How many ranks are listed as missing: how many there should be is only said, and may be nonsense."""
 _LOST = ("lapped", "dropped", "unrecorded", "removed")
 
 
@@ -36,8 +40,9 @@ _LOST = ("lapped", "dropped", "unrecorded", "removed")
 class Guards:
     """What the figures rest on.
 
-    *lost* is what drains say is missing, by reason; *truncated* counts spans that a kill or hang left
-    open; *uncertainty* (ns) is that of times of different hosts. *steps* is (first, last) of any rank.
+    *missing* are the first `MOST_LISTED` ranks that are not there. *lost* is what drains say is missing, by reason;
+    *truncated* counts spans that a kill or hang left open; *uncertainty* (ns) is that of times of different hosts.
+    *steps* is (first, last) of any rank.
     *unused* processes have steps too, but another one speaks for their rank: restarts, forked children.
     *device* spans have times of their device, tied to the host's clock to within *device_residual* ns.
     *damage* tells of files that could not be read, a sentence each. *is_over*: all drains have ended, no more comes.
@@ -143,9 +148,10 @@ def _guards(
     ranks = sorted({batch.rank for batch in worker_batches(batches) if batch.rank >= 0})
     steps = np.concatenate([t.steps for t in tables]) if tables else np.zeros(0, np.int64)
     line = clocks(batches)
+    missing = chain.from_iterable(range(first, last + 1) for first, last in gaps(ranks, expected))
     return Guards(
         tuple(ranks),
-        tuple(sorted(set(range(expected)) - set(ranks))) if ranks else (),
+        tuple(islice(missing, MOST_LISTED)) if ranks else (),
         expected,
         len(set(line.hosts)),
         (int(steps.min()), int(steps.max())) if len(steps) else None,

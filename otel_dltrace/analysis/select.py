@@ -1,6 +1,7 @@
 """Which part of a run is looked at."""
 
 from collections.abc import Collection, Container, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -68,10 +69,24 @@ def _in_steps(batches: Sequence[SpanBatch], steps: Container[int]) -> list[SpanB
 
 def spell(numbers: Collection[int]) -> str:
     """Return *numbers* in words: ``0-3, 7``."""
-    parts: list[list[int]] = []
+    parts: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
+            parts[-1] = parts[-1][0], number
         else:
-            parts.append([number, number])
-    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in parts)
+            parts.append((number, number))
+    return spell_stretches(parts)
+
+
+def spell_stretches(stretches: Sequence[tuple[int, int]]) -> str:
+    """Return in words what `spell` does of numbers, of the (first, last) of each stretch of them."""
+    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in stretches)
+
+
+def gaps(numbers: Collection[int], end: int) -> tuple[tuple[int, int], ...]:
+    """Return the (first, last) of each stretch of what is below *end*, from 0, and not in *numbers*.
+
+    It costs what is there: how many ranks a world has is only said.
+    """
+    edges = [-1, *sorted(number for number in {*numbers} if 0 <= number < end), end]
+    return tuple((low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1)

@@ -6,7 +6,7 @@ of the steady steps that all ranks have done, by more than chance (`excess`). Wh
 it is, `judgement` says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.judgement import Judgement, Straggler, Verdict, cannot_tell, judge
 from otel_dltrace.analysis.marked import behind
 from otel_dltrace.analysis.own import columns, spent
-from otel_dltrace.analysis.select import spell
+from otel_dltrace.analysis.select import gaps, spell, spell_stretches
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stepless import SHARE_OF_TIME, last_comer
 from otel_dltrace.analysis.table import StepTable, common_steps
@@ -95,8 +95,8 @@ def _with_phase(one: Straggler, tables: Sequence[StepTable], steps: Column) -> S
 
 def _by_arrivals(tables: Sequence[StepTable], joined: Joined, expected: int) -> Judgement:
     """Judge a run without steps by its collectives."""
-    if missing := sorted(set(range(expected)) - {t.rank for t in tables}):
-        return cannot_tell(f"{NO_STEPS}, and {len(missing)} of {expected} ranks are not here: {spell(missing)}")
+    if missing := _missing([t.rank for t in tables], expected, "are not here"):
+        return cannot_tell(f"{NO_STEPS}, and {missing}")
     worst = last_comer(tables, joined)
     if worst is None:
         return cannot_tell(f"{NO_STEPS}, and no rank alone is known to cost the others {SHARE_OF_TIME:.0%} of the time")
@@ -117,16 +117,22 @@ def _times(tables: Sequence[StepTable], steps: Column) -> Column:
 
 def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted: Sequence[int]) -> str:
     present = [t.rank for t in tables if len(t.steps)]
-    missing = sorted(set(range(expected)) - set(present))
     if not present:
         return NO_STEPS
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
-    if missing:
-        return f"{len(missing)} of {expected} ranks have no step in what is looked at: {spell(missing)}"
+    if missing := _missing(present, expected, "have no step in what is looked at"):
+        return missing
     if drifted:
         return f"rank {spell(drifted)} numbers its steps differently from the others"
     if len(steps) < MIN_STEPS:
         steady = "steady step was" if len(steps) == 1 else "steady steps were"
         return f"only {len(steps)} {steady} done by all ranks, and it takes {MIN_STEPS}"
     return ""
+
+
+def _missing(present: Collection[int], expected: int, what: str) -> str:
+    """Return how many ranks are not *present*, *what* is to be said of them, and which they are; "" if all are."""
+    missing = gaps(present, expected)
+    num_missing = sum(last - first + 1 for first, last in missing)
+    return f"{num_missing} of {expected} ranks {what}: {spell_stretches(missing)}" if missing else ""

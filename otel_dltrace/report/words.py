@@ -4,7 +4,7 @@ from otel_dltrace.analysis.compose import Guards
 from otel_dltrace.analysis.drift import Drift
 from otel_dltrace.analysis.frontier import FrontierStage
 from otel_dltrace.analysis.judgement import Straggler
-from otel_dltrace.analysis.select import spell
+from otel_dltrace.analysis.select import gaps, spell, spell_stretches
 from otel_dltrace.analysis.stragglers import Stragglers
 from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
 from otel_dltrace.model.summary import losses
@@ -126,8 +126,9 @@ def drift(d: Drift) -> list[str]:
 def rests_on(g: Guards) -> str:
     """Return what the figures rest on, without which none should be read."""
     none = "none lost" if g.is_over and not g.damage else "none known to be lost"
+    missing = f", missing {spell_stretches(gaps(g.ranks, g.expected))}" if g.missing else ""
     parts = [
-        f"ranks {spell(g.ranks) or 'none'} of {g.expected}" + (f", missing {spell(g.missing)}" if g.missing else ""),
+        f"ranks {spell(g.ranks) or 'none'} of {g.expected}{missing}",
         f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} done by all ranks" if g.steps else "no steps",
         f"{g.spans:,} spans, {g.truncated:,} of them left open",
         plain(", ".join(losses(dict(g.lost)))) or none,
