@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from otel_dltrace import Config
 from otel_dltrace.configure.outcome import host_is_drained, say_where
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.identity import Bind, run_directory_name
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.process_id import boot_id
@@ -41,6 +43,7 @@ def test_every_setting_has_a_variable_and_reads_back():
     )
 
     assert Config.from_env(config.to_env()) == config
+    assert replace(config, job=" j ", level="partition\n", world="w ", steps="10-20 ") == config
     assert sorted(VARIABLES.values()) == sorted(
         f"OTEL_DLTRACE_{name}"
         for name in "LEVEL STEPS DIR RING_DIR RING_SIZE SPAN_BUDGET QUOTA DRAIN METRICS JOB RUN WORLD LAUNCH "
@@ -254,6 +257,22 @@ def test_blanks_are_nothing_said(place, variable):
 
     assert result.returncode == 0, result.stderr
     assert [path.name.rpartition("-")[0] for path in place.runs()] == ["dltrace-program"]
+
+
+@pytest.mark.parametrize(
+    ("said", "env"),
+    [
+        pytest.param("", {"OTEL_DLTRACE_JOB": "bert "}, id="variable"),
+        pytest.param("job='bert '", {}, id="field"),
+    ],
+)
+def test_a_job_is_the_same_whoever_says_it(place, said, env):
+    """Blanks are no part of its id, and its id is its name; so ranks that are told differently are of one run."""
+    program = f"import otel_dltrace\notel_dltrace.start({said})\nwith otel_dltrace.step():\n    pass\n"
+    place.run(program, OTEL_DLTRACE_RUN="0123456789abcdef", **env)
+    place.wait_for_rings()
+
+    assert [path.name for path in place.runs()] == [run_directory_name(Bind("bert", "1.0123456789abcdef", "bert"))]
 
 
 STEP = """

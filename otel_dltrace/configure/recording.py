@@ -97,7 +97,7 @@ def _tracer(config: Config, prints: bool) -> Tracer:
     """Return what records as *config* and the environment say, and starts the drain at its first record."""
     if config.metrics and importlib.util.find_spec("psutil") is None:
         guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
-    world, job_name = world_from_env(os.environ), job_name_of(os.environ)
+    world, job_name = world_from_env(os.environ), job_name_of(os.environ, config.job)
     world = replace(world, job=config.job or world.job)  # whoever binds this process asks the world
     starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), drain_in_thread(config), prints)
     recorder = Recorder(

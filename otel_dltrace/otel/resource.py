@@ -35,7 +35,7 @@ def _job() -> Attributes:
         return job_attributes(bound)
     world = world_from_env(os.environ)
     config = Config.from_env()
-    bind: Bind = environment_bind(config, world, job_name_of(os.environ))
+    bind: Bind = environment_bind(config, world, job_name_of(os.environ, config.job))
     unknown = set() if world.launcher else set(_PLACE)  # a launcher itself, or ranks yet to be spawned
     if not bind.job:
         unknown.add(s.DL_JOB_ID)

@@ -89,6 +89,7 @@ class Config:
         """Check every value; whether paths can be written matters to those alone that write: `check_writable`."""
         for known in fields(self):
             _check_kind(known.name, getattr(self, known.name), type(known.default))
+        self._leave_blanks()
         parse_level(self.level)
         Window.parse(self.steps)
         if self.drain not in ("auto", "thread", "off"):
@@ -107,6 +108,13 @@ class Config:
             raise FieldError("world", "", " is no name; it is `default` in jobs with one world")
         parse_completions(self.comm_steps)
         self._settle_paths()
+
+    def _leave_blanks(self) -> None:
+        """Leave out the blanks around texts, as of variables (`said`): ranks that are told by either are of one job."""
+        for known in fields(self):
+            value = getattr(self, known.name)
+            if isinstance(value, str) and known.name not in _PATHS:
+                object.__setattr__(self, known.name, value.strip())
 
     def _settle_paths(self) -> None:
         if not self.ring_directory:

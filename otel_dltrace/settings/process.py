@@ -70,9 +70,9 @@ def nccl_timing(env: Mapping[str, str]) -> bool:
     return timing.lower() in _YES and cache.lower() in _YES
 
 
-def job_name_of(env: Mapping[str, str]) -> str:
-    """Return the job's name for people: the service's, or the program's."""
-    name = said(env, "OTEL_SERVICE_NAME") or said(env, VARIABLES["job"]) or said(env, JOB_NAME)
+def job_name_of(env: Mapping[str, str], job: str = "") -> str:
+    """Return the job's name for people: the service's, the id that is told (by a program, *job*), or the program's."""
+    name = said(env, "OTEL_SERVICE_NAME") or job or said(env, VARIABLES["job"]) or said(env, JOB_NAME)
     return name or own_program_name() or "job"
 
 
