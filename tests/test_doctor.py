@@ -790,6 +790,19 @@ def test_rings_belong_on_a_tmpfs(tmp_path):
     assert worst(host.shared_memory(Config())) == FINE
 
 
+@pytest.mark.parametrize(("asked", "verdict"), [(4 << 20, FINE), (1 << 60, NOTE)], ids=["usual", "absurd"])
+def test_a_ring_is_no_larger_than_its_share_of_the_memory_where_there_is_no_limit(monkeypatch, asked, verdict):
+    """As the recorder makes it."""
+    unlimited = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: unlimited)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 15, "SC_PAGE_SIZE": 1 << 12}.__getitem__)
+    found = host.shared_memory(Config(ring_directory="/dev/shm/rings", ring_size=asked))[0]
+
+    size = "4.0" if verdict == FINE else "6.4"
+    said = f"/dev/shm/rings (no limit but the memory's 128 MiB) gives each process a ring of {size} MiB"
+    assert (found.verdict, found.what) == (verdict, said)
+
+
 def test_a_folder_that_cannot_be_written_is_told(monkeypatch):
     """By its variable, or because it is where we are; the doctor goes on."""
     envs = ({"OTEL_DLTRACE_DIR": folder} for folder in ("/proc/runs", "~no-such-user/runs"))

@@ -385,6 +385,15 @@ def test_a_small_tmpfs_gets_a_small_ring_or_none(tmp_path: Path, size: str, coun
     assert in_tmpfs(tmp_path, size, ON_TMPFS.format(count=count)) == printed.format(folder=tmp_path)
 
 
+@pytest.mark.skipif(not shutil.which("unshare"), reason="unshare is not installed")
+@pytest.mark.parametrize("asked", ["9999999 << 30", "10**20 - 1"])
+def test_a_tmpfs_without_a_limit_gives_a_ring_its_share_of_the_memory(tmp_path: Path, asked: str) -> None:
+    """Whatever is asked for: to fill it until there is no room would take the memory that the training needs."""
+    of_64_mb = "import os\nos.sysconf = {'SC_PHYS_PAGES': 1 << 14, 'SC_PAGE_SIZE': 1 << 12}.__getitem__\n"
+    program = of_64_mb + ON_TMPFS.format(count=1).replace("4 << 20", asked)
+    assert in_tmpfs(tmp_path, "0", program) == "[3276]\n"
+
+
 def test_files_are_private_or_the_group_s_in_a_setgid_folder(tmp_path: Path) -> None:
     """A sidecar of another user reads through the group of a setgid folder, and nobody else does."""
     shared = tmp_path / "shared"

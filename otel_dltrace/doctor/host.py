@@ -13,7 +13,7 @@ from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.time import tightest_anchor
 from otel_dltrace.record.launch import ALL_RINGS
 from otel_dltrace.record.locks import is_listened_to
-from otel_dltrace.record.ring import MIN_CHUNKS, SHARE_OF_FREE
+from otel_dltrace.record.ring import MIN_CHUNKS, SHARE_OF_FREE, free_in
 from otel_dltrace.record.ring_file import CHUNK, make_ring_folder
 from otel_dltrace.settings.config import VARIABLES, Config
 
@@ -86,12 +86,13 @@ def shared_memory(config: Config) -> list[Finding]:
 
 
 def _room(config: Config, there: Path) -> Finding:
-    usage = shutil.disk_usage(there)
-    if not usage.total:
-        return Finding("rings", FINE, f"{config.rings} has no limit")
-    each = min(config.ring_size, int(usage.free * SHARE_OF_FREE))
-    size = f"{usage.total / _MIB:,.0f} MiB, {usage.free / _MIB:,.0f} free"
+    total, free = shutil.disk_usage(there).total, free_in(there)
+    each = min(config.ring_size, int(free * SHARE_OF_FREE))
+    size = f"{total / _MIB:,.0f} MiB, {free / _MIB:,.0f} free"
     more = "give it more: docker run --shm-size=1g, or an emptyDir of medium Memory in Kubernetes"
+    if not total:
+        size = f"no limit but the memory's {free / _MIB:,.0f} MiB"
+        more = f"a ring takes at most {SHARE_OF_FREE:.0%} of that; lower OTEL_DLTRACE_RING_SIZE"
     if each < (MIN_CHUNKS + 1) * CHUNK:
         return Finding("rings", PROBLEM, f"{config.rings} has no room for a ring ({size})", more)
     what = f"{config.rings} ({size}) gives each process a ring of {each / _MIB:,.1f} MiB"

@@ -168,11 +168,20 @@ class RingWriter:
             self.end_reading()
 
 
-def _chunks_that_fit(folder: Path, size: int) -> int:
+def free_in(folder: Path) -> int:
+    """Return how many bytes are free in *folder*.
+
+    Of a tmpfs without a limit, which says 0 blocks, that is the host's memory: to find its end would take all of it.
+    """
     room = os.statvfs(folder)
-    free = room.f_bavail * room.f_frsize
-    share = int(free * SHARE_OF_FREE) if room.f_blocks else size  # a tmpfs without a limit says 0 blocks
-    chunks = min(size, share) // CHUNK - 1
+    if not room.f_blocks:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return room.f_bavail * room.f_frsize
+
+
+def _chunks_that_fit(folder: Path, size: int) -> int:
+    free = free_in(folder)
+    chunks = min(size, int(free * SHARE_OF_FREE)) // CHUNK - 1
     if chunks < MIN_CHUNKS:
         needed = (MIN_CHUNKS + 1) * CHUNK
         raise RingError(
