@@ -15,8 +15,10 @@ from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import Bind, run_directory_name
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
+from otel_dltrace.record.locks import is_listened_to
 from otel_dltrace.record.process_id import boot_id
 from otel_dltrace.settings.config import VARIABLES
+from tests import servers
 
 
 def test_every_setting_has_a_variable_and_reads_back():
@@ -330,6 +332,41 @@ def test_where_the_spans_will_be_is_said_of_a_drain_that_is_slow(capsys, tmp_pat
         "otel_dltrace: the drain did not finish (it has not answered yet; if it is gone, `otel-dltrace recover` does "
         "its work); the spans will be in dltrace-job-1; read them with: otel-dltrace report dltrace-job-1\n"
     )
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="alone"),
+        pytest.param({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}, id="first rank of a host"),
+    ],
+)
+def test_rings_that_nobody_drains_are_told_at_the_end(place, env):
+    """The spans wait there for as long as the host runs; what is told reads them."""
+    done = place.run(STEP, OTEL_DLTRACE="1", OTEL_DLTRACE_DRAIN="off", OTEL_DLTRACE_RUN="one", **env)
+    cure = done.stderr.split("`")[1].replace("otel-dltrace", f"{sys.executable} -m otel_dltrace")
+    recovered = place.finish(place.popen(["sh", "-c", cure]))
+    (run,) = place.runs()
+
+    assert done.stderr == (
+        f"otel_dltrace: the spans wait in {place.rings}, which no drain serves (OTEL_DLTRACE_DRAIN=off); "
+        f"`OTEL_DLTRACE_RING_DIR={place.rings} otel-dltrace recover`, or a drain that stays, puts them into "
+        f"{run.name}; read them with: otel-dltrace report {run.name}\n"
+    )
+    assert recovered.stdout.startswith(f"{run.name}: 1 spans recovered, 0 of them open\n"), recovered.stderr
+
+
+def test_rings_that_a_sidecar_drains_are_not_told(place):
+    """Nor those of a host's other ranks: the first one's sentence is for all of them."""
+    off = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_DRAIN": "off"}
+    other = place.run(STEP, RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", **off)
+    sidecar = place.popen([sys.executable, "-m", "otel_dltrace", "drain", "--stay"])
+    servers.wait_until(lambda: is_listened_to(place.rings / "all.bell"), what="the sidecar")
+    drained = place.run(STEP, **off)
+    sidecar.terminate()
+    place.finish(sidecar)
+
+    assert (other.stderr, drained.stderr) == ("", "")
 
 
 def test_a_process_waits_two_seconds_at_its_end_in_all(place):

@@ -69,10 +69,20 @@ def how_to_read(run: Path) -> str:
     return f"read them with: otel-dltrace report {quote(short_path(run))}"
 
 
+def _recover(rings: Path) -> str:
+    """Return what reads the *rings* that nobody drains, to be pasted into a shell."""
+    from shlex import quote  # not at the start of every traced process
+
+    return f"OTEL_DLTRACE_RING_DIR={quote(str(rings))} otel-dltrace recover"
+
+
 def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool) -> None:
     """Say what became of the spans of the run at *path*, or why that is not known."""
     where, read = short_path(path), how_to_read(path)
-    if path.exists():
+    if starter.is_left_alone():
+        cure = f"`{_recover(starter.rings)}`, or a drain that stays, puts them into {where}"
+        guard.say(f"the spans wait in {starter.rings}, which no drain serves (OTEL_DLTRACE_DRAIN=off); {cure}; {read}")
+    elif path.exists():
         so_far = "" if is_over else "so far "
         left = "" if drained else starter.why_left()
         guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; {read}")

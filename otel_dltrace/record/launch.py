@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_dltrace.record import guard
-from otel_dltrace.record.locks import TOO_MANY_FILES, lock_is_held, ring_bell, take_lock
+from otel_dltrace.record.locks import TOO_MANY_FILES, is_listened_to, lock_is_held, ring_bell, take_lock
 from otel_dltrace.record.ring import RingWriter
 from otel_dltrace.record.ring_file import read_whole, version_of
 
@@ -163,6 +163,11 @@ class DrainStarter:
         if self._ring is None or self._is_gone():
             return self.trouble()
         return self.trouble(self._ring.stem)
+
+    def is_left_alone(self) -> bool:
+        """Return whether the ring that `finish` was told of is left to a drain that stays, and none is there."""
+        is_left = self.mode == "off" and self._ring is not None and self._ring.exists()
+        return is_left and not is_listened_to(self.rings / f"{ALL_RINGS}.bell")
 
     def hurry(self) -> None:
         """Have the drain, whichever it is, read everything soon."""
