@@ -356,12 +356,15 @@ def test_rings_that_nobody_drains_are_told_at_the_end(place, env):
     assert recovered.stdout.startswith(f"{run.name}: 1 spans recovered, 0 of them open\n"), recovered.stderr
 
 
-def test_rings_that_a_sidecar_drains_are_not_told(place):
+@pytest.mark.parametrize("is_for_all", [True, False], ids=["all rings", "this one's"])
+def test_rings_that_a_sidecar_drains_are_not_told(place, is_for_all):
     """Nor those of a host's other ranks: the first one's sentence is for all of them."""
     off = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_DRAIN": "off"}
     other = place.run(STEP, RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", **off)
-    sidecar = place.popen([sys.executable, "-m", "otel_dltrace", "drain", "--stay"])
-    servers.wait_until(lambda: is_listened_to(place.rings / "all.bell"), what="the sidecar")
+    asked = place.run("from otel_dltrace.settings.config import Config\nprint(Config.from_env().home)", **off)
+    home = [] if is_for_all else ["--home", asked.stdout.strip()]
+    sidecar = place.popen([sys.executable, "-m", "otel_dltrace", "drain", "--stay", *home])
+    servers.wait_until(lambda: any(map(is_listened_to, place.rings.glob("*.bell"))), what="the sidecar")
     drained = place.run(STEP, **off)
     sidecar.terminate()
     place.finish(sidecar)

@@ -441,6 +441,23 @@ def test_a_process_without_a_rank_claims_none(place: Place) -> None:
     assert known[s.SERVICE_NAME] == "program"
 
 
+def test_a_job_that_the_program_names_is_so_before_and_after_the_first_step(place: Place) -> None:
+    """A user's provider is often made before there is a step."""
+    done = place.run("""
+        import json
+        import otel_dltrace
+        from otel_dltrace.otel.resource import RankDetector
+
+        otel_dltrace.start(job="bert")
+        for _ in range(2):
+            seen = RankDetector().detect().attributes
+            print(json.dumps([seen[name] for name in ("service.name", "dl.job.id", "dl.job.name")]))
+            with otel_dltrace.step():
+                pass
+    """)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [["bert"] * 3] * 2
+
+
 SAMPLED = """
     import json, threading
     import otel_dltrace

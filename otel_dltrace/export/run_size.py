@@ -16,7 +16,7 @@ from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window
 from otel_dltrace.record.guard import tried
 
-SPAN_BYTES = 450
+SPAN_BYTES = 520
 """What a report holds for each span at its most, as measured with a million and with four; 80 MB are there before."""
 SPAN_BYTES_ON_DISK = 4
 """What a span takes in a file at least; in a Parquet of many alike it is ten."""

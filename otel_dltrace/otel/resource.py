@@ -7,7 +7,7 @@ from opentelemetry.sdk.resources import Resource, ResourceDetector
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.resource import Attributes, job_attributes, merge
-from otel_dltrace.model.topology import world_from_env
+from otel_dltrace.model.topology import World, world_from_env
 from otel_dltrace.record.process_id import boot_id, process_nonce
 from otel_dltrace.record.tracer import live
 from otel_dltrace.settings.config import Config
@@ -34,14 +34,22 @@ def _job() -> Attributes:
     if bound is not None:
         return job_attributes(bound)
     world = world_from_env(os.environ)
-    config = Config.from_env()
-    bind: Bind = environment_bind(config, world, job_name_of(os.environ, config.job))
+    bind, alone = _said(world)
     unknown = set() if world.launcher else set(_PLACE)  # a launcher itself, or ranks yet to be spawned
     if not bind.job:
         unknown.add(s.DL_JOB_ID)
-    if not bind.generation or is_alone(config, world, os.environ):
+    if not bind.generation or alone:
         unknown.add(s.DL_JOB_GENERATION)
     return {name: value for name, value in job_attributes(bind).items() if name not in unknown}
+
+
+def _said(world: World) -> tuple[Bind, bool]:
+    """Return who the environment says this process is, or the program that records; and whether it is alone there."""
+    home = {} if live.tracer is None else live.tracer.recorder.home
+    if "bind" in home:
+        return Bind.read(home["bind"]), bool(home["alone"])
+    config = Config.from_env()
+    return environment_bind(config, world, job_name_of(os.environ)), is_alone(config, world, os.environ)
 
 
 def _here() -> Attributes:

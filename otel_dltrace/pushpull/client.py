@@ -140,15 +140,14 @@ class Servers:
 
         It has as long to find that out as others have to wait for it, and so nobody but us would name them.
         """
+        asked: dict[str, grpc.Future] = {}
         with suppress(ValueError):  # closed in the meantime: the job has failed otherwise
-            asked = {
-                self._where(number): self._small(channel, "Hello", b"", _ASKED_S)
-                for number, channel in enumerate(self._channels)
-                if number != server
-            }
-            silent = [where for where, call in asked.items() if call.code() is not grpc.StatusCode.OK]
-            stands_still = f"{', '.join(silent)}: no answer within {_ASKED_S:g} s; " if silent else ""
-            self._failed(PeerLateError(f"{stands_still}{said}"))
+            for number, channel in enumerate(self._channels):
+                if number != server:
+                    asked[self._where(number)] = self._small(channel, "Hello", b"", _ASKED_S)
+        silent = [where for where, call in asked.items() if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED]
+        stands_still = f"{', '.join(silent)}: no answer within {_ASKED_S:g} s; " if silent else ""
+        self._failed(PeerLateError(f"{stands_still}{said}"))
 
     def _open_session(self, number: int, channel: grpc.Channel) -> threading.Event:
         welcome = threading.Event()

@@ -167,7 +167,7 @@ class DrainStarter:
     def is_left_alone(self) -> bool:
         """Return whether the ring that `finish` was told of is left to a drain that stays, and none is there."""
         is_left = self.mode == "off" and self._ring is not None and self._ring.exists()
-        return is_left and not is_listened_to(self.rings / f"{ALL_RINGS}.bell")
+        return is_left and not any(map(is_listened_to, (self.bell, self.rings / f"{ALL_RINGS}.bell")))
 
     def hurry(self) -> None:
         """Have the drain, whichever it is, read everything soon."""
