@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def once(compute: Callable[[T], Column]) -> Callable[[T], Column]:
-    """Return *compute* with a result that stays with the value, as a `cached_property` does; nobody may change it."""
+    """Return *compute*, whose result for a value stays with the value; it cannot be changed, for others have it too."""
     name = f"{compute.__module__}.{compute.__qualname__}"  # which is no attribute's
 
     @wraps(compute)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 import numpy as np
 
 from otel_dltrace.analysis.intervals import covered, merged
+from otel_dltrace.analysis.once import once
 from otel_dltrace.analysis.parts import is_done, joined, parts_of
 from otel_dltrace.analysis.pieces import piece_at
 from otel_dltrace.model import semconv as s
@@ -59,13 +60,15 @@ class StepTable:
         """How many processes closed the steps."""
         return len(np.unique(self.part))
 
-    @cached_property
+    @property
+    @once
     def outside(self) -> Column:
         """Mask (n, S) of stages that were over before their step began, as evaluation is."""
         before: Column = (self.pieces > 0) & (self.last <= self.start[:, None])
         return before
 
-    @cached_property
+    @property
+    @once
     def between(self) -> Column:
         """Time from the end of the process's step before, less the stages in it; 0 where that step is not here."""
         gap = np.zeros(len(self.steps), np.int64)
@@ -75,7 +78,8 @@ class StepTable:
         rest: Column = np.maximum(gap - spent, 0)
         return rest
 
-    @cached_property
+    @property
+    @once
     def residual(self) -> Column:
         """The part of each step that no stage covers, shape (n,).
 
@@ -94,7 +98,8 @@ class StepTable:
         rest: Column = self.duration - known
         return rest
 
-    @cached_property
+    @property
+    @once
     def gaps(self) -> Column:
         """The time between the pieces of stages of several, in which no other stage was either, shape (n,)."""
         inside = (self.pieces > 0) & ~self.outside
