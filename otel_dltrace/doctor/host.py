@@ -11,8 +11,7 @@ from otel_dltrace.export.otlp.settings import GRPC
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.time import tightest_anchor
-from otel_dltrace.record.launch import ALL_RINGS
-from otel_dltrace.record.locks import is_listened_to
+from otel_dltrace.record.launch import is_served
 from otel_dltrace.record.ring import MIN_CHUNKS, SHARE_OF_FREE, free_in
 from otel_dltrace.record.ring_file import CHUNK, make_ring_folder
 from otel_dltrace.settings.config import VARIABLES, Config
@@ -141,7 +140,7 @@ def forks(env: Mapping[str, str], config: Config) -> list[Finding]:
             Finding("fork", NOTE, what, "raise the limit (ulimit -u, pids.max), or set OTEL_DLTRACE_DRAIN=thread")
         )
     is_left_to_others = config.drain == "off"
-    if is_left_to_others and not is_listened_to(config.rings / f"{ALL_RINGS}.bell"):
+    if is_left_to_others and not is_served(config.rings, config.home):
         what = f"OTEL_DLTRACE_DRAIN=off leaves the rings to a drain that stays, and none serves {config.rings}"
         cure = "start `otel-dltrace drain --stay` with the same OTEL_DLTRACE_RING_DIR"
         found.append(Finding("fork", PROBLEM, what, cure))

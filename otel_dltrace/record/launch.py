@@ -34,6 +34,11 @@ _HERE = str(Path(__file__).parents[2])
 """The folder that our package is in."""
 
 
+def is_served(rings: Path, home: str) -> bool:
+    """Return whether a drain listens that serves *home* in the folder *rings*, be it with all others."""
+    return any(is_listened_to(rings / f"{name}.bell") for name in (home, ALL_RINGS))
+
+
 class DrainThread(NamedTuple):
     """A drain that is a thread of this process: *hurry* has it read everything soon, *end* ends it within seconds."""
 
@@ -167,7 +172,7 @@ class DrainStarter:
     def is_left_alone(self) -> bool:
         """Return whether the ring that `finish` was told of is left to a drain that stays, and none is there."""
         is_left = self.mode == "off" and self._ring is not None and self._ring.exists()
-        return is_left and not any(map(is_listened_to, (self.bell, self.rings / f"{ALL_RINGS}.bell")))
+        return is_left and not is_served(self.rings, self.bell.stem)
 
     def hurry(self) -> None:
         """Have the drain, whichever it is, read everything soon."""
