@@ -36,7 +36,7 @@ def serve() -> None:
 
     for number in (ON, OFF):
         signal.signal(number, switch)
-    from otel_dltrace.pushpull.server import serve
+    from otel_dltrace.pushpull.serving import serve
 
     serve(*read_env(os.environ))
     live.tracer = tracer  # for its end

@@ -44,7 +44,7 @@ except PushPullError as error:
 """
 
 SERVER = """
-from otel_dltrace.pushpull.server import serve
+from otel_dltrace.pushpull.serving import serve
 setup()
 serve(layout, options)
 """

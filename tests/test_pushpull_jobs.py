@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from otel_dltrace.pushpull.errors import PeerLostError
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.server import Server
@@ -790,14 +789,6 @@ def test_a_server_that_does_not_come_ends_the_job():
     assert (worker.stdout, code) == ("server 1 did not come to server 0 within 5 s\n", 0)
 
 
-def test_a_server_that_comes_to_a_job_that_has_failed_is_told():
-    """No worker would ever come to it."""
-    first = Server(Layout(num_servers=2), Options(token="one"))
-    first.store.fail("worker 0: it was killed")
-    with pytest.raises(PeerLostError, match=r"^worker 0: it was killed$"):
-        asyncio.run(first._register(pack_json(server=1, address="10.0.0.2:9000"), {}))
-
-
 def test_a_worker_that_comes_to_a_job_that_has_failed_opens_its_session():
     """It is told there; a server waits for one that has not come for as long as `PUSHPULL_TIMEOUT`."""
     first = Server(Layout(num_servers=1), Options(token="one"))
@@ -881,7 +872,8 @@ from otel_dltrace.pushpull.transport import credential, method, open_channel
 _, options = read_env(os.environ)
 with open_channel(options.root, options) as channel:
     greet(channel, "it", options)
-    call = (channel.unary_stream if {name!r} == "Session" else channel.unary_unary)(method({name!r}))
+    kind = channel.unary_unary if {name!r} == "Leave" else channel.unary_stream
+    call = kind(method({name!r}))
     try:
         list(call({body!r}, metadata=(credential(options),), timeout=20))
     except grpc.RpcError as error:

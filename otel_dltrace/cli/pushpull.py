@@ -82,7 +82,7 @@ def _serve() -> int:
     layout, options = read_env(os.environ)
     autostart()
     _show_server()
-    from otel_dltrace.pushpull.server import serve
+    from otel_dltrace.pushpull.serving import serve
 
     serve(layout, options)
     return 0

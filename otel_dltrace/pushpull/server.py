@@ -1,7 +1,6 @@
 """The gRPC server around a `Store`: one event loop, so that the store needs no lock and a waiting pull no thread."""
 
 import asyncio
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -12,29 +11,14 @@ import grpc
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull import trace
 from otel_dltrace.pushpull.compression import pack_sum, unpack
-from otel_dltrace.pushpull.contact import error_of, greet
 from otel_dltrace.pushpull.errors import MismatchError, PeerLateError, PeerLostError, shown
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.store import Store
-from otel_dltrace.pushpull.transport import (
-    AUTHORIZATION,
-    SERVICE,
-    WELCOME,
-    channel_options,
-    credential,
-    is_ours,
-    method,
-    open_channel,
-    pack_json,
-    server_credentials,
-    unpack_json,
-)
+from otel_dltrace.pushpull.transport import AUTHORIZATION, SERVICE, WELCOME, is_ours, pack_json, unpack_json
 from otel_dltrace.pushpull.wire import Request, decode
 
 T = TypeVar("T")
-_LAST_WORDS_S = 10.0
-"""How long workers may take to be told why the job ends."""
 Context = Any
 """``grpc.aio.ServicerContext``, which is generic over messages; ours are bytes."""
 Metadata = Mapping[str, Any]
@@ -52,6 +36,8 @@ class Server:
         self.store = Store(layout.num_workers, self.num_servers)
         self.addresses: dict[int, str] = {}
         self.changed = asyncio.Condition()
+        self.is_ending = False
+        """Whether nobody is served any more."""
         self._sessions: dict[int, str] = {}
         self._sums: dict[tuple[int, int], asyncio.Event] = {}
 
@@ -59,7 +45,6 @@ class Server:
         """Return the methods, each behind the check of the token."""
         unary = {
             "Hello": self._hello,
-            "Register": self._register,
             "Servers": self._servers,
             "Leave": self._leave,
             "Initialize": self._initialize,
@@ -68,6 +53,7 @@ class Server:
         }
         table = {name: grpc.unary_unary_rpc_method_handler(self._guarded(call)) for name, call in unary.items()}
         table["Session"] = grpc.unary_stream_rpc_method_handler(self._session)
+        table["Register"] = grpc.unary_stream_rpc_method_handler(self._register)
         return grpc.method_handlers_generic_handler(SERVICE, table)
 
     async def deserted(self) -> None:
@@ -76,6 +62,12 @@ class Server:
             await self.changed.wait_for(lambda: self.store.deserted or bool(self.store.failure))
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.changed.wait_for(lambda: self.store.deserted), self.options.timeout_s)
+
+    async def end(self) -> None:
+        """Let go of the other servers."""
+        async with self.changed:
+            self.is_ending = True
+            self.changed.notify_all()
 
     def _guarded(self, call: Call) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def answer(body: bytes, context: Context) -> bytes:
@@ -102,15 +94,41 @@ class Server:
     async def _hello(self, _body: bytes, _metadata: Metadata) -> bytes:
         return b""
 
-    async def _register(self, body: bytes, _metadata: Metadata) -> bytes:
-        fields = unpack_json(body, server=int, address=str)
-        if not 0 <= fields["server"] < self.num_servers:
-            raise MismatchError(f"server {fields['server']} came, server 0's job has {self.num_servers}")
-        async with self.changed:
-            self.store.check_job()  # no worker would ever come to a server that is too late
-            self.addresses[fields["server"]] = fields["address"]
-            self.changed.notify_all()
-        return b""
+    async def _register(self, body: bytes, context: Context) -> AsyncIterator[bytes]:
+        """Last as long as both servers do, so that each knows of the other's end; one that goes may come again.
+
+        Not once workers have come: those look for it where it was, and notice themselves that it is gone.
+        """
+        await self._check_caller(context)
+        try:
+            fields = unpack_json(body, server=int, address=str)
+            number = self._placed(fields["server"], fields["address"])
+        except MismatchError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PeerLostError as error:  # no worker would ever come to a server that is too late
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
+        try:
+            yield WELCOME
+            async with self.changed:
+                self.changed.notify_all()
+                await self.changed.wait_for(lambda: self.is_ending)
+        finally:
+            if not self.store.joined:
+                del self.addresses[number]
+        if self.store.failure:
+            await context.abort(grpc.StatusCode.ABORTED, self.store.failure)
+
+    def _placed(self, number: int, address: str) -> int:
+        """Note where server *number* is; return it."""
+        if not 0 <= number < self.num_servers:
+            raise MismatchError(f"server {number} came, server 0's job has {self.num_servers}")
+        if number in self.addresses:
+            raise MismatchError(
+                f"server {number} is here already, at {self.addresses[number]}; does each have its own DMLC_SERVER_ID?"
+            )
+        self.store.check_job()
+        self.addresses[number] = address
+        return number
 
     async def _servers(self, _body: bytes, _metadata: Metadata) -> bytes:
         """Say where all servers are, once they have come; a worker that waits for one in vain ends the job.
@@ -243,56 +261,3 @@ class Server:
         """Let the pulls go on that wait for what *request* completed."""
         if event := self._sums.pop((request.key, request.round), None):
             event.set()
-
-
-def serve(layout: Layout, options: Options) -> None:
-    """Serve one job until its workers are gone, in whichever way, or a signal ends it."""
-    asyncio.run(_serve(layout, options))
-
-
-async def _serve(layout: Layout, options: Options) -> None:
-    server = Server(layout, options)
-    # Of two servers at one port each would get some of the other job's workers.
-    listener = grpc.aio.server(options=[*channel_options(options), ("grpc.so_reuseport", 0)])
-    listener.add_generic_rpc_handlers((server.handlers(),))
-    port = _bind(listener, options)
-    await listener.start()
-    try:
-        _tell_address(server, f"{options.host}:{port}", options)
-    except PeerLostError:
-        await listener.stop(grace=None)  # or gRPC says that its loop is closed
-        raise
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    waiting = {asyncio.ensure_future(server.deserted()), asyncio.ensure_future(ended.wait())}
-    _, others = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in others:
-        task.cancel()
-    await listener.stop(grace=1.0 if ended.is_set() else _LAST_WORDS_S)
-
-
-def _bind(listener: Any, options: Options) -> int:
-    """Listen: server 0 at the job's root port, the others wherever there is room."""
-    wanted = f"{options.host}:{options.root.rpartition(':')[2] if options.server == 0 else 0}"
-    try:
-        if options.tls is None:
-            return int(listener.add_insecure_port(wanted))
-        return int(listener.add_secure_port(wanted, server_credentials(options.tls)))
-    except RuntimeError:
-        cause = ", or PUSHPULL_TLS_* not right" if options.tls else ""
-        raise ConfigError(f"server {options.server} cannot listen at {wanted}; is the port taken{cause}?") from None
-
-
-def _tell_address(server: Server, address: str, options: Options) -> None:
-    if options.server == 0:
-        server.addresses[0] = address
-        return
-    body = pack_json(server=options.server, address=address)
-    where = f"server 0 at {options.root}"
-    with open_channel(options.root, options) as channel:
-        greet(channel, where, options)
-        try:
-            channel.unary_unary(method("Register"))(body, metadata=(credential(options),), timeout=options.timeout_s)
-        except grpc.RpcError as error:
-            raise error_of(error, where) from None

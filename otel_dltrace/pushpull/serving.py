@@ -1,0 +1,133 @@
+"""The process of one server: it listens, meets server 0, and ends with its job."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import grpc
+
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.contact import error_of, greet
+from otel_dltrace.pushpull.errors import PeerLostError
+from otel_dltrace.pushpull.layout import Layout
+from otel_dltrace.pushpull.options import Options
+from otel_dltrace.pushpull.server import Server
+from otel_dltrace.pushpull.transport import (
+    channel_options,
+    credential,
+    method,
+    open_channel,
+    pack_json,
+    server_credentials,
+)
+
+_LAST_WORDS_S = 10.0
+"""How long workers may take to be told why the job ends."""
+_ANY_ORDER_S = 1.0
+"""Within what time whoever ends a job ends all its servers: one that misses server 0 for longer was forgotten."""
+
+_Lost = asyncio.Queue[PeerLostError]
+"""Of server 0: why it is not there any more, once."""
+
+
+def serve(layout: Layout, options: Options) -> None:
+    """Serve one job until its workers are gone, in whichever way, or a signal ends it.
+
+    Raises:
+        ConfigError: It cannot listen.
+        PeerLostError: Server 0 cannot be reached, or has gone before any worker came: none will.
+        MismatchError: Server 0 does not know such a server.
+    """
+    asyncio.run(_serve(layout, options))
+
+
+async def _serve(layout: Layout, options: Options) -> None:
+    server = Server(layout, options)
+    # Of two servers at one port each would get some of the other job's workers.
+    listener = grpc.aio.server(options=[*channel_options(options), ("grpc.so_reuseport", 0)])
+    listener.add_generic_rpc_handlers((server.handlers(),))
+    address = f"{options.host}:{_bind(listener, options)}"
+    await listener.start()
+    grace = _LAST_WORDS_S
+    try:
+        with _registered(server, address, options) as lost:
+            if await _is_ended(server, lost):
+                grace = 1.0
+    finally:  # or gRPC says that its loop is closed
+        await server.end()
+        await listener.stop(grace)
+
+
+async def _is_ended(server: Server, lost: _Lost) -> bool:
+    """Return, when there is nobody more to serve, whether a signal has ended the job.
+
+    Raises:
+        PeerLostError: Nobody will come, since server 0 is *lost*.
+    """
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    ways = [asyncio.ensure_future(way) for way in (server.deserted(), ended.wait(), _bereft(server, lost))]
+    done, others = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    for task in done:
+        task.result()
+    return ended.is_set()
+
+
+async def _bereft(server: Server, lost: _Lost) -> None:
+    """Raise once server 0 is *lost*, unless workers have come: they know by themselves how their job goes on."""
+    error = await lost.get()
+    await asyncio.sleep(_ANY_ORDER_S)
+    if not (server.store.joined or server.store.failure):
+        raise error
+    await asyncio.get_running_loop().create_future()  # never done
+
+
+def _bind(listener: Any, options: Options) -> int:
+    """Listen: server 0 at the job's root port, the others wherever there is room."""
+    wanted = f"{options.host}:{options.root.rpartition(':')[2] if options.server == 0 else 0}"
+    try:
+        if options.tls is None:
+            return int(listener.add_insecure_port(wanted))
+        return int(listener.add_secure_port(wanted, server_credentials(options.tls)))
+    except RuntimeError:
+        cause = ", or PUSHPULL_TLS_* not right" if options.tls else ""
+        raise ConfigError(f"server {options.server} cannot listen at {wanted}; is the port taken{cause}?") from None
+
+
+@contextmanager
+def _registered(server: Server, address: str, options: Options) -> Iterator[_Lost]:
+    """Have server 0 know where *server* is, while this lasts; yield where it is said that server 0 has gone."""
+    loop, lost = asyncio.get_running_loop(), _Lost()
+    if options.server == 0:
+        server.addresses[0] = address
+        yield lost
+        return
+    where = f"server 0 at {options.root}"
+
+    def gone() -> None:
+        with suppress(RuntimeError):  # the loop is closed: it was we who went
+            loop.call_soon_threadsafe(lost.put_nowait, _farewell(call, where))
+
+    with open_channel(options.root, options) as channel:
+        greet(channel, where, options)
+        body = pack_json(server=options.server, address=address)
+        call = channel.unary_stream(method("Register"))(body, metadata=(credential(options),))
+        try:
+            next(call)
+        except grpc.RpcError as error:
+            raise error_of(error, where) from None
+        if not call.add_callback(gone):
+            gone()
+        yield lost
+
+
+def _farewell(call: Any, where: str) -> PeerLostError:
+    """Return why server 0, which is *where*, is not there any more, now that its *call* is over."""
+    if call.code() is grpc.StatusCode.OK:
+        return PeerLostError(f"{where} ended before any worker came")
+    return PeerLostError(str(error_of(call, where)))
