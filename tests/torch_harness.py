@@ -22,6 +22,8 @@ from tests.ring_files import records_of
 
 ROOT = Path(__file__).parents[1]
 RECORD = struct.Struct("<IIIBBHQQQIIiiHHI")
+COMPILES = sys.version_info[:3] != (3, 13, 0)
+"""Whether torch.compile works: it wants Python 3.13.1."""
 
 TRACED = """
 import atexit, gc, json, os, sys, time
@@ -187,7 +189,8 @@ registry.instrument()
 import torch, torch._dynamo, torch.utils.data  # optimizers load dynamo; once is enough
 
 folder, setup, programs, first = Path(sys.argv[1]), *json.loads(sys.stdin.read())
-if not torch.backends.cuda.is_built():  # else autograd has threads for devices, which no fork has
+is_first_shared = not torch.backends.cuda.is_built()  # else autograd has threads for devices, which no fork has
+if is_first_shared:
     exec(first)
 for number, program in enumerate(programs):
     for traced in (True, False):
@@ -195,6 +198,8 @@ for number, program in enumerate(programs):
         if child:
             assert os.waitpid(child, 0)[1] == 0, program
             continue
+        if not is_first_shared:
+            exec(first)
         recorder = Recorder(folder / str(number), 1 << 20)
         if traced:
             live.tracer = Tracer(recorder)
@@ -221,7 +226,7 @@ def run_each(folder: Path, setup: str, programs: dict[str, str], first: str = ""
         folder: An empty folder.
         setup: What they share; it defines ``parameters()``.
         programs: Their texts.
-        first: What is run once for all, to be quicker still, where a fork can go on from there.
+        first: What is run before that: once for all, to be quicker still, where a fork can go on from there.
 
     Returns:
         For each program what it recorded, and whether its parameters end up the same, to the bit,

@@ -19,7 +19,7 @@ Done = Callable[[bytes, PushPullError | None], None]
 """Called on a thread of gRPC's with the answer, or with why there is none."""
 
 _AFTER_THE_SERVER_S = 5.0
-_LEAVING_S = 2.0
+_LEAVING_S = 4.0
 _LAST_WORD_S = 1.0
 """How long the session with a server that is going has to say why."""
 _ASKED_S = 2.0
