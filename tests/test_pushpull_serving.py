@@ -12,7 +12,7 @@ import pytest
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.transport import credential, method, open_channel, pack_json, unpack_json
 from tests.pushpull_jobs import ROOT
-from tests.servers import free_port
+from tests.servers import free_port, wait_until
 
 SERVE = [sys.executable, "-m", "otel_dltrace", "pushpull", "serve"]
 WORKER = """
@@ -26,6 +26,27 @@ values = np.full(5000, 3, np.float32)
 engine.wait(engine.push_pull(engine.declare("w"), values, average=False))
 engine.stop()
 print(values.sum())
+"""
+JOINING = """
+import os, sys, time
+from otel_dltrace.pushpull.contact import greet
+from otel_dltrace.pushpull.options import agreed, read_env
+from otel_dltrace.pushpull.transport import credential, method, open_channel, pack_json
+layout, options = read_env(os.environ)
+channel = open_channel(options.root, options)
+greet(channel, "server 0", options)
+who = {"metadata": [credential(options)]}
+channel.unary_unary(method("Servers"))(b"", **who)
+fields = {"worker": 0, "session": "s", "num_workers": layout.num_workers, "agreed": agreed(layout, options)}
+session = channel.unary_stream(method("Session"))(pack_json(**fields), **who)
+time.sleep(0.5)
+print("joined", flush=True)
+"""
+"""Joins server 0 alone."""
+LEAVING = """
+channel.unary_unary(method("Leave"))(pack_json(worker=0, session="s", reason=""), **who)
+time.sleep(3)
+sys.exit(7)
 """
 
 
@@ -100,24 +121,49 @@ def test_a_server_ends_when_server_0_goes_before_any_worker_came(number, job):
 def test_a_server_that_is_started_again_before_any_worker_came_takes_its_place(job):
     """Also on another port, as in a new pod."""
     servers = [job.serve(0), job.serve(1)]
-    before = job.addresses()
+    job.addresses()
     servers[1].kill()
     servers[1].wait()
     servers[1] = job.serve(1)
     assert job.trains()
     assert [end_of(server)[0] for server in servers] == [0, 0]
-    assert len(before) == 2
 
 
-def test_a_server_with_the_number_of_another_is_refused(job):
-    """It would take the other's place, which then waits in vain; the job goes on."""
+@pytest.mark.parametrize("silent", [pytest.param(True, id="silent"), pytest.param(False, id="of the same number")])
+def test_the_latest_server_of_a_number_counts(silent, job):
+    """Nobody knows how long one that is silent will be; one that is there learns why it is not asked."""
     servers = [job.serve(0), job.serve(1)]
-    address = job.addresses()[1]
-    refused = end_of(job.serve(1))
-    says = f"otel-dltrace: server 1 is here already, at {address}; does each have its own DMLC_SERVER_ID?"
-    assert refused == (2, says)
+    before = job.addresses()[1]
+    if silent:
+        servers[1].send_signal(signal.SIGSTOP)
+    late = job.serve(1)
+    wait_until(lambda: job.addresses()[1] != before)
     assert job.trains()
-    assert [end_of(server)[0] for server in servers] == [0, 0]
+    assert [end_of(server)[0] for server in (servers[0], late)] == [0, 0]
+    servers[1].send_signal(signal.SIGCONT)
+    code, said = end_of(servers[1])
+    assert code == 2
+    assert silent or "another server 1 has come, at 127.0.0.1:" in said
+
+
+def test_a_server_that_comes_after_workers_is_refused(job):
+    """They look for it where it was, and say so themselves when it is gone."""
+    job.env["DMLC_NUM_WORKER"] = "2"
+    job.serve(0)
+    server = job.serve(1)
+    job.addresses()
+    worker = job.start([sys.executable, "-c", JOINING + "time.sleep(60)"])
+    assert worker.stdout.readline() == "joined\n"
+    server.kill()
+    code, said = end_of(job.serve(1))
+    assert (code, "server 1 came after workers had" in said) == (2, True)
+
+
+def test_a_server_that_nobody_asks_is_not_blamed_for_its_end(job):
+    """The worker's error ends the job, though a server that misses server 0 ended before."""
+    launch = [sys.executable, "-m", "otel_dltrace", "pushpull", "launch", "--servers", "3", "--"]
+    code, said = end_of(job.start([*launch, sys.executable, "-c", JOINING + LEAVING]))
+    assert (code, said) == (7, "otel-dltrace: local rank 0 of worker 0 ended with exit code 7; ending the others")
 
 
 def test_servers_that_are_ended_together_say_nothing(job):

@@ -203,7 +203,9 @@ def _children(plan: Plan, env: dict[str, str], folder: Path) -> Iterator[_Child]
     for server in range(plan.servers) if plan.only_worker is None else ():
         # All are here, so they listen where server 0 is looked for: another address of ours would not be found.
         role = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(server), "DMLC_NODE_HOST": env["DMLC_PS_ROOT_URI"]}
-        yield _Child(f"server {server}", _spawn(SERVE, env | role), server=True)
+        bereft = folder / f"server{server}.bereft"
+        process = _spawn(SERVE, env | role | {BEREFT: str(bereft)})
+        yield _Child(f"server {server}", process, server=True, bereft=bereft)
     for worker in range(plan.workers) if plan.only_worker is None else (plan.only_worker,):
         meeting = folder / str(worker)
         meeting.mkdir(mode=0o700)

@@ -38,6 +38,8 @@ class Server:
         self.changed = asyncio.Condition()
         self.is_ending = False
         """Whether nobody is served any more."""
+        self._registered: dict[int, Context] = {}
+        """The latest call of each other server."""
         self._sessions: dict[int, str] = {}
         self._sums: dict[tuple[int, int], asyncio.Event] = {}
 
@@ -95,39 +97,43 @@ class Server:
         return b""
 
     async def _register(self, body: bytes, context: Context) -> AsyncIterator[bytes]:
-        """Last as long as both servers do, so that each knows of the other's end; one that goes may come again.
+        """Last as long as the caller does, another server, so that each knows of the other's end.
 
-        Not once workers have come: those look for it where it was, and notice themselves that it is gone.
+        One that goes before workers come makes room for the next of its number, and so does one that is silent.
         """
         await self._check_caller(context)
         try:
             fields = unpack_json(body, server=int, address=str)
-            number = self._placed(fields["server"], fields["address"])
+            number = self._allowed(fields["server"])
         except MismatchError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except PeerLostError as error:  # no worker would ever come to a server that is too late
+        except PeerLostError as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
+        self.addresses[number], self._registered[number] = fields["address"], context
         try:
             yield WELCOME
             async with self.changed:
-                self.changed.notify_all()
-                await self.changed.wait_for(lambda: self.is_ending)
+                self.changed.notify_all()  # not before it knows that it is known
+                await self.changed.wait_for(lambda: self.is_ending or self._registered[number] is not context)
         finally:
-            if not self.store.joined:
+            is_latest = self._registered[number] is context
+            if is_latest and not self.store.joined:
                 del self.addresses[number]
+        if not is_latest:
+            another = f"another server {number} has come, at {self.addresses.get(number)}"
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"{another}; does each have its own DMLC_SERVER_ID?"
+            )
         if self.store.failure:
             await context.abort(grpc.StatusCode.ABORTED, self.store.failure)
 
-    def _placed(self, number: int, address: str) -> int:
-        """Note where server *number* is; return it."""
-        if not 0 <= number < self.num_servers:
+    def _allowed(self, number: int) -> int:
+        """Return *number* if a server of that number may come, or come again."""
+        if not 0 < number < self.num_servers:
             raise MismatchError(f"server {number} came, server 0's job has {self.num_servers}")
-        if number in self.addresses:
-            raise MismatchError(
-                f"server {number} is here already, at {self.addresses[number]}; does each have its own DMLC_SERVER_ID?"
-            )
-        self.store.check_job()
-        self.addresses[number] = address
+        self.store.check_job()  # no worker would ever come to it
+        if self.store.joined:
+            raise MismatchError(f"server {number} came after workers had: they look for it where it was before")
         return number
 
     async def _servers(self, _body: bytes, _metadata: Metadata) -> bytes:

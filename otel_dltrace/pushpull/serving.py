@@ -2,7 +2,10 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -10,11 +13,12 @@ import grpc
 
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull.contact import error_of, greet
-from otel_dltrace.pushpull.errors import PeerLostError
+from otel_dltrace.pushpull.errors import MismatchError, PeerLostError, PushPullError
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import Options
 from otel_dltrace.pushpull.server import Server
 from otel_dltrace.pushpull.transport import (
+    WELCOME,
     channel_options,
     credential,
     method,
@@ -28,8 +32,10 @@ _LAST_WORDS_S = 10.0
 _ANY_ORDER_S = 1.0
 """Within what time whoever ends a job ends all its servers: one that misses server 0 for longer was forgotten."""
 
-_Lost = asyncio.Queue[PeerLostError]
-"""Of server 0: why it is not there any more, once."""
+_Lost = asyncio.Queue[PushPullError]
+"""Of server 0: why it is not there for us any more, once."""
+_Welcome = Future[None]
+"""Done when server 0 knows us; fails with why it does not."""
 
 
 def serve(layout: Layout, options: Options) -> None:
@@ -38,7 +44,7 @@ def serve(layout: Layout, options: Options) -> None:
     Raises:
         ConfigError: It cannot listen.
         PeerLostError: Server 0 cannot be reached, or has gone before any worker came: none will.
-        MismatchError: Server 0 does not know such a server.
+        MismatchError: Server 0 knows no such server, or another one of that number has come to it.
     """
     asyncio.run(_serve(layout, options))
 
@@ -53,18 +59,22 @@ async def _serve(layout: Layout, options: Options) -> None:
     grace = _LAST_WORDS_S
     try:
         with _registered(server, address, options) as lost:
-            if await _is_ended(server, lost):
+            if await _wait_for_end(server, lost):
                 grace = 1.0
-    finally:  # or gRPC says that its loop is closed
+    except PeerLostError:
+        if options.bereft is not None:
+            options.bereft.touch()
+        raise
+    finally:  # whoever still asks is let go in order; or gRPC says that its loop is closed
         await server.end()
         await listener.stop(grace)
 
 
-async def _is_ended(server: Server, lost: _Lost) -> bool:
+async def _wait_for_end(server: Server, lost: _Lost) -> bool:
     """Return, when there is nobody more to serve, whether a signal has ended the job.
 
     Raises:
-        PeerLostError: Nobody will come, since server 0 is *lost*.
+        PushPullError: Nobody will come, since server 0 is *lost*.
     """
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,8 +83,9 @@ async def _is_ended(server: Server, lost: _Lost) -> bool:
     done, others = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
-    for task in done:
-        task.result()
+    if not ended.is_set():
+        for task in done:
+            task.result()
     return ended.is_set()
 
 
@@ -102,32 +113,43 @@ def _bind(listener: Any, options: Options) -> int:
 @contextmanager
 def _registered(server: Server, address: str, options: Options) -> Iterator[_Lost]:
     """Have server 0 know where *server* is, while this lasts; yield where it is said that server 0 has gone."""
-    loop, lost = asyncio.get_running_loop(), _Lost()
+    lost = _Lost()
     if options.server == 0:
         server.addresses[0] = address
         yield lost
         return
     where = f"server 0 at {options.root}"
-
-    def gone() -> None:
-        with suppress(RuntimeError):  # the loop is closed: it was we who went
-            loop.call_soon_threadsafe(lost.put_nowait, _farewell(call, where))
-
     with open_channel(options.root, options) as channel:
         greet(channel, where, options)
         body = pack_json(server=options.server, address=address)
         call = channel.unary_stream(method("Register"))(body, metadata=(credential(options),))
+        welcome = _Welcome()
+        loop = asyncio.get_running_loop()
+        threading.Thread(
+            target=_listen, args=(call, where, welcome, loop, lost), name="pushpull-registered", daemon=True
+        ).start()
         try:
-            next(call)
-        except grpc.RpcError as error:
-            raise error_of(error, where) from None
-        if not call.add_callback(gone):
-            gone()
+            welcome.result(options.timeout_s)
+        except FutureTimeoutError:
+            raise PeerLostError(f"{where} did not answer in time; set PUSHPULL_TIMEOUT higher?") from None
         yield lost
 
 
-def _farewell(call: Any, where: str) -> PeerLostError:
-    """Return why server 0, which is *where*, is not there any more, now that its *call* is over."""
-    if call.code() is grpc.StatusCode.OK:
-        return PeerLostError(f"{where} ended before any worker came")
-    return PeerLostError(str(error_of(call, where)))
+def _listen(call: Any, where: str, welcome: _Welcome, loop: asyncio.AbstractEventLoop, lost: _Lost) -> None:
+    """Wait for server 0, which is *where*, to say that we are known, and then for its end."""
+    error: PushPullError = PeerLostError(f"{where} ended before any worker came here")
+    try:
+        if next(call) == WELCOME:
+            welcome.set_result(None)
+            for _ in call:  # nothing more, but the end
+                pass
+        else:
+            error = MismatchError(f"{where} is of another release")
+    except grpc.RpcError as broken:
+        error = error_of(broken, where)
+    except StopIteration:
+        pass
+    if not welcome.done():
+        welcome.set_exception(error)
+    with suppress(RuntimeError):  # the loop is closed: it was we who went
+        loop.call_soon_threadsafe(lost.put_nowait, error)
