@@ -407,6 +407,25 @@ def test_files_are_private_or_the_group_s_in_a_setgid_folder(tmp_path: Path) -> 
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_slot_that_could_not_be_packed_is_cleared_unless_it_is_another_s_by_now(tmp_path: Path) -> None:
+    """The ring may have lapped in between, and the slot hold a record of another thread."""
+    ring = RingWriter(tmp_path, SMALLEST)
+    slots, lease, index = ring.lease(1)
+    offset = next(slots)
+    slot, half = slice(offset, offset + 64), bytes(range(64))
+    ring.buffer[slot] = half
+    assert ring.spoil(offset, lease)
+    assert ring.buffer[slot] == bytes(64)
+
+    for _ in range(ring.chunks):
+        ring.release(index)
+        _, _, index = ring.lease(1)
+    ring.buffer[slot] = half
+    assert not ring.spoil(offset, lease)
+    assert ring.buffer[slot] == half
+    ring.close()
+
+
 def test_a_live_reader_beside_a_busy_writer_sees_every_record_right_and_once(tmp_path: Path) -> None:
     """Threads, dying threads, a signal handler and garbage collections write; the ring laps; the sum is exact."""
     program = Path(__file__).with_name("ring_writer.py")

@@ -18,8 +18,7 @@ from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.operation import open_span
-from otel_dltrace.record.packing import CALL_BEGIN, CALL_SPAN, HOLE, pack_call, pack_call_begin
-from otel_dltrace.record.ring_file import RECORD
+from otel_dltrace.record.packing import CALL_BEGIN, CALL_SPAN, pack_call, pack_call_begin
 from otel_dltrace.record.tracer import live
 
 # Plain ints, and bound here: looking them up costs a part of a call that can be seen.
@@ -102,8 +101,8 @@ def shortened(  # noqa: C901, PLR0915
                         buffer, offset, number, step, descriptor, CALL_BEGIN, start, size, parent, a, b, lease
                     )
                 except _error:
-                    buffer[offset : offset + RECORD] = HOLE
-                    raise
+                    if recorder.spoil(offset, lease):
+                        raise
             else:
                 number = recorder.begin(descriptor, _COLLECTIVE, start, size, parent, 0, a, b, 0, step, number)
             if numbers is not None:
@@ -138,7 +137,8 @@ def shortened(  # noqa: C901, PLR0915
                         buffer, offset, number, step, descriptor, CALL_SPAN, start, end, size, parent, seq, a, b, lease
                     )
                 except _error:
-                    buffer[offset : offset + RECORD] = HOLE
+                    if not recorder.spoil(offset, lease):
+                        return result
                 else:
                     return result
             recorder.span(descriptor, _COLLECTIVE, start, end, size, parent, seq, 0, a, b, 0, 0, number, step)

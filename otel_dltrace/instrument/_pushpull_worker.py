@@ -11,9 +11,8 @@ from otel_dltrace.model.semconv import COLLECTIVE, OPERATIONS_PER_TRACE, PHASE, 
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, traceparent, traceparent_head, tracestate_entry
 from otel_dltrace.record.guard import failed
 from otel_dltrace.record.operation import open_span
-from otel_dltrace.record.packing import HOLE, SPANS, pack_span
+from otel_dltrace.record.packing import SPANS, pack_span
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring_file import RECORD
 from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -226,7 +225,8 @@ class _Pushed:
                         lease,
                     )
                 except _error:
-                    buffer[offset : offset + RECORD] = HOLE
+                    if not recorder.spoil(offset, lease):
+                        return
                 else:
                     return
             where = (self._number, self._seq, partition, min(wait, MOST_WAIT), server, 0, 0, number, self._step)

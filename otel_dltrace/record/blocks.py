@@ -9,9 +9,8 @@ from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, EXIT, Flag, Level
 from otel_dltrace.record.guard import failed, guarded
 from otel_dltrace.record.operation import Open, Operation, end_before_inner, open_span, step_within
-from otel_dltrace.record.packing import HOLE, PHASE_SPAN, pack_phase, whole
+from otel_dltrace.record.packing import PHASE_SPAN, pack_phase, whole
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring_file import RECORD
 from otel_dltrace.record.tracer import Tracer, live
 
 # Plain ints: reading a member of an enum costs a tenth of a record.
@@ -149,7 +148,7 @@ class phase:  # noqa: N801
                 )
         return self.number
 
-    def __exit__(  # noqa: C901  -- flat: see above
+    def __exit__(  # noqa: C901, PLR0912  -- flat: see above
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the phase; an error of the block passes through and is noted."""
@@ -191,7 +190,8 @@ class phase:  # noqa: N801
                             lease,
                         )
                     except _error:
-                        buffer[offset : offset + RECORD] = HOLE
+                        if not recorder.spoil(offset, lease):
+                            return
                     else:
                         return
                 self._write(recorder, end, number)

@@ -149,6 +149,15 @@ class Lanes:
         lane.numbers = iter(range(first + 1, first + BLOCK))
         return first
 
+    def spoil(self, offset: int, lease: int) -> bool:
+        """Make the slot at *offset*, into which packing has failed, one that was never written; return whether it was.
+
+        It is not where the chunk has been leased anew since: Python 3.10 lets other threads in where an error is
+        caught, and others collect garbage where one is made. Then it counts as overwritten, and is another's by now.
+        """
+        ring = self.ring
+        return ring is None or ring.spoil(offset, lease)
+
     # -- the ring's life ------------------------------------------------------------------------
 
     def _make_ring(self) -> RingWriter | None:

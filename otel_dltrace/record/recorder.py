@@ -15,7 +15,6 @@ from otel_dltrace.record.lanes import Lane, Lanes
 from otel_dltrace.record.names import Followed
 from otel_dltrace.record.packing import (
     BEGINS,
-    HOLE,
     MESSAGE,
     PARENTS,
     SPANS,
@@ -26,7 +25,7 @@ from otel_dltrace.record.packing import (
     pack_begin,
     pack_span,
 )
-from otel_dltrace.record.ring_file import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, RECORD, SPAN
+from otel_dltrace.record.ring_file import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, SPAN
 
 _error = struct.error
 _SOURCE = re.compile(r"^\[[^]]*\.(cc|cpp|h):\d+\] *")
@@ -93,7 +92,8 @@ class Recorder(Lanes):
                     lease,
                 )
             except _error:
-                buffer[offset : offset + RECORD] = HOLE
+                if not self.spoil(offset, lease):
+                    return
             else:
                 return
         fields = (number, step, descriptor, SPAN, level << 4 | source, flags)
@@ -151,7 +151,8 @@ class Recorder(Lanes):
                     lease,
                 )
             except _error:
-                buffer[offset : offset + RECORD] = HOLE
+                if not self.spoil(offset, lease):
+                    return number
             else:
                 return number
         fields = (number, step, descriptor, BEGIN, level << 4, flags)
@@ -221,7 +222,8 @@ class Recorder(Lanes):
                     buffer, offset, number, step, 0, PARENTS[level], trace, span, step, rank, AMEND_PARENT, lease
                 )
             except _error:
-                buffer[offset : offset + RECORD] = HOLE
+                if not self.spoil(offset, lease):
+                    return
             else:
                 return
         step, number = step & _M32, number & _M32

@@ -134,6 +134,15 @@ class RingWriter:
         buffer[base : base + 4] = lease.to_bytes(4, "little")
         return iter(range(first, end, RECORD)), lease, index
 
+    def spoil(self, offset: int, lease: int) -> bool:
+        """Clear the slot at *offset*, of a chunk leased as *lease*; return whether that still is its lease."""
+        base = (offset - PAGE) // CHUNK * CHUNK + PAGE
+        with self._lock:
+            if self.buffer[base : base + 4] != lease.to_bytes(4, "little"):
+                return False
+            self.buffer[offset : offset + RECORD] = _ZEROS[:RECORD]
+        return True
+
     def take_for_reading(self) -> bool:
         """Have this process read the ring, and no other; return whether none does already.
 
