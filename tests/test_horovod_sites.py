@@ -42,13 +42,13 @@ def test_arguments_are_where_they_are_read(horovod_site: Path, call: object) -> 
     assert short[: len(read)] == read
 
 
-def alone(folder: Path, site: Path, program: str) -> torch_harness.Recorded:
-    """Return what one rank that runs *program* recorded."""
+def alone(folder: Path, site: Path, program: str, **variables: str) -> torch_harness.Recorded:
+    """Return what one rank that runs *program* recorded, with more environment variables."""
     head = f"""
     import sys
     sys.path.insert(0, {str(site)!r})
     """
-    [recorded] = torch_harness.run(folder, textwrap.dedent(head) + textwrap.dedent(program), **ALONE)
+    [recorded] = torch_harness.run(folder, textwrap.dedent(head) + textwrap.dedent(program), **ALONE, **variables)
     return recorded
 
 
@@ -60,6 +60,7 @@ def test_ends_mean_what_they_say(tmp_path: Path, horovod_site: Path) -> None:
         """
     import time, torch, horovod.torch as hvd
     hvd.init()
+    hvd.allreduce(torch.ones(2), name="blocking")  # a cycle of Horovod begins behind it: what comes next lasts for one
     hvd.synchronize(hvd.allreduce_async(torch.ones(2), name="waited"))
     handle = hvd.allreduce_async(torch.ones(2), name="early")
     bare = hvd.poll.__wrapped__
@@ -68,8 +69,8 @@ def test_ends_mean_what_they_say(tmp_path: Path, horovod_site: Path) -> None:
     time.sleep(0.01)
     hvd.synchronize(handle)
     hvd.grouped_allreduce_async([torch.ones(2), torch.ones(3)], name="lost")
-    hvd.allreduce(torch.ones(2), name="blocking")
     """,
+        HOROVOD_CYCLE_TIME="300",
     )
     operations = {span.descriptor.tensor: span for span in recorded.spans(s.COLLECTIVE)}
     waits = {span.parent for span in recorded.spans(s.PHASE, s.WAIT)}
