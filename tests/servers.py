@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,26 @@ def program(name: str) -> Path:
     return cache / name
 
 
+def _own_ports() -> Iterator[int]:
+    """Yield this worker's part of the ports below those that the kernel gives to outgoing connections, in any order.
+
+    Of another worker's some are to be used in a moment.
+    """
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    own = range(20_000 + int(worker.removeprefix("gw")), 32_000, int(workers))
+    return cycle(random.SystemRandom().sample(own, len(own)))
+
+
+_PORTS = _own_ports()
+
+
 def free_port() -> int:
-    """Return a port nobody listens on; below those that the kernel gives to outgoing connections."""
-    numbers = random.SystemRandom()
-    while True:
-        port = numbers.randrange(20_000, 32_000)
+    """Return a port nobody listens on, each time another."""
+    for port in _PORTS:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("there is no end of them")
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = LONG_S, what: str = "the condition") -> Any:
