@@ -149,7 +149,7 @@ def traces_of_early(collector: servers.Collector) -> dict[int, list[str]]:
 def test_a_killed_phase_is_there_truncated(place, tmp_path):
     """Outside any step a phase with something below it is written as it begins, so a kill leaves no orphan."""
     ranks = solve(place, tmp_path / "go")
-    servers.wait_until(lambda: any(batch["seq"].max() == 4 for batch in place.spans()), what="the second turn")
+    servers.wait_until(lambda: [batch["seq"].max() for batch in place.spans()] == [4, 4], what="both second turns")
     for rank in ranks:
         rank.send_signal(signal.SIGKILL)
     place.wait_for_rings()
