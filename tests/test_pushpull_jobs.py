@@ -413,8 +413,12 @@ Server._guarded = going
 
 def test_a_server_that_is_going_has_a_moment_to_say_why(tmp_path):
     """A request that comes too late is cancelled; the reason comes with the session, in its own time."""
-    push = 'push_pull("w", np.ones(2, np.float32))'
-    done = run_job(tmp_path, push, (2, 1, 1), SMALL, server=GOING)
+    program = """
+    from otel_dltrace.pushpull import client
+    client._LAST_WORD_S = 60.0
+    push_pull("w", np.ones(2, np.float32))
+    """
+    done = run_job(tmp_path, program, (2, 1, 1), SMALL, server=GOING)
     assert done.each("message") == dict.fromkeys(["worker0", "worker1"], "worker 1: it was killed")
 
 
