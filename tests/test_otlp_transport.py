@@ -675,7 +675,7 @@ def test_a_collector_that_dies_and_returns_gets_every_span(tmp_path, spill, prot
         servers.wait_until(lambda: not sender.pending(), what="everything delivered or on disk")
         assert sender.delivery().spilled >= 120
         collector.start()
-        spans = collector.wait_for(200, timeout_s=60)
+        spans = collector.wait_for(200)
         delivery = sender.close(5.0)
     assert ids(spans) == set(range(2, 202))
     assert delivery == Delivery(accepted=200, trouble=delivery.trouble)

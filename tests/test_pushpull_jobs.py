@@ -760,7 +760,7 @@ def beside_a_server(server: dict[str, str], worker: dict[str, str], program: str
         "DMLC_PS_ROOT_PORT": str(free_port()),
         "BYTEPS_FORCE_DISTRIBUTED": "1",
         "PUSHPULL_TOKEN": "right",
-        "PUSHPULL_TIMEOUT": "20",
+        "PUSHPULL_TIMEOUT": "120",
     }
     with subprocess.Popen(SERVE, env=env | server) as serving:
         try:
@@ -804,7 +804,7 @@ def test_a_worker_that_comes_to_a_job_that_has_failed_opens_its_session():
 def test_workers_that_come_to_a_job_that_has_failed_are_told_why():
     """Whatever they ask which server when they learn of it."""
     counts = {"DMLC_NUM_WORKER": "4", "DMLC_NUM_SERVER": "3", "BYTEPS_FORCE_DISTRIBUTED": "1", "PUSHPULL_TOKEN": "one"}
-    ours = {"PYTHONPATH": str(ROOT), "DMLC_PS_ROOT_PORT": str(free_port()), "PUSHPULL_TIMEOUT": "60"}
+    ours = {"PYTHONPATH": str(ROOT), "DMLC_PS_ROOT_PORT": str(free_port()), "PUSHPULL_TIMEOUT": "120"}
     env = {**os.environ, **counts, **ours}
     with ExitStack() as running:
 

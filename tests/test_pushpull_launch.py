@@ -73,7 +73,7 @@ os.write(1, b"%g\\n" % values[0])
 )
 def test_servers_listen_where_they_are_looked_for(host, env, monkeypatch):
     """At the root that is asked for, whatever other address this host has told its servers before."""
-    for name, value in {**env, "PUSHPULL_TIMEOUT": "30"}.items():
+    for name, value in {**env, "PUSHPULL_TIMEOUT": "120"}.items():
         monkeypatch.setenv(name, value)
     root = ["--root", f"{host}:{free_port()}"] if host else []
     done = launched("--workers", "2", "--servers", "2", *root, program=MEETS)
@@ -308,7 +308,7 @@ def test_what_a_worker_has_started_ends_with_the_job(ends, code, tmp_path):
     assert launch(Plan(program, servers=0, grace_s=100.0), os.environ) == code
     assert (saved.exists(), time.monotonic() - begin < 100.0) == (True, True)
     left = int(told.read_text())
-    wait_until(lambda: not psutil.pid_exists(left) or is_over(psutil.Process(left)), 10, "the end of what is left")
+    wait_until(lambda: not psutil.pid_exists(left) or is_over(psutil.Process(left)), what="the end of what is left")
     with suppress(ChildProcessError):  # where it is not ours
         os.waitpid(left, 0)
 
@@ -320,7 +320,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind(tmp_path):
     own.mkdir()
     with meeting() as (killed, children, orphan), meeting() as (_, _, others):
         killed.kill()
-        wait_until(lambda: all(map(is_over, children)), 30, "the end of the children")
+        wait_until(lambda: all(map(is_over, children)), what="the end of the children")
         env = os.environ | {"TMPDIR": str(tmp_path)}
         done = subprocess.run([*LAUNCH, "--servers", "0", "--", "true"], env=env, timeout=240, check=False)
         now = [folder.exists() for folder in (orphan, others, own)]

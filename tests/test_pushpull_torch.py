@@ -732,7 +732,7 @@ except bps.PushPullError as error:
 )
 def test_who_has_shut_down_joins_no_servers_again(counts, says, tmp_path):
     """They are gone by then, or hold the others' sums: said at once, not after the timeout."""
-    done = run_job(tmp_path, START + AGAIN, counts, {"PUSHPULL_TIMEOUT": "30"}, torch=True)
+    done = run_job(tmp_path, START + AGAIN, counts, torch=True)
     assert {who: lines[-1] for who, lines in done.said.items() if "worker" in who} == {
         f"worker{rank}": says for rank in range(counts[0] * counts[1])
     }, done.stderr
