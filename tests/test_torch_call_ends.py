@@ -28,20 +28,10 @@ second = Path(os.environ["OUT"], "second").read_text()
 size = iter(range(1, 100))
 number = itertools.count()
 
-def look():
-    # What the second rank's main thread does, and how often it has begun or ceased to.
-    lines = Path(f"/proc/{second}/status").read_text().splitlines()
-    return [line.split()[1] for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
-
-def waits():
-    before = look()
-    time.sleep(0.1)
-    return before[0] == "S" and look() == before
-
 def launched(launch, late=False):
     # On the first rank once the second one has launched; *late*: and waits for it.
     sign = Path(os.environ["OUT"], f"launched{next(number)}")
-    while rank == 0 and not (sign.exists() and (not late or waits())):
+    while rank == 0 and not (sign.exists() and (not late or stands(second))):
         time.sleep(0.001)
     work = launch()
     if rank == 1:

@@ -53,6 +53,16 @@ if os.environ.get("TRACED"):
 
     atexit.register(stop)
 
+def stands(pid):
+    # Whether the main thread of *pid* has done nothing for a tenth of a second: it waits, and not for the processor.
+    def look():
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return [line.split()[1] for line in lines if line.startswith(("State", "voluntary", "nonvoluntary"))]
+
+    before = look()
+    time.sleep(0.1)
+    return before[0] == "S" and look() == before
+
 def say(**fields):
     rank = os.environ.get("RANK", "0")
     with open(os.path.join(os.environ["OUT"], f"rank{rank}.jsonl"), "a") as file:
