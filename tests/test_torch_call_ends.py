@@ -417,7 +417,8 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-brief = dist.new_group(timeout=datetime.timedelta(seconds=1))
+brief = dist.new_group()  # which may take longer than a second
+dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1), brief)
 if dist.get_rank() == 0:
     try:
         dist.all_reduce(torch.ones(1), group=brief, async_op=True).wait()
