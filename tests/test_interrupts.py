@@ -13,7 +13,7 @@ import pytest
 
 from otel_dltrace.cli.relay import Relay
 from tests import servers
-from tests.support import Place
+from tests.support import Place, waiting
 
 PATIENT = """
     import os, signal, sys, time
@@ -25,17 +25,17 @@ PATIENT = """
     time.sleep(60)
 """
 IMPATIENT = """
-    import atexit, signal
+    import os, signal, time
     import otel_dltrace as d
+    from otel_dltrace.record.tracer import live
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for i in range(2):
         with d.step(i):
             pass
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    @atexit.register
-    def ended():  # before what `otel_dltrace` does at the end
-        print("ended", flush=True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    # It hears a Ctrl-C in what `otel_dltrace` does at the end, and not before.
+    live.tracer.leaving.append(lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
 """
 OUTLIVING = """
     import sys
@@ -168,9 +168,9 @@ def test_a_command_that_is_being_loaded_can_be_interrupted(place, command):
 
 def test_a_program_that_has_ended_is_interrupted_without_a_traceback(place):
     """It only waits for its drain, and waits no longer."""
-    program = place.start(IMPATIENT, OTEL_DLTRACE="1", **SOON)
+    program = place.start(waiting(IMPATIENT), OTEL_DLTRACE="1", **SOON)
     servers.wait_until(place.drains, what="the drain")[0].suspend()
-    assert program.stdout.readline() == "ended\n"
+    (place.folder / "go").touch()
     servers.wait_until(lambda: hears(program), what="the end")
     program.send_signal(signal.SIGINT)
 
