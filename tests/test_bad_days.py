@@ -95,9 +95,11 @@ class Training:
         """Have the training end; wait for torchrun and the ranks, kill those that a dead partner keeps waiting."""
         (self.place.folder / "over").touch()
         self.torchrun.communicate(timeout=240)
-        ranks = [psutil.Process(pid) for pid in self.pids() if psutil.pid_exists(pid)]
+        pids = self.pids()
+        ranks = [process for process in psutil.process_iter() if process.pid in pids]
         for rank in psutil.wait_procs(ranks, timeout=20)[1]:
-            rank.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.kill()
 
     def check(self) -> None:
         """Compare the run directory with what was published: complete, in order, nothing twice, nothing open."""
