@@ -67,6 +67,7 @@ def sent_by(job: Any, jaeger: servers.Jaeger) -> list[SpanBatch]:
     """Run *job*; return what it sent, once Jaeger has it."""
     with tempfile.TemporaryDirectory() as folder, a_place(Path(folder)) as place:
         job(place, OTEL_EXPORTER_OTLP_ENDPOINT=jaeger.http)
+        place.deliver(OTEL_EXPORTER_OTLP_ENDPOINT=jaeger.http)
         batches = list(as_sent(place.runs()))
     bind = batches[0].process.bind
     for step in sorted({int(step) for batch in batches for step in batch["step"] if step != NO_STEP}):
