@@ -257,7 +257,7 @@ for step in range(6):
     with otel_dltrace.step():
         pass
     if step == 2:
-        assert otel_dltrace.flush()
+        assert otel_dltrace.flush(100)
         children = psutil.Process(os.getppid()).children()
         (drain,) = [child for child in children if "--while-open" in child.cmdline()]
         drain.kill()

@@ -25,7 +25,7 @@ from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding, worst
 from otel_dltrace.settings.config import Config
 from tests import servers
-from tests.support import a_place
+from tests.support import a_place, waiting
 from tests.told import Told, grpc_server, http_server, response
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -519,7 +519,7 @@ def test_the_last_line_of_a_run_says_what_the_collector_answered(serve, answer, 
 def test_the_command_of_the_last_line_can_be_pasted(tmp_path):
     """Also where the run directory has a space in its name."""
     with a_place(tmp_path) as place:
-        done = place.run(f"import otel_dltrace; otel_dltrace.start()\n{STEPS}", OTEL_DLTRACE_DIR="my runs")
+        done = place.run(waiting(f"import otel_dltrace; otel_dltrace.start()\n{STEPS}"), OTEL_DLTRACE_DIR="my runs")
         *_, command = done.stderr.rstrip().partition("read them with: ")
         (run,) = tmp_path.glob("my runs/*")
 

@@ -364,7 +364,7 @@ def test_a_program_may_wait_for_all_its_children(place):
         except ChildProcessError:
             print(seen == [(child, 3 << 8)])
     """
-    done = place.run(program, OTEL_DLTRACE="1")
+    done = place.run(waiting(program), OTEL_DLTRACE="1")
 
     assert done.stdout == "True\n", done.stderr
     assert [len(batch) for batch in place.spans()] == [1]
