@@ -1193,6 +1193,42 @@ def test_two_slow_ranks_are_both_named():
     )
 
 
+def test_who_waits_for_a_rank_of_its_group_is_not_named_for_coming_late_with_it_to_another():
+    """Rank 3 is 3 ms slower in either of two stages, too little for each; rank 2 meets it behind both, and waits."""
+    ranks = [Rank(r, 4) for r in range(4)]
+    for n in range(12):
+        for r, rank in enumerate(ranks):
+            begin, slower, met = 200 * n, 3 * (r == 3), 200 * n + 3 * (r >= 2)
+            pair = {"group": f"pair {r // 2}", "group_size": 2}
+            rank.stage(n, "forward", begin, begin + 40 + slower).collective(
+                n, begin + 40 + slower, met + 41, n + 1, **pair
+            )
+            rank.stage(n, "backward", met + 41, met + 81 + slower)
+            met += 3 * (r >= 2)
+            rank.collective(n, 200 * n + 81 + (r >= 2) * 3 + slower, met + 82, n + 50, **pair)
+            for number in (1, 2):
+                across = {"group": f"across {r % 2}", "group_size": 2, "flags": Flag.ASYNC}
+                rank.collective(n, met + 82, begin + 95, 2 * n + number, **across)
+            rank.wait(n, met + 82, begin + 95).step(n, begin, begin + 96)
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert found == Straggler(3, "", 0, 0, 0, 0, 11, 11, 6 * MS)
+
+
+def test_of_many_ranks_with_uneven_batches_nobody_comes_late_in_few_steps():
+    """One of sixteen is late in five steps of five soon."""
+    named = []
+    for seed in (0, 5, 20, 25, 31):
+        chance, ranks = np.random.default_rng(seed), [Rank(r, 16) for r in range(16)]
+        for n in range(6):
+            took = np.maximum(chance.normal(60, 15, 16), 1)
+            for rank, forward in zip(ranks, took, strict=True):
+                begin, end = 1000 * n, 1000 * n + took.max() + 1
+                rank.step(n, begin, end).stage(n, "forward", begin, begin + forward)
+                rank.collective(n, begin + forward, end, n + 1)
+        named += [one.rank for one in analyse([rank.batch() for rank in ranks]).stragglers.found]
+    assert named == []
+
+
 @pytest.mark.parametrize(("staged", "what"), [(True, "forward"), (False, "time outside any stage")])
 def test_arrivals_that_disagree_acquit(staged, what):
     """Rank 1's forward is long, but it begins earlier and never comes late: nobody waits for it."""

@@ -87,14 +87,27 @@ def _always_late(e: Evidence, late: Column) -> int | None:
     """Return who came *late* in so many steps, and by so much, that its arrivals alone tell; None if nobody did.
 
     Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does,
-    unless what it computes in all is longer by half of that.
+    unless what it computes in all is longer by half of that. Who waits for a rank in one group comes late with it to
+    those of another: of several it is one that computes for longer, else the one that comes later in all.
     """
-    rank = int(late.argmax())
-    came = e.came_late[rank]
-    computing = np.delete(e.excess[rank], list(e.opaque), axis=1).sum(axis=1) * (not e.blind)
-    lateness, elsewhere, computes = (median(of[came]) for of in (e.most[rank], e.elsewhere[rank], computing))
-    always = e.told[rank] and late[rank] > beyond_chance(e.arrived, NEARLY_ALWAYS) and lateness > e.threshold
-    return rank if always and (2 * elsewhere <= lateness or 2 * computes >= lateness) else None
+    if not late.any():
+        return None
+    always = e.told & (late > beyond_chance(e.arrived, NEARLY_ALWAYS)) & _later_than_chance(e)
+    computing = np.delete(e.excess, list(e.opaque), axis=2).sum(axis=2) * (not e.blind)
+    found: list[tuple[bool, int, int]] = []
+    for rank in np.flatnonzero(always).tolist():
+        figures = (e.most, e.elsewhere, computing, e.summed)
+        lateness, elsewhere, computes, summed = (median(of[rank, e.came_late[rank]]) for of in figures)
+        computes_longer = 2 * computes >= lateness
+        if lateness > e.threshold and (computes_longer or 2 * elsewhere <= lateness):
+            found.append((computes_longer, summed, rank))
+    return max(found)[2] if found else None
+
+
+def _later_than_chance(e: Evidence) -> Column:
+    """Return a mask (R,) of the ranks that come later than one of so many does by chance, where anybody is late."""
+    late = e.summed[:, e.summed.any(axis=0)]
+    return stands_out(late[:, :, None], 0)[:, 0]
 
 
 def _earliest(scores: Column, excess: Column) -> int:
