@@ -791,9 +791,9 @@ def test_a_backward_through_two_models_waits_once(backwards):
     assert (found.rank, found.stage, found.excess) == (1, "backward", 30 * MS)
 
 
-def marking(where: str) -> list[SpanBatch]:
-    """Return two ranks that mark phases: rank 1's ``rollout`` is 20 ms longer, beside the forward or *where* else."""
-    ranks = [Rank(r, 2) for r in range(2)]
+def marking(where: str, world: int = 2) -> list[SpanBatch]:
+    """Return ranks that mark phases: ``rollout`` is 20 ms longer on all but the first, in forward or *where* else."""
+    ranks = [Rank(r, world) for r in range(world)]
     for n in range(12):
         for r, rank in enumerate(ranks):
             begin, took = 100 * n, 22 if r else 2
@@ -801,7 +801,7 @@ def marking(where: str) -> list[SpanBatch]:
             rank.step(n, begin, begin + 50).stage(n, "forward", *forward)
             rank.add(Descriptor(PHASE, "whole"), n, begin, begin + 49)
             rank.add(Descriptor(PHASE, "rollout"), n, begin + 1, begin + 1 + took)
-            rank.collective(n, begin + 26 + 20 * r, begin + 49, n + 1)
+            rank.collective(n, begin + (46 if r else 26), begin + 49, n + 1)
     return [rank.batch() for rank in ranks]
 
 
@@ -818,6 +818,12 @@ def test_a_phase_that_the_program_marks_is_named_where_it_makes_a_rank_slow(wher
     assert "20.0 ms of it in its phase rollout" in " ".join(text.split())
     (row,) = (line.split() for line in text.splitlines() if line.startswith("rollout "))
     assert row == ["rollout", "12", "12.0", "22.0", "2.00..22.0", "1"]
+
+
+def test_a_phase_that_makes_two_of_three_slow_is_told_beside_the_third():
+    """As the stage is in which it is."""
+    found = analyse(marking("forward", 3)).stragglers.found
+    assert [(one.rank, one.excess, one.of_phase) for one in found] == [(1, 20 * MS, 20 * MS), (2, 20 * MS, 20 * MS)]
 
 
 @pytest.mark.parametrize("unknown", ["", "collective", "message"])
@@ -1193,6 +1199,19 @@ def test_two_slow_ranks_are_both_named():
     )
 
 
+@pytest.mark.parametrize("buckets", [True, False])
+def test_two_slow_ranks_of_three_are_told_beside_the_third(buckets):
+    """Beside the middle of that one and of the other slow one each seemed longer by half of what it is.
+
+    Where nothing tells who comes late one of them may wait for the other: one is named.
+    """
+    report = analyse(ddp(3, slow={(1, "forward"): 20.0, (2, "forward"): 20.0}, buckets=buckets))
+    late = (19, 19, 20 * MS) if buckets else (0, 0, 0)
+    both = tuple(Straggler(rank, "forward", 24 * MS, 4 * MS, 20 * MS, 19, *late) for rank in (1, 2))
+    assert report.stragglers.found == (both if buckets else both[:1])
+    assert [(one.slow.rank, one.slow.excess) for one in report.saturation.stages] == [(1, 20 * MS), (2, 20 * MS)]
+
+
 def test_who_waits_for_a_rank_of_its_group_is_not_named_for_coming_late_with_it_to_another():
     """Rank 3 is 3 ms slower in either of two stages, too little for each; rank 2 meets it behind both, and waits."""
     ranks = [Rank(r, 4) for r in range(4)]
@@ -1362,8 +1381,9 @@ def test_the_others_median_leaves_oneself_out():
         assert (others_median(values) == wanted).all()
 
 
-def test_lateness_is_against_the_median_of_the_others():
-    """In groups of different sizes, and at wall times that floats could not tell apart."""
+@pytest.mark.parametrize("slow", [(), (1, 2)])
+def test_lateness_is_against_the_median_of_the_others(slow):
+    """In groups of different sizes, and at wall times that floats could not tell apart; slow ones are no measure."""
     rng = np.random.default_rng(2)
     begins = rng.integers(0, 30, (5, 4)).tolist()
     ranks = [Rank(r, 4, anchor=Anchor(0, 10**18, 0)) for r in range(4)]
@@ -1376,8 +1396,9 @@ def test_lateness_is_against_the_median_of_the_others():
     for seq, times in enumerate(begins, 1):
         some = np.array(times[: 2 + seq % 3]) * float(MS)
         for rank in range(len(some)):
-            wanted[seq, rank] = some[rank] - np.median(np.delete(some, rank))
-    groups = [tuple(sorted(values)) for values in np.split(lateness(joined), joined.begins[1:-1])]
+            others = [some[other] for other in range(len(some)) if other not in (*slow, rank)]
+            wanted[seq, rank] = some[rank] - np.median(others) if others else 0
+    groups = [tuple(sorted(values)) for values in np.split(lateness(joined, slow), joined.begins[1:-1])]
     assert sorted(groups) == sorted(tuple(sorted(v for (s, _), v in wanted.items() if s == seq)) for seq in range(1, 6))
 
 

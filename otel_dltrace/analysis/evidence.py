@@ -1,14 +1,14 @@
 """What speaks for and against each rank: its own time against the others', and who comes last to the collectives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, lateness_unknown
-from otel_dltrace.analysis.excess import others_median, steps_over
+from otel_dltrace.analysis.excess import beside_the_rest, others_median, steps_over
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, lacks_waits, untold
@@ -27,7 +27,7 @@ class Evidence:
     tell. They are *all* that a rank takes part in (R,) unless it has messages, or collectives without an id: who came
     late to those is not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter. *until* (R, n, C)
     is when each rank was done with each column, by its host's wall clock, *elsewhere* (R, n) for how long it was in
-    what is not known so.
+    what is not known so. *steps* (n,) are compared, and *joined* are the collectives that may tell.
     """
 
     ranks: tuple[int, ...]
@@ -45,6 +45,8 @@ class Evidence:
     hosts: tuple[int, ...]
     until: Column
     elsewhere: Column
+    steps: Column
+    joined: Joined
 
     @property
     def excess(self) -> Column:
@@ -100,7 +102,21 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     blind = none_seen or any(map(lacks_waits, tables))
     unseen = opaque, why, blind
     when = until, np.stack([elsewhere(t.batch, steps) for t in tables])
-    return Evidence(ranks, names, times, others_median(times), threshold, *unseen, *lateness, all_known, hosts, *when)
+    told = *unseen, *lateness, all_known, hosts, *when, steps, joined
+    return Evidence(ranks, names, times, others_median(times), threshold, *told)
+
+
+def beside_who_waits(e: Evidence, longer: Column, slow: Sequence[int]) -> Evidence:
+    """Return *e* with those that are *longer* in a column, mask (R, C), beside those that are not.
+
+    So are those in the places *slow*, of several, told to come late: beside the ranks that wait for them.
+    """
+    e = replace(e, others=beside_the_rest(e.own, longer))
+    if len(slow) < 2:
+        return e
+    ranks = [e.ranks[place] for place in slow]
+    summed, most, arrived = _lateness_per_step(e.joined, e.ranks, e.steps, e.threshold, ranks)
+    return replace(e, summed=summed, most=most, arrived=arrived)
 
 
 def _until(t: StepTable) -> Column:
@@ -130,9 +146,9 @@ def elsewhere(batch: SpanBatch, steps: Column) -> Column:
 
 
 def _lateness_per_step(
-    joined: Joined, ranks: tuple[int, ...], steps: Column, threshold: int
+    joined: Joined, ranks: tuple[int, ...], steps: Column, threshold: int, slow: Sequence[int] = ()
 ) -> tuple[Column, Column, int]:
-    late = lateness(joined)
+    late = lateness(joined, slow)
     # One in which the clocks would hide a rank that came late says nothing.
     tells = (joined.uncertainty <= threshold / 2) | (joined.reduce(np.maximum, np.abs(late)) > 0)
     # Nor does a step in which a large one may hide what a small one behind it, for which all are there, cannot show.
@@ -147,17 +163,22 @@ def _lateness_per_step(
     return summed, most, len(np.unique(row))
 
 
-def lateness(joined: Joined) -> Column:
-    """Return begin - median of the other ranks' begins of each row, shape (n,); 0 within the clocks' uncertainty."""
-    starts, first, size = joined["start"], joined.to_rows(joined.begins[:-1]), joined.to_rows(joined.sizes)
-    order = np.lexsort((starts, first))
+def lateness(joined: Joined, slow: Sequence[int] = ()) -> Column:
+    """Return begin - median of the other ranks' begins of each row, shape (n,); 0 within the clocks' uncertainty.
+
+    Those of *slow* ranks are not among the others, if there are any more.
+    """
+    starts, first, is_slow = joined["start"], joined.to_rows(joined.begins[:-1]), np.isin(joined["rank"], slow)
+    is_slow &= ~joined.to_rows(joined.reduce(np.logical_and, is_slow).astype(bool))
+    others = joined.to_rows(joined.sizes - joined.reduce(np.add, is_slow.astype(np.int64))) - ~is_slow
+    order = np.lexsort((starts, is_slow, first))
     place = np.empty(len(starts), np.int64)
     place[order] = np.arange(len(starts))
     place -= first
-    low, high = (size - 2) // 2, (size - 1) // 2
+    low, high = np.maximum(others - 1, 0) // 2, others // 2
     ordered = starts[order]
     before, after = ordered[first + low + (place <= low)], ordered[first + high + (place <= high)]
     # The halves of the difference: a sum of two wall times would not fit.
     late = starts - before - (after - before) / 2
-    certain: Column = np.where(np.abs(late) > joined.to_rows(joined.uncertainty), late, 0)
+    certain: Column = np.where((np.abs(late) > joined.to_rows(joined.uncertainty)) & (others > 0), late, 0)
     return certain

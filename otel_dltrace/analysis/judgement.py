@@ -5,12 +5,13 @@ whose excess is about the same, the one where it shows earliest is to blame, sin
 after its cause.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from otel_dltrace.analysis.evidence import Evidence
+from otel_dltrace.analysis.evidence import Evidence, beside_who_waits
 from otel_dltrace.analysis.excess import beyond_chance, stands_out
 from otel_dltrace.analysis.own import IN_WORDS
 from otel_dltrace.analysis.spread import median
@@ -67,8 +68,7 @@ def judge(e: Evidence) -> Judgement:
     enough = min(beyond_chance(e.arrived), e.arrived - 1)  # all of them do, also where there is but one
     confirmed = (scores > 0) & (late > enough) & e.told
     if confirmed.any():
-        ranked = sorted(np.flatnonzero(confirmed).tolist(), key=lambda r: -scores[r])
-        return "straggler", "", tuple(_straggler(e, r, int(excess[r].argmax())) for r in ranked)
+        return _named(e, excess, sorted(np.flatnonzero(confirmed).tolist(), key=lambda r: -scores[r]))
     last = _always_late(e, late)
     if last is not None and longer[last].any() and not _may_be_the_clocks(e, last):
         return "straggler", "", (_straggler(e, last, int(longer[last].argmax())),)
@@ -79,8 +79,14 @@ def judge(e: Evidence) -> Judgement:
             return cannot_tell(_contradiction(e, rank, column, int(late[rank])))
         if other := _may_wait_for(e, rank, column, longer):
             return cannot_tell(f"{_longer(e, *other)}, {_unseen(e)}")
-        return "straggler", "", (_straggler(e, rank, column),)
+        return _named(e, excess, [rank])
     return _without_a_stage(e, last, longer)
+
+
+def _named(e: Evidence, excess: Column, ranks: Sequence[int]) -> Judgement:
+    """Return that *ranks* are the stragglers, where their *excess* is most, told beside those that have none there."""
+    e = beside_who_waits(e, excess > 0, ranks)
+    return "straggler", "", tuple(_straggler(e, r, int(excess[r].argmax())) for r in ranks)
 
 
 def _always_late(e: Evidence, late: Column) -> int | None:
@@ -100,8 +106,8 @@ def _always_late(e: Evidence, late: Column) -> int | None:
         lateness, elsewhere, computes, summed = (median(of[rank, e.came_late[rank]]) for of in figures)
         computes_longer = 2 * computes >= lateness
         if lateness > e.threshold and (computes_longer or 2 * elsewhere <= lateness):
-            found.append((computes_longer, summed, rank))
-    return max(found)[2] if found else None
+            found.append((computes_longer, summed, -rank))
+    return -max(found)[2] if found else None
 
 
 def _later_than_chance(e: Evidence) -> Column:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_dltrace.analysis.excess import others_median
+from otel_dltrace.analysis.excess import beside_the_rest
 from otel_dltrace.analysis.own import columns
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import StepTable, worker_batches
@@ -49,7 +49,9 @@ def marked_phases(batches: Sequence[SpanBatch], tables: Sequence[StepTable]) -> 
     return tuple(sorted(rows, key=lambda row: (-row.time.total, row.name)))
 
 
-def behind(tables: Sequence[StepTable], steps: Column, rank: int, stage: str, excess: int) -> tuple[str, int]:
+def behind(
+    tables: Sequence[StepTable], steps: Column, rank: int, stage: str, excess: int, slow: Sequence[int] = ()
+) -> tuple[str, int]:
     """Return the phase that is most of the *excess* (ns) of *rank* in *stage*, and how much of it; or ``("", 0)``.
 
     Args:
@@ -58,16 +60,18 @@ def behind(tables: Sequence[StepTable], steps: Column, rank: int, stage: str, ex
         rank: The straggler.
         stage: Where it does: a column of `own`.
         excess: By how much.
+        slow: The ranks that do, as well as this one.
     """
     if stage not in columns(tables[0].stages)[1:]:
         return "", 0
     place = columns(tables[0].stages).index(stage) - 1
     spent = [_per_step(t, steps, place) for t in tables]
     mine = [t.rank for t in tables].index(rank)
+    out = np.isin([t.rank for t in tables], slow)[:, None]
     longer = {
-        name: float(np.median((times - others_median(times))[mine]))
+        name: float(np.median((times - beside_the_rest(times, out))[mine]))
         for name in spent[mine]
-        for times in [np.stack([of_rank.get(name, np.zeros(len(steps))) for of_rank in spent])]
+        for times in [np.stack([of_rank.get(name, np.zeros(len(steps))) for of_rank in spent])[:, :, None]]
     }
     name = max(longer, key=lambda name: longer[name], default="")
     if not name or longer[name] < MOST_OF_IT * excess:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from otel_dltrace.analysis.evidence import elsewhere
-from otel_dltrace.analysis.excess import others_median, stands_out
+from otel_dltrace.analysis.excess import beside_the_rest, others_median, stands_out
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.spread import median
 from otel_dltrace.analysis.stragglers import excess_threshold
@@ -92,6 +92,7 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
         longer[2 * np.stack([elsewhere(t.batch, steps) for t in tables])[:, :, None] > longer] = 0
     over_others, outliers = longer > excess, times - usual > outlier
     often = stands_out(longer, excess)
+    others = beside_the_rest(of_all, often) if len(tables) > 1 else times
     for r, t in enumerate(tables):
         hidden = untold(t, steps) if len(tables) > 1 else frozenset()
         for c, name in enumerate(columns(t.stages)):

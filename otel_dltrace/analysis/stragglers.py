@@ -37,7 +37,8 @@ class Stragglers:
 
     In a run without steps, *steps* is 0, and it is over the collectives.
 
-    *found* are the stragglers, the worst one first: several only where each is known to come late.
+    *found* are the stragglers, the worst one first: several only where each is known to come late. Where others are
+    slow in its stage as well, each is compared with those that are not.
     *threshold* is the ns by which a rank must exceed the others in more than *share* of the steps. *longest* is the
     slowest rank's mean time from the end of one step to that of the next: what the exposed times of the *frontier* add
     up to, unless ranks are slow in different steps. By *uncertainty* (ns) hosts' clocks may put an arrival off.
@@ -78,7 +79,7 @@ def stragglers(
         verdict, reason, found = _by_arrivals(tables, joined, expected)
     else:
         verdict, reason, found = cannot_tell(why) if why else judge(evidence(tables, steps, joined, threshold))
-        found = tuple(_with_phase(one, tables, steps) for one in found)
+        found = tuple(_with_phase(one, found, tables, steps) for one in found)
     share = beyond_chance(len(steps)) / max(len(steps), 1)
     times = _times(tables, steps)
     ahead = frontier(columns(tables[0].stages) if tables else (), [t.rank for t in tables], times)
@@ -87,9 +88,10 @@ def stragglers(
     return Stragglers(verdict, reason, found, len(steps), threshold, share, ahead, longest, unsure)
 
 
-def _with_phase(one: Straggler, tables: Sequence[StepTable], steps: Column) -> Straggler:
-    """Return *one* with the program's own phase that is behind it, if any is."""
-    phase, of_phase = behind(tables, steps, one.rank, one.stage, one.excess)
+def _with_phase(one: Straggler, found: Sequence[Straggler], tables: Sequence[StepTable], steps: Column) -> Straggler:
+    """Return *one* of those *found* with the program's own phase that is behind it, if any is."""
+    slow = [other.rank for other in found if other.stage == one.stage]
+    phase, of_phase = behind(tables, steps, one.rank, one.stage, one.excess, slow)
     return replace(one, phase=phase, of_phase=of_phase)
 
 
