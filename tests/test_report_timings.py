@@ -331,6 +331,27 @@ def test_the_worst_of_many_slow_steps_is_told():
     ]
 
 
+@pytest.mark.parametrize(
+    ("is_slow", "steps"),
+    [
+        pytest.param(lambda r, n: r == 1 and n >= 10, {1: 11}, id="from the middle on"),
+        pytest.param(lambda r, n: r == n % 2, {0: 10, 1: 10}, id="in turn"),
+    ],
+)
+def test_a_rank_that_is_slow_in_half_of_the_steps_is_told_beside_the_others(is_slow, steps):
+    """In too few for a straggler; its own median is that of the slow ones, or lies in the middle."""
+    ranks, now = [Rank(r, 2) for r in range(2)], [0, 0]
+    for n in range(21):
+        for r, rank in enumerate(ranks):
+            begin, now[r] = now[r], now[r] + (50 if is_slow(r, n) else 20)
+            rank.step(n, begin, now[r]).stage(n, "forward", begin, now[r])
+    report = analyse([rank.batch() for rank in ranks])
+
+    assert report.stragglers.verdict == "none"
+    told = [(slow.rank, slow.against, slow.excess, len(slow.steps)) for slow, _ in slow_stages(report)]
+    assert sorted(told) == [(rank, "others", 30 * MS, count) for rank, count in steps.items()]
+
+
 def test_a_few_slow_steps_are_told_by_their_numbers():
     """One word says whether they are several."""
     rank = Rank()

@@ -13,7 +13,7 @@ from otel_dltrace.analysis.evidence import elsewhere
 from otel_dltrace.analysis.excess import beside_the_rest, others_median, stands_out
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.spread import median
-from otel_dltrace.analysis.stragglers import excess_threshold
+from otel_dltrace.analysis.stragglers import MIN_STEPS, excess_threshold
 from otel_dltrace.analysis.table import StepTable, common_steps
 from otel_dltrace.analysis.untold import lacks_waits, untold
 from otel_dltrace.model import semconv as s
@@ -69,7 +69,8 @@ def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
     """Return the slow stages in the steps from *warm_up* on that all ranks closed.
 
     A stage is slow against the others if it exceeds their median in as many of the steps as
-    a straggler does, and by as much; else it is slow in those steps in which it is an outlier on its own rank.
+    a straggler does, and by as much, or in half of them by what makes an outlier: then its own median tells nothing.
+    Else it is slow in those steps in which it is an outlier on its own rank.
     """
     steps = common_steps(tables)
     steps = steps[steps >= warm_up]
@@ -90,8 +91,9 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
     longer = of_all - others
     if any(map(lacks_waits, tables)):  # who was in messages for half as long may have waited for them there
         longer[2 * np.stack([elsewhere(t.batch, steps) for t in tables])[:, :, None] > longer] = 0
-    over_others, outliers = longer > excess, times - usual > outlier
-    often = stands_out(longer, excess)
+    often, outliers = stands_out(longer, excess), times - usual > outlier
+    over_others = np.where(often[:, None], longer > excess, longer > outlier)
+    often |= (2 * over_others.sum(axis=1) >= len(steps)) & (len(steps) >= MIN_STEPS)
     others = beside_the_rest(of_all, often) if len(tables) > 1 else times
     for r, t in enumerate(tables):
         hidden = untold(t, steps) if len(tables) > 1 else frozenset()
