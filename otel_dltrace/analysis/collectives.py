@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -117,6 +118,7 @@ def lateness_unknown(batch: SpanBatch) -> Column:
     return unknown
 
 
+@lru_cache
 def is_synchronising(operation: str) -> bool:
     """Return whether no rank can end *operation* before all have begun it (N x N)."""
     return _SYNCHRONISING.match(operation) is not None
