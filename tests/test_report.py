@@ -155,6 +155,16 @@ def test_a_thousand_ranks_fit_the_screen():
     assert "24 more ranks: choose with --rank, or --json has all" in text
 
 
+def test_the_first_of_many_stragglers_have_a_sentence_each():
+    """A rack that is slow is no screen of sentences before the first table."""
+    report = analyse(ddp(40, steps=7, slow={(r, "forward"): 20.0 + r for r in range(20)}))
+    told = verdict(report.stragglers)
+    assert [re.findall(r"^(?:So does )?rank (\d+)", line, re.IGNORECASE) for line in told if "forward" in line] == [
+        [str(rank)] for rank in range(19, 11, -1)
+    ]
+    assert told[-1] == "So do ranks 0-11: --json has their figures."
+
+
 def test_waits_below_the_uncertainty_are_not_printed():
     """Across hosts the table says what the clocks can carry instead of a figure."""
     batches = [

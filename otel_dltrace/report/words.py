@@ -16,6 +16,7 @@ _MANY = 100
 _PARTS = 10
 """Less than such a part of a time is left out of what is uncertain of it."""
 _MOST_DAMAGE = 3
+_MOST_NAMED = 8
 _NO_STEPS = (
     "No rank recorded a step: `otel_dltrace.step()` marks them, and the report then tells where their time goes."
 )
@@ -62,7 +63,10 @@ def verdict(s: Stragglers) -> list[str]:
     sentences = [f"Rank {first.rank} makes the others wait: {_cause(first, s.steps, s.uncertainty)}."]
     if first.stage:
         sentences.append(_confirmation(first, s.uncertainty))
-    return sentences + [f"So does rank {other.rank}: {_cause(other, s.steps, s.uncertainty)}." for other in others]
+    sentences += [f"So does rank {o.rank}: {_cause(o, s.steps, s.uncertainty)}." for o in others[: _MOST_NAMED - 1]]
+    more = [other.rank for other in others[_MOST_NAMED - 1 :]]
+    do = "do ranks" if len(more) > 1 else "does rank"
+    return [*sentences, f"So {do} {spell(more)}: --json has their figures."] if more else sentences
 
 
 def _cause(s: Straggler, steps: int, unsure: int) -> str:
