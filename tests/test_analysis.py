@@ -13,10 +13,10 @@ from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives import is_synchronising, join
 from otel_dltrace.analysis.compose import MOST_LISTED, Guards, analyse
 from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
-from otel_dltrace.analysis.evidence import lateness
 from otel_dltrace.analysis.excess import others_median
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.judgement import Straggler
+from otel_dltrace.analysis.lateness import lateness
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.scaling import scaling
@@ -1136,6 +1136,43 @@ def test_who_is_a_little_slow_in_several_stages_is_named_though_it_has_messages(
             rank.collective(n, begin + 2 * each, begin + 88, n + 1).step(n, begin, begin + 92)
     (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
     assert found == Straggler(1, "", 0, 0, 0, 0, 19, 19, 6 * MS)
+
+
+@pytest.mark.parametrize("how", [0, int(Flag.ASYNC)], ids=["blocking", "handles"])
+def test_who_is_a_little_late_to_each_layer_of_a_sharded_model_is_late_by_all_of_it(how):
+    """Rank 1 is 1 ms late to each of 16 in which all wait: too little for one alone."""
+    ranks = [Rank(r, 4) for r in range(4)]
+    for n in range(12):
+        for r, rank in enumerate(ranks):
+            begin = 100 * n
+            for layer in range(16):
+                at = begin + 3.5 * layer
+                called, over = at + (3 if r == 1 else 2), at + 3.5
+                rank.collective(n, called, over, 16 * n + layer + 1, "all_gather_into_tensor", flags=how)
+                if how:
+                    rank.wait(n, called + 0.01, over)
+                    rank.rows[-1]["parent_no"] = rank.rows[-2]["span_no"]
+            rank.step(n, begin, begin + 57).stage(n, "forward", begin, begin + 56)
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert (found.rank, found.stage, found.excess) == (1, "forward", 16 * MS)
+    assert (found.late, found.arrivals, found.lateness) == (11, 11, 16 * MS)
+
+
+def test_what_ranks_come_late_by_chance_to_many_layers_makes_nobody_late():
+    """Each is late to some, by more than it is early to others; beside what the others are late by in all, none is."""
+    rng = np.random.default_rng(0)
+    ranks = [Rank(r, 8) for r in range(8)]
+    now = 0.0
+    for n in range(20):
+        begin = now
+        for layer in range(40):
+            called = now + 1 + rng.gamma(0.5, 0.6, 8)
+            now = called.max() + 0.3
+            for rank, at in zip(ranks, called.tolist(), strict=True):
+                rank.collective(n, at, now, 40 * n + layer + 1, "all_gather_into_tensor")
+        for rank in ranks:
+            rank.step(n, begin, now).stage(n, "forward", begin, now)
+    assert analyse([rank.batch() for rank in ranks]).stragglers.verdict == "none"
 
 
 @pytest.mark.parametrize("turns", [2, 3])

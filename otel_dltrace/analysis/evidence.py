@@ -9,6 +9,7 @@ from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, lateness_unknown
 from otel_dltrace.analysis.excess import beside_the_rest, others_median, steps_over
+from otel_dltrace.analysis.lateness import in_a_row, lateness
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, lacks_waits, untold
@@ -23,11 +24,12 @@ class Evidence:
 
     *opaque* columns may hold waits that were not recorded, for want of what *lacking* says; *blind*: no operation was
     recorded at all, or not for how long ranks waited. *summed* and *most* (R, n) are by how much a rank came later than
-    the others to a step's collectives, all together and at most; *arrived* of the steps have any that the clocks can
-    tell. They are *all* that a rank takes part in (R,) unless it has messages, or collectives without an id: who came
-    late to those is not known. *hosts* (R,) numbers the ranks' hosts, as far as their clocks matter. *until* (R, n, C)
-    is when each rank was done with each column, by its host's wall clock, *elsewhere* (R, n) for how long it was in
-    what is not known so. *steps* (n,) are compared, and *joined* are the collectives that may tell.
+    the others to a step's collectives, all together, and at most to one or to those `in_a_row`; *arrived* of the steps
+    have any that the clocks can tell. They are *all* that a rank takes part in (R,) unless it has messages, or
+    collectives without an id: who came late to those is not known. *hosts* (R,) numbers the ranks' hosts, as far as
+    their clocks matter. *until* (R, n, C) is when each rank was done with each column, by its host's wall clock,
+    *elsewhere* (R, n) for how long it was in what is not known so. *steps* (n,) are compared, and *joined* are the
+    collectives that may tell.
     """
 
     ranks: tuple[int, ...]
@@ -160,25 +162,7 @@ def _lateness_per_step(
     summed, most = np.zeros((2, len(ranks), len(steps)))
     np.add.at(summed, place, late)
     np.maximum.at(most, place, late)
+    together = in_a_row(joined, joined.reduce(np.logical_and, known).astype(bool))
+    place = np.searchsorted(ranks, together["rank"]), np.searchsorted(steps, together["step"])
+    np.maximum.at(most, place, lateness(together, slow))
     return summed, most, len(np.unique(row))
-
-
-def lateness(joined: Joined, slow: Sequence[int] = ()) -> Column:
-    """Return begin - median of the other ranks' begins of each row, shape (n,); 0 within the clocks' uncertainty.
-
-    Those of *slow* ranks are not among the others, if there are any more.
-    """
-    starts, first, is_slow = joined["start"], joined.to_rows(joined.begins[:-1]), np.isin(joined["rank"], slow)
-    is_slow &= ~joined.to_rows(joined.reduce(np.logical_and, is_slow).astype(bool))
-    others = joined.to_rows(joined.sizes - joined.reduce(np.add, is_slow.astype(np.int64))) - ~is_slow
-    order = np.lexsort((starts, is_slow, first))
-    place = np.empty(len(starts), np.int64)
-    place[order] = np.arange(len(starts))
-    place -= first
-    low, high = np.maximum(others - 1, 0) // 2, others // 2
-    ordered = starts[order]
-    before, after = ordered[first + low + (place <= low)], ordered[first + high + (place <= high)]
-    # The halves of the difference: a sum of two wall times would not fit.
-    late = starts - before - (after - before) / 2
-    certain: Column = np.where((np.abs(late) > joined.to_rows(joined.uncertainty)) & (others > 0), late, 0)
-    return certain
