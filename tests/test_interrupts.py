@@ -47,12 +47,13 @@ OUTLIVING = """
     sys.exit(main(["run", "--no-report", "--", "sh", "-c", script]))
 """
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
+HEARS = ["env", "--default-signal=INT,QUIT,HUP"]
+"""Before a command: tests that run in the background, or under nohup, inherit that these are ignored."""
 
 
 def start_run(place: Place, **env: str) -> "subprocess.Popen[str]":
     """Start `otel-dltrace run` as a shell does, in a process group of its own, and wait for its run directory."""
-    command = [sys.executable, "-m", "otel_dltrace", "run", "--", sys.executable, str(place.write(PATIENT))]
-    command = ["env", "--default-signal=INT", *command]  # tests that run in the background inherit that it is ignored
+    command = [*HEARS, sys.executable, "-m", "otel_dltrace", "run", "--", sys.executable, str(place.write(PATIENT))]
     pipe, env = subprocess.PIPE, place.env(**SOON, **env)
     run = subprocess.Popen(
         command, cwd=place.folder, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -161,7 +162,8 @@ def test_a_report_can_be_interrupted(place, number, code):
 def test_a_command_that_is_being_loaded_can_be_interrupted(place, command):
     """It takes a second on a busy machine; here the Ctrl-C comes with a library that each of them loads."""
     place.write("import os, signal\nos.kill(os.getpid(), signal.SIGINT)", "rich.py")
-    ended = place.command(command, "x", PYTHONPATH=f"{place.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    path = f"{place.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    ended = place.finish(place.popen([*HEARS, sys.executable, "-m", "otel_dltrace", command, "x"], PYTHONPATH=path))
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
@@ -300,8 +302,7 @@ def test_a_program_hears_each_signal_once(place, leave):
     """Whether it is sent to `run` alone, as a batch system does, or to the whole group, as a terminal does."""
     names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGUSR1"]
     program = [sys.executable, str(place.write(LISTENING)), str(2 * len(names)), *leave]
-    command = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--", *program]
-    command = ["env", "--default-signal=INT,QUIT", *command]
+    command = [*HEARS, sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--", *program]
     pipe = subprocess.PIPE
     run = subprocess.Popen(
         command, cwd=place.folder, env=place.env(), stdout=pipe, stderr=pipe, text=True, start_new_session=True
