@@ -170,7 +170,7 @@ def no_run_directory() -> Iterator[None]:
     """Leave out what the drain does for the run directory."""
     with (
         patch.object(RunWriter, "append", lambda *_, **__: None),
-        patch.object(Follower, "save", lambda *_, **__: None),
+        patch.object(Follower, "save", return_value=False),
     ):
         yield
 

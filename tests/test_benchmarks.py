@@ -171,6 +171,16 @@ def test_every_benchmark_is_documented():
     assert set(benchmarks.BENCHMARKS) <= said
 
 
+@pytest.mark.parametrize("name", ["record", "wire"])
+def test_a_benchmark_of_our_own_internals_runs_to_its_end(name):
+    """*wire* puts its own in the place of some, and fails unless all that was recorded was sent."""
+    command = [sys.executable, "-m", "benchmarks", name, "--rounds", "1"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+
+    assert (done.returncode, f"### {name}\n" in done.stdout) == (0, True), done.stderr
+
+
 def ask(endpoint: str) -> bytes:
     """Send a request; return the answer's first byte."""
     host, port = endpoint.removeprefix("http://").split(":")
