@@ -474,6 +474,34 @@ def test_completions_that_are_none_are_refused(two_workers, capsys):
     assert "--completions is for --to byteps; --steps chooses what chrome has" in capsys.readouterr().err
 
 
+def test_completions_that_a_run_lacks_are_told_from_no_push_pulls_at_all(two_workers, tmp_path, capsys):
+    """The sentence says which the tensors have, whoever asked for others: the option, or the traced run's variables."""
+    to = ["export", str(two_workers), "--to", "byteps", "-o", str(tmp_path / "out")]
+    lacking = "none of the completions asked for is in this run; its tensors have 5 to 15: give --completions\n"
+    capsys.readouterr()
+
+    assert main([*to, "--completions", "1-4"]) == 2
+    assert capsys.readouterr().err == f"otel-dltrace: {lacking}"
+    for summary in two_workers.rglob("drain.json"):
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"comm_steps": "100-200"}))
+    assert main(to) == 2
+    assert capsys.readouterr().err == f"otel-dltrace: {lacking}"
+    assert main([*to, "--completions", "15-100"]) == 0
+
+
+def test_runs_that_were_traced_for_different_completions_are_not_mixed(two_workers, tmp_path, capsys):
+    """Each run's are named; one that was traced for none in particular has all."""
+    other = shutil.copytree(two_workers, tmp_path / "other")
+    for summary in other.rglob("drain.json"):
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"comm_steps": "10-20"}))
+    capsys.readouterr()
+
+    assert main(["export", str(two_workers), str(other), "--to", "byteps", "-o", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (
+        "otel-dltrace: the runs were traced for different completions (10-20, all); give --completions\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("form", "file", "more", "told"),
     [

@@ -178,7 +178,8 @@ def _completions(args: argparse.Namespace) -> Window:
             raise ConfigError(f"--completions {args.completions!r} is no range; write A-B, from 1, or all") from None
     asked = {completions_of(run) for run in args.runs} if args.steps is None else {""}
     if len(asked) > 1:
-        raise ConfigError(f"the runs were traced for completions {', '.join(sorted(asked))}; give --completions")
+        known = ", ".join(sorted(one or "all" for one in asked))
+        raise ConfigError(f"the runs were traced for different completions ({known}); give --completions")
     return parse_completions(*asked)
 
 

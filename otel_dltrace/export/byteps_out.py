@@ -11,7 +11,7 @@ from otel_dltrace.export.files import read_object, write_pieces
 from otel_dltrace.export.run_reader import host_folders
 from otel_dltrace.export.several import begun
 from otel_dltrace.formats.comm_json import Comm, joined, write_comm
-from otel_dltrace.formats.comm_spans import comm_of, unfinished_in
+from otel_dltrace.formats.comm_spans import comm_of, completions_in, unfinished_in
 from otel_dltrace.formats.server_profile import BEGIN, Mark, write_profile
 from otel_dltrace.formats.server_spans import marks_of
 from otel_dltrace.model.errors import RunNotFoundError
@@ -80,13 +80,13 @@ def write_byteps(
         waits: Whether to wait for somebody who reads, where a file is a pipe.
 
     Raises:
-        RunNotFoundError: There is no push_pull.
+        RunNotFoundError: There is no push_pull, or none of those completions.
     """
     workers = {process: pieces for process, pieces in spans.items() if _role(process) == "worker"}
     held = _whole({process: _comms_of(pieces, window) for process, pieces in workers.items()})
     events = [(process.bind, comm) for process, comm in held.items() if len(comm)]
     if not events:
-        raise RunNotFoundError("no push_pull is in there, and a comm.json holds nothing else")
+        raise RunNotFoundError(_nothing_completed(workers))
     folders = _folders([bind for bind, _ in events])
     for (_, comm), folder in zip(events, folders, strict=True):
         target = path / folder / COMM
@@ -99,6 +99,18 @@ def write_byteps(
 def _comms_of(pieces: Iterable[SpanBatch], window: Window) -> list[Comm]:
     unfinished = np.concatenate([np.zeros(0, np.uint64), *map(unfinished_in, pieces)])
     return [comm_of(of_completions(batch, window), unfinished) for batch in pieces]
+
+
+def _nothing_completed(workers: Spans) -> str:
+    """Return why no worker's timeline can be written."""
+    known = [completions_in(batch) for pieces in workers.values() for batch in pieces]
+    nths = np.concatenate([np.zeros(0, np.uint32), *known])
+    if not len(nths):
+        return "no push_pull is in there, and a comm.json holds nothing else"
+    return (
+        f"none of the completions asked for is in this run; its tensors have {nths.min()} to {nths.max()}: "
+        "give --completions"
+    )
 
 
 def comms_in(path: Path) -> Iterator[Path]:

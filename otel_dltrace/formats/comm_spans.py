@@ -176,6 +176,13 @@ def unfinished_in(batch: SpanBatch) -> Column:
     return ids
 
 
+def completions_in(batch: SpanBatch) -> Column:
+    """Return which push_pull of its tensor each one in *batch* is, counted from 1, but for those in `unfinished_in`."""
+    whole = batch.lookup(_is_total, bool) & ~is_among(batch["span_id"], unfinished_in(batch))
+    nths: Column = batch["seq"][whole]
+    return nths
+
+
 def comm_of(batch: SpanBatch, unfinished: Column = _NONE) -> Comm:
     """Return what of *batch* a ``comm.json`` holds: complete operations and stages of tensors with a declared key.
 
