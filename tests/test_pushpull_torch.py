@@ -701,6 +701,22 @@ except bps.PushPullError as error:
     assert done.each("message") == {"worker0": says}, done.stderr
 
 
+def test_a_type_that_cannot_be_pushed_is_said_with_those_that_can(tmp_path):
+    """Those that travel as a wider one are among them: what the sentence leaves out nobody would try."""
+    program = """
+wider = [torch.bfloat16, torch.bool, torch.int16]
+say(pushed=[str(bps.push_pull(torch.ones(2, dtype=one), name=str(one)).dtype) for one in wider])
+try:
+    bps.push_pull(torch.ones(2, dtype=torch.complex64), name="w")
+except bps.MismatchError as error:
+    say(message=str(error))
+"""
+    done = run_job(tmp_path, START + program, (1, 1, 0), torch=True)
+    assert done.each("pushed") == {"worker0": ["torch.bfloat16", "torch.bool", "torch.int16"]}, done.stderr
+    says = "a tensor of dtype complex64 cannot be pushed; push it as one of float32, float64, float16, uint8, int32, "
+    assert done.each("message") == {"worker0": f"{says}int8, int64, bfloat16, bool, int16"}
+
+
 AGAIN = """
 import time
 bps.push_pull(torch.ones(2), name="w")

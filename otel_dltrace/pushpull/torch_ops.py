@@ -15,7 +15,7 @@ from otel_dltrace.pushpull.engine import Engine
 from otel_dltrace.pushpull.errors import MismatchError, PushPullError
 from otel_dltrace.pushpull.options import read_env
 from otel_dltrace.pushpull.tasks import Operation
-from otel_dltrace.pushpull.wire import Values
+from otel_dltrace.pushpull.wire import DTYPES, Values
 
 _PREFIX = "byteps."
 _CARRIED_AS = {torch.bfloat16: torch.float32, torch.bool: torch.uint8, torch.int16: torch.int32}
@@ -238,7 +238,7 @@ def unnamed(tensor: Tensor) -> str:
     A name is free once its push_pull was synchronized. That follows from the program's order alone, not from what is
     done by when: it is the same on all processes.
     """
-    kind = f"noname.{_type(tensor)}.{tensor.numel()}"
+    kind = f"noname.{_type(tensor.dtype)}.{tensor.numel()}"
     taken = {pending.name for pending in list(_live.pending.values())}
     return next(name for name in itertools.chain([kind], _numbered(kind)) if name not in taken)
 
@@ -252,6 +252,9 @@ def _carrier(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided:
         raise MismatchError(f"a tensor of layout {tensor.layout} cannot be pushed; push what its to_dense() returns")
     dtype = _CARRIED_AS.get(tensor.dtype, tensor.dtype)
+    if _type(dtype) not in DTYPES:
+        known = ", ".join([*DTYPES, *map(_type, _CARRIED_AS)])
+        raise MismatchError(f"a tensor of dtype {_type(tensor.dtype)} cannot be pushed; push it as one of {known}")
     if tensor.device.type == "cpu" and tensor.is_contiguous() and dtype == tensor.dtype:
         return tensor
     return tensor.detach().to("cpu", dtype, copy=True).contiguous()
@@ -261,5 +264,5 @@ def _flat(tensor: Tensor) -> Values:
     return cast(Values, tensor.detach().view(-1).numpy())
 
 
-def _type(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
