@@ -920,7 +920,16 @@ def test_a_port_has_one_server():
         finally:
             first.terminate()
     assert second.returncode == 2
-    assert "is the port taken?" in second.stderr
+    assert "is the port taken, or 127.0.0.1 (DMLC_NODE_HOST) no address of this host?" in second.stderr
+
+
+def test_a_server_asked_to_listen_elsewhere_says_so():
+    """A port that it takes wherever there is room is not taken: the address is none of this host."""
+    counts = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "2", "DMLC_SERVER_ID": "1", "PUSHPULL_TOKEN": "x"}
+    env = {**os.environ, **counts, "PYTHONPATH": str(ROOT), "DMLC_NODE_HOST": "192.0.2.1"}  # RFC 5737: nobody's
+    done = subprocess.run(SERVE, env=env, capture_output=True, text=True, timeout=60, check=False)
+    says = "server 1 cannot listen at 192.0.2.1:0; is 192.0.2.1 (DMLC_NODE_HOST) no address of this host?"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"otel-dltrace: {says}")
 
 
 def test_a_server_does_not_wait_for_ever_for_who_never_comes():

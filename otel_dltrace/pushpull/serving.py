@@ -106,8 +106,10 @@ def _bind(listener: Any, options: Options) -> int:
             return int(listener.add_insecure_port(wanted))
         return int(listener.add_secure_port(wanted, server_credentials(options.tls)))
     except RuntimeError:
-        cause = ", or PUSHPULL_TLS_* not right" if options.tls else ""
-        raise ConfigError(f"server {options.server} cannot listen at {wanted}; is the port taken{cause}?") from None
+        causes = ["the port taken"] * (options.server == 0)  # the others take any that is free
+        causes += [f"{options.host} (DMLC_NODE_HOST) no address of this host"]
+        causes += ["PUSHPULL_TLS_* not right"] * bool(options.tls)
+        raise ConfigError(f"server {options.server} cannot listen at {wanted}; is {', or '.join(causes)}?") from None
 
 
 @contextmanager
