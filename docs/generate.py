@@ -49,7 +49,7 @@ MEANING = {
     semconv.DL_COMM_SEQ: "the operation's number in its group, alike on every rank; of a message: between its two "
     "ranks with its tag; absent where it is not certain",
     semconv.DL_COMM_COLLECTIVE_ID: "names one collective on every rank, one message on both its ranks",
-    semconv.DL_COMM_SIZE: "bytes",
+    semconv.DL_COMM_SIZE: "bytes; 0 as well where an imported file says none, as BytePS's `comm.json`",
     semconv.DL_COMM_DTYPE: "",
     semconv.DL_COMM_ASYNC: "",
     semconv.DL_COMM_PEER_RANK: "the other side of a message, by its rank in the world; absent where it stayed unknown; "
