@@ -434,6 +434,14 @@ def test_a_servers_share_of_the_keys_is_taken_off():
     assert read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes(), servers=4).server == 2
 
 
+def test_a_number_of_servers_that_the_keys_do_not_fit_is_named():
+    """They fit two: it is the number that was given which is wrong."""
+    profile = read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes(), servers=3)
+
+    assert (profile.server, profile.requests[0].key) == (0, 9223372036855234562)
+    assert profile.notes[-1] == "the keys are those of none of 3 servers (--servers); they were taken as they stand"
+
+
 @pytest.mark.parametrize("servers", range(1, 33))
 def test_whose_a_profile_is_is_told_from_its_keys(servers):
     """Server 2 of 4 begins one key below server 1 of 2: by that its keys would be other tensors'."""

@@ -73,7 +73,8 @@ def read_profile(data: bytes, servers: int = 0) -> Profile:
         notes.append(f"pushes and pulls that end before they begin, since the clock was set back: {backwards:,}")
     server, count, offset = _place({request.key for request in requests}, servers)
     if server is None:
-        notes.append("the keys fit no number of servers; they were taken as they stand")
+        whose = f"are those of none of {servers} servers (--servers)" if servers else "fit no number of servers"
+        notes.append(f"the keys {whose}; they were taken as they stand")
     elif server and not servers:
         notes.append(f"its keys are those of server {server} of {count} (or of a multiple of both: say --servers)")
     told = [request._replace(key=request.key - offset) for request in requests]
