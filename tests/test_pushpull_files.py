@@ -110,6 +110,7 @@ def test_a_profile_alone_is_there_when_the_launcher_ends(place):
 
 
 OTHER_KEY = {"BYTEPS_SERVER_KEY_TO_PROFILE": "7"}
+COARSE = {**ON, "OTEL_DLTRACE_COMM_DIR": "traces", "OTEL_DLTRACE_LEVEL": "step"}
 UNASKED = "/server_profile.json is not written: no server has recorded a push or pull; is there one worker alone"
 
 
@@ -117,6 +118,7 @@ UNASKED = "/server_profile.json is not written: no server has recorded a push or
     ("workers", "under", "env", "says"),
     [
         pytest.param("2", (), TRACE, "/trace is not written: no push_pull is in there", id="ended before the window"),
+        pytest.param("2", (), COARSE, "/traces is not written: no push_pull is in there", id="level step"),
         pytest.param("1", (), PROFILE, UNASKED, id="one worker"),
         pytest.param("2", (), PROFILE | OTHER_KEY, UNASKED, id="no such key"),
         pytest.param("2", ("run", "--no-report", "--"), PROFILE | OTHER_KEY, UNASKED, id="no such key, under run"),

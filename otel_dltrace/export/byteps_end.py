@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from otel_dltrace.export.byteps_out import of_completions, write_byteps, write_byteps_server
+from otel_dltrace.export.byteps_out import NO_PUSH_PULL, of_completions, write_byteps, write_byteps_server
 from otel_dltrace.export.run_reader import read_host
+from otel_dltrace.formats.comm_spans import BACKEND as BYTEPS
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import parse_completions
 from otel_dltrace.model.spans import Process, SpanBatch
@@ -31,14 +32,19 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
     """
     window = parse_completions(completions)
     parts: dict[Process, list[SpanBatch]] = {}
+    has_bytepss = False
     for batch in read_host(folder):
         if batch.process.bind is not None and wanted.get(batch.process.bind.role):
+            has_bytepss = has_bytepss or bool(batch.lookup(lambda d: d.backend == BYTEPS, bool).any())
             ours = batch.take(batch.lookup(lambda d: d.backend == BACKEND, bool))
             if len(ours):
                 parts.setdefault(batch.process, []).append(of_completions(ours, window))
+    roles = {process.bind.role for process in parts if process.bind}
     notes = []
-    if wanted.get("server") and not any(process.bind and process.bind.role == "server" for process in parts):
+    if wanted.get("server") and "server" not in roles:
         notes.append(f"{wanted['server']} is not written: {_UNASKED}")
+    if wanted.get("worker") and "worker" not in roles and not has_bytepss:
+        notes.append(f"{wanted['worker']} is not written: {NO_PUSH_PULL}")
     for role, write in (("worker", write_byteps), ("server", write_byteps_server)):
         spans = {process: part for process, part in parts.items() if process.bind and process.bind.role == role}
         try:

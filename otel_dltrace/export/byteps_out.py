@@ -21,6 +21,7 @@ from otel_dltrace.model.semconv import PHASE
 from otel_dltrace.model.spans import Process, SpanBatch
 
 COMM = "comm.json"
+NO_PUSH_PULL = "no push_pull is in there, and a comm.json holds nothing else"
 Progress = Callable[[int], None]
 Spans = Mapping[Process, Iterable[SpanBatch]]
 """Those of each process, in pieces that are gone through more than once."""
@@ -106,7 +107,7 @@ def _nothing_completed(workers: Spans) -> str:
     known = [completions_in(batch) for pieces in workers.values() for batch in pieces]
     nths = np.concatenate([np.zeros(0, np.uint32), *known])
     if not len(nths):
-        return "no push_pull is in there, and a comm.json holds nothing else"
+        return NO_PUSH_PULL
     return (
         f"none of the completions asked for is in this run; its tensors have {nths.min()} to {nths.max()}: "
         "give --completions"
