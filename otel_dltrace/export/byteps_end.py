@@ -32,10 +32,10 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
     """
     window = parse_completions(completions)
     parts: dict[Process, list[SpanBatch]] = {}
-    has_bytepss = False
+    is_told_by_byteps = False
     for batch in read_host(folder):
         if batch.process.bind is not None and wanted.get(batch.process.bind.role):
-            has_bytepss = has_bytepss or bool(batch.lookup(lambda d: d.backend == BYTEPS, bool).any())
+            is_told_by_byteps = is_told_by_byteps or bool(batch.lookup(lambda d: d.backend == BYTEPS, bool).any())
             ours = batch.take(batch.lookup(lambda d: d.backend == BACKEND, bool))
             if len(ours):
                 parts.setdefault(batch.process, []).append(of_completions(ours, window))
@@ -43,7 +43,7 @@ def write_at_end(folder: Path, wanted: dict[str, str], completions: str) -> list
     notes = []
     if wanted.get("server") and "server" not in roles:
         notes.append(f"{wanted['server']} is not written: {_UNASKED}")
-    if wanted.get("worker") and "worker" not in roles and not has_bytepss:
+    if wanted.get("worker") and "worker" not in roles and not is_told_by_byteps:
         notes.append(f"{wanted['worker']} is not written: {NO_PUSH_PULL}")
     for role, write in (("worker", write_byteps), ("server", write_byteps_server)):
         spans = {process: part for process, part in parts.items() if process.bind and process.bind.role == role}
