@@ -282,6 +282,15 @@ def test_ranks_of_horovod_tell_without_its_timeline():
     assert "HOROVOD_TIMELINE=timeline.json" in text(found)
 
 
+def test_ranks_of_horovod_tell_of_the_steps_that_its_timeline_has_not():
+    """It is switched on for some steps, or in a generation before: the process knows its bars' names ever after."""
+    batches = trained()
+    bar = Descriptor(s.PHASE, "NEGOTIATE_ALLREDUCE", backend="horovod", activity="NEGOTIATE_ALLREDUCE")
+    elsewhere = dataclasses.replace(batches[0], descriptors=[*batches[0].descriptors, bar])
+
+    assert negotiations([elsewhere, batches[1]]) == negotiations(batches)
+
+
 def test_a_barrier_is_an_operation_and_a_join_is_none():
     """A rank joins once it has no more to do: the others are not kept waiting by that."""
     ours = {"backend": "horovod", "group": "0", "source": s.Source.HOST_DONE}

@@ -90,7 +90,8 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
     Times are of the host that coordinates, or where nobody tells of that, of the ranks, summed over them.
     """
     workers = worker_batches(batches)
-    told = [batch for batch in workers if any(map(_is_told, batch.descriptors))]
+    # Not by its descriptors: a process keeps those of the timeline that another part of the run has.
+    told = [batch for batch in workers if batch.lookup(_is_told, bool).any()]
     calls = called(workers)
     for backend, is_one in () if told else ((h.BACKEND, is_horovod), (s.MPI, is_mpi)):
         if calls.backend in ("", backend) and any(is_one(d) for batch in workers for d in batch.descriptors):
