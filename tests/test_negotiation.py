@@ -135,6 +135,20 @@ def test_a_part_of_a_run_that_begins_later_has_no_first(length, part, apart, fir
     assert "Negotiation, by step (mean)" in text(found)
 
 
+@pytest.mark.parametrize(
+    ("length", "apart"), [pytest.param(2, FIRST_EPOCH, id="epochs"), pytest.param(10, FIRST_STEP, id="steps")]
+)
+def test_a_timeline_that_begins_later_has_no_first(length, apart):
+    """`hvd.start_timeline` in step 4: the steps before it were the run's first ones."""
+    batch = negotiated()
+    own = batch.is_rank_step
+    batch.rows["b"][own] = batch.rows["step"][own] // length
+    found = negotiations([batch.take(own | (batch["step"] >= 4))])
+
+    assert (found.apart, found.first, found.others) == (apart, None, found.whole)
+    assert "the first" not in text(found)
+
+
 def solved(with_steps: bool = True) -> list[SpanBatch]:
     """Return two ranks of MPI: in each step of 100 ms an allreduce for which rank 0 waits 20 of its 30 ms.
 

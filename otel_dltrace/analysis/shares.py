@@ -73,9 +73,11 @@ def shares(negotiated: Column, operated: Column, workers: Sequence[SpanBatch]) -
     epochs = epochs_of(workers)
     of_step = np.array([epochs.get(step, -1) for step in steps.tolist()], np.int64)
     has_epochs = bool((of_step >= 0).all()) and len(np.unique(of_step)) > 1
-    is_first = of_step == of_step.min() if has_epochs else steps == steps.min()
-    begins = min((step for _, step in extents), default=0) == 0 or (has_epochs and of_step.min() == 0)
-    is_first &= begins
+    # Of the steps that these workers did, not of those alone that a timeline, begun later, has.
+    begun = min((step for _, step in extents), default=0)
+    first_epoch = min(epochs.values(), default=0)
+    is_first = of_step == first_epoch if has_epochs else steps == 0
+    is_first &= begun == 0 or (has_epochs and first_epoch == 0)
     return Shares(
         _total(figures),
         FIRST_EPOCH if has_epochs else FIRST_STEP,
