@@ -22,8 +22,8 @@ _TICKS = (
 )
 _CALLS = "ready is when the rank called, as it saw it itself; ranks are those of the job"
 _NO_TIMELINE = (
-    "What Horovod does inside the operations, and by which library, is in its own timeline, which this run has not: "
-    "HOROVOD_TIMELINE=timeline.json."
+    "What Horovod does inside the operations, and by which library, is in its own timeline, of which nothing is in "
+    "here: HOROVOD_TIMELINE=timeline.json has rank 0 write it, and level phase reads it."
 )
 _NO_OVERLAP = (
     "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it, "
