@@ -126,9 +126,9 @@ def test_no_straggler_is_told_with_the_threshold():
 def test_drift_is_told_in_words():
     """Which rank, since when, against whom."""
     assert drift(Drift(9, 1, (DriftedRank(0, 4, 26, 21, 1), DriftedRank(2, 1, 7, 5, None)))) == [
-        "Rank 0 numbers its steps differently: at step 4 it had done 26 collectives, rank 1 21; "
+        "Rank 0 numbers its steps differently: before step 4 its last collective was number 26, rank 1's number 21; "
         "its numbers are 1 apart from there on.",
-        "Rank 2 numbers its steps differently: at step 1 it had done 7 collectives, rank 1 5.",
+        "Rank 2 numbers its steps differently: before step 1 its last collective was number 7, rank 1's number 5.",
     ]
 
 

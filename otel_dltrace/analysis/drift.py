@@ -11,7 +11,7 @@ from otel_dltrace.analysis.table import StepTable
 
 @dataclass(frozen=True, slots=True)
 class DriftedRank:
-    """A rank whose steps are numbered differently: at *step* it had done *seq* collectives, the others *expected*.
+    """A rank whose steps are numbered differently: before *step* its last collective was *seq*, the others' *expected*.
 
     *steps_apart* is what to add to its ordinals from there on to get the others', None where no shift fits.
     """

@@ -121,8 +121,8 @@ def drift(d: Drift) -> list[str]:
     for rank in d.ranks:
         apart = "" if rank.steps_apart is None else f"; its numbers are {abs(rank.steps_apart)} apart from there on"
         sentences.append(
-            f"Rank {rank.rank} numbers its steps differently: at step {rank.step} it had done {rank.seq} collectives, "
-            f"rank {d.reference} {rank.expected}{apart}."
+            f"Rank {rank.rank} numbers its steps differently: before step {rank.step} its last collective was number "
+            f"{rank.seq}, rank {d.reference}'s number {rank.expected}{apart}."
         )
     return sentences
 
