@@ -23,9 +23,11 @@ from otel_dltrace.export.cursor import Cursor
 from otel_dltrace.export.departing import tags_of
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.host_time import HostTime
+from otel_dltrace.export.metrics.metering import Metering
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record import detached, guard, launch
@@ -662,6 +664,18 @@ def test_a_run_whose_spans_wait_on_disk_is_finished_and_kept(place, staying, out
 def test_rings_are_read_together_every_few_seconds(ticked):
     """At once at first, and when the delay is over: then with every step that has ended, and no stage to wait for."""
     assert [ticked(now, 10) for now in (0.0, 1.0, 4.9, 5.0, 9.9, 10.0)] == [10, 10, 10, 40, 40, 60]
+
+
+@pytest.mark.parametrize(("samples", "known"), [(False, [0, 0, 1]), (True, [0, 1, 1])], ids=["spans", "metrics"])
+def test_who_a_rank_is_that_is_sampled_is_read_at_once(ticked, samples, known):
+    """It has its samples from then on, not from the next time on that all rings are read."""
+    ticked.drain.metering = Metering(None, samples, Window.parse("all"), quota=1 << 30)
+    found = []
+    for now, steps in ((0.0, 1), (1.0, 9), (5.0, 9)):
+        ticked(now, steps)
+        found.append(sum(len(follower.members) for follower in ticked.drain.followers.values()))
+
+    assert found == known
 
 
 def test_a_ring_that_fills_is_read_before_its_time(ticked):

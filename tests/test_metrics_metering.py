@@ -192,7 +192,18 @@ def test_pids_of_another_namespace_are_nobody_here(made, monkeypatch, tmp_path):
 )
 def test_it_samples_often_in_the_window_and_shortly_before(step, ms, period, made, tmp_path):
     """The drain reads of a step when it is over, so it looks ahead."""
-    one = member(tmp_path, 0)
+    assert period_at(made, tmp_path, step, ms) == period
+
+
+def test_it_looks_as_far_ahead_as_steps_are_read_late(tmp_path):
+    """Rings are read every five seconds: a window that begins and ends between two reads has its samples."""
+    made = Metering(None, samples=True, window=WINDOW, quota=1 << 30, lag=5.0)
+    assert period_at(made, tmp_path, step=4, ms=1000) == IN_WINDOW_S
+
+
+def period_at(made: Metering, folder: Path, step: int, ms: float) -> float:
+    """Return how often is sampled when a rank has done *step*, in *ms*."""
+    one = member(folder, 0)
     rank = made.rank_of(one)
     if step >= 0:
         batch = Rank().step(step, 0, ms).batch()
@@ -200,8 +211,7 @@ def test_it_samples_often_in_the_window_and_shortly_before(step, ms, period, mad
     made.tick([one])
     seen = made._sampler.period
     made.finish(30)
-
-    assert seen == period
+    return seen
 
 
 def test_the_run_s_last_line_says_what_was_not_sampled():

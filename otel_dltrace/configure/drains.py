@@ -51,7 +51,7 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     )
     sampled = config.metrics and not (orphans_only or in_thread)
     quota = config.quota // METRICS_PART
-    metering = Metering(None if in_thread else metric_settings(), sampled, serving.window, quota)
+    metering = Metering(None if in_thread else metric_settings(), sampled, serving.window, quota, serving.delay)
     if settings is None and not others:
         return Drain(serving, metering=metering)
     from otel_dltrace.export.outlets import outlets_of

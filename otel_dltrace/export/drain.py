@@ -155,7 +155,10 @@ class Drain:
         """Copy out of a ring what is new there, if there is reason to; return whether there is."""
         # Our own ring's lock says nothing to us: a process may always take it again.
         alive = None if self.rings.own is None else not self.stop_requested
-        return self.followers[path].scan(now, alive, is_due)
+        follower = self.followers[path]
+        # A rank is sampled once it is known who it is.
+        is_awaited = self.metering is not None and self.metering.is_sampling and not follower.members
+        return follower.scan(now, alive, is_due or is_awaited)
 
     def _serve(self, path: Path, now: float, asked: bool) -> bool:
         """Pass on what was scanned of a ring."""

@@ -22,6 +22,7 @@ WRITE_S = 1.0
 """Samples are written together, as rows are: of few rows, a batch in a file would be mostly head."""
 LAST_SAMPLE_S = 2.0
 """How long a run that has ended waits for the sample of its end."""
+_SOON_S = 2.0
 
 
 class Metering:
@@ -32,13 +33,17 @@ class Metering:
         samples: Whether the host and its ranks are sampled.
         window: The steps in which that is often.
         quota: How many bytes a run's metrics may fill on this host.
+        lag: How long ago, in seconds, a rank may have done the last step that is known of it.
 
     Attributes:
         trouble: What the user should know: which sources there are not.
     """
 
-    def __init__(self, settings: MetricSettings | None, samples: bool, window: Window, quota: int) -> None:
+    def __init__(
+        self, settings: MetricSettings | None, samples: bool, window: Window, quota: int, lag: float = 0.0
+    ) -> None:
         self._settings, self._window, self._quota = settings, window, quota
+        self._soon_s = _SOON_S + lag
         self._where = settings.where if settings and settings.where else "their exporter"
         self._runs: dict[Path, RunMetrics] = {}
         self._ranks: dict[int, RankMetrics] = {}
@@ -51,6 +56,11 @@ class Metering:
         self._lost: dict[Path, str] = {}
         self._sampler = Sampler(self._open_sources, self._tell) if samples else None
         self._is_started = False
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the host and its ranks are sampled; then who these are is to be known soon."""
+        return self._sampler is not None
 
     def _tell(self, sentence: str) -> None:
         self.trouble.append(sentence)
@@ -106,7 +116,7 @@ class Metering:
             self._is_started = True
             self._sampler.start()
         self._watch(self._sampler, members)
-        is_near = any(rank.is_near(self._window) for rank in self._ranks.values())
+        is_near = any(rank.is_near(self._window, self._soon_s) for rank in self._ranks.values())
         self._sampler.set_period(IN_WINDOW_S if is_near else OUTSIDE_S)
         if monotonic() - self._written_at >= WRITE_S:
             self._written_at = monotonic()

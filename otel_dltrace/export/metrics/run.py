@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from otel_dltrace.export.metrics.pipeline import Pipeline
 
 _OF_A_RANK = (s.DL_RANK, s.DL_LOCAL_RANK, s.DL_ROLE, s.PROCESS_PID)
-_SOON_S = 2.0
 _MOST_AHEAD = 1000
 _MOST_WAITING = 100_000
 """Points that wait while the SDK is being loaded."""
@@ -83,9 +82,9 @@ class RankMetrics:
             attributes = attributes_text({**attributes_of(attributes), s.DL_ROLE: self.bind.role})
         return Point(metric, value, attributes, self.bind.rank)
 
-    def is_near(self, window: Window) -> bool:
-        """Return whether the rank is in a step of *window*, or soon will be."""
-        ahead = min(_MOST_AHEAD, math.ceil(_SOON_S / self.step_s) if self.step_s else 0)
+    def is_near(self, window: Window, soon_s: float) -> bool:
+        """Return whether the rank is in a step of *window*, or will be *soon_s* after the last one that is known."""
+        ahead = min(_MOST_AHEAD, math.ceil(soon_s / self.step_s) if self.step_s else 0)
         return self.bind.role == "worker" and any(
             step in window for step in range(self.step + 1, self.step + 2 + ahead)
         )
