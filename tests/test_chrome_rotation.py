@@ -132,6 +132,18 @@ def test_counters_and_remarks_are_beside_the_spans_of_their_time(tmp_path):
     assert remarks == ["remark 1001", "remark 1500"]
 
 
+def test_there_is_room_for_the_remarks(tmp_path):
+    """A slow stage in every step, in many words: no file is larger than asked for them."""
+    batch = batch_of(0, "node-0")
+    starts = [(1000 + 10 * step) * 10**6 for step in range(STEPS)]
+    notes = [Note(batch.process.nonce, at, at + 10**6, "slow " * 40, {"at": at}) for at in starts]
+    names: list[Path] = []
+    write_chrome([batch], tmp_path / "t.json", None, [], notes, ROOM, names.append)
+
+    remarks = [e["args"]["at"] for path in names for e in trace_of(path)["traceEvents"] if e.get("cat") == "note"]
+    assert sorted(remarks) == starts
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -1,10 +1,12 @@
 """What stands beside the spans in the files of a Chrome trace: counters of their hosts, and notes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from otel_dltrace.export.chrome.counters import HostTracks, Track, track_chunks
-from otel_dltrace.export.chrome.drawn import Processes
-from otel_dltrace.export.chrome.notes import Note, note_lines
+from otel_dltrace.export.chrome.drawn import Drawn, Processes
+from otel_dltrace.export.chrome.notes import Note, bytes_of, note_lines
 from otel_dltrace.export.chrome.trace_file import TraceFile
 from otel_dltrace.model.metric_batch import HOST, MetricBatch
 
@@ -30,15 +32,20 @@ class Beside:
         progress: Callable[[int], None],
     ) -> None:
         self.processes = processes
-        self._metrics, self._notes = metrics, list(notes)
+        self._metrics = metrics
+        of_process: dict[int, list[Note]] = {}
+        for note in notes:
+            of_process.setdefault(note.nonce, []).append(note)
+        self._notes = {nonce: _Notes(mine) for nonce, mine in of_process.items()}
         self._progress = progress
         self._hosts: list[HostTracks] | None = None
         self._shown_until = 0
 
     def size(self, file: TraceFile, last: int) -> int:
-        """Return how many bytes of counters *file* will have, about, if it goes on to *last* (ns after zero)."""
+        """Return how many bytes of these *file* will have, about, if it goes on to *last* (ns after zero)."""
         between = self._since(file), max(self._shown_until, file.last + 1, last + 1)
-        return sum(host.samples(between, self._shift(host)) for host in self._sampled()) * _SAMPLE_BYTES
+        samples = sum(host.samples(between, self._shift(host)) for host in self._sampled())
+        return samples * _SAMPLE_BYTES + sum(notes.size(between[1] - drawn.shift) for drawn, notes in self._noted())
 
     def write(self, file: TraceFile, until: int) -> None:
         """Write to *file*, which is complete but for them, those *until* then (ns after zero)."""
@@ -86,19 +93,40 @@ class Beside:
 
     def _write_notes(self, file: TraceFile, until: int) -> None:
         """Write remarks that begin before *until*, below the lanes of the processes that they are about."""
-        later = []
-        of_process: dict[int, list[Note]] = {}
-        for note in self._notes:
-            drawn = self.processes.by_nonce.get(note.nonce)
-            if drawn is not None and note.start + drawn.shift < until:
-                of_process.setdefault(note.nonce, []).append(note)
-            else:
-                later.append(note)
-        self._notes = later
-        for nonce, notes in of_process.items():
-            drawn = self.processes.by_nonce[nonce]
-            _name(file, drawn.pid, drawn.metadata)
-            file.write_lines(note_lines(notes, drawn.shift, drawn.pid))
+        for drawn, notes in self._noted():
+            if begun := notes.take(until - drawn.shift):
+                _name(file, drawn.pid, drawn.metadata)
+                file.write_lines(note_lines(begun, drawn.shift, drawn.pid))
+
+    def _noted(self) -> Iterator[tuple[Drawn, "_Notes"]]:
+        """Yield the processes of which there are remarks and that are drawn already."""
+        for nonce, notes in self._notes.items():
+            drawn = self.processes.by_nonce.get(nonce)
+            if drawn is not None:
+                yield drawn, notes
+
+
+class _Notes:
+    """The remarks on one process, in their order; times are its own."""
+
+    def __init__(self, notes: Iterable[Note]) -> None:
+        self._notes = sorted(notes, key=lambda note: note.start)
+        self._starts = [note.start for note in self._notes]
+        self._reached = [0, *accumulate(map(bytes_of, self._notes))]
+        self._taken = 0
+
+    def size(self, until: int) -> int:
+        """Return how many bytes of those that begin before *until* are still to be written."""
+        return self._reached[self._begun(until)] - self._reached[self._taken]
+
+    def take(self, until: int) -> list[Note]:
+        """Return those that begin before *until* and were not taken before."""
+        begun = self._begun(until)
+        taken, self._taken = self._notes[self._taken : begun], begun
+        return taken
+
+    def _begun(self, until: int) -> int:
+        return max(self._taken, bisect_left(self._starts, until))
 
 
 def _machine(host: HostTracks) -> tuple[str, str]:

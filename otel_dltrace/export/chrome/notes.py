@@ -14,6 +14,8 @@ NOTES = "slow stages"
 _FIRST_TID, _PLACE = 1 << 23, 4_000_000
 _SLICE = '{"ph":"X","tid":%d,"pid":%d,"ts":%d.%04d,"dur":%d.%04d,"name":%s,"cat":"note","cname":"bad","args":%s}'
 
+_FRAME_BYTES = len(_SLICE) + 40
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -24,6 +26,11 @@ class Note:
     end: int
     name: str
     args: Mapping[str, Value] = field(default_factory=dict)
+
+
+def bytes_of(note: Note) -> int:
+    """Return how long the text of *note*'s event is, about."""
+    return _FRAME_BYTES + len(json.dumps(note.name)) + len(json.dumps(dict(note.args)))
 
 
 def note_lines(notes: Sequence[Note], shift: int, pid: int) -> Iterator[str]:

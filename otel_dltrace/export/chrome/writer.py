@@ -20,7 +20,7 @@ _FOREVER = np.iinfo(np.int64).max
 _CHUNKS_A_FILE = 8
 """Into how many pieces at least the text of a file comes: it is not cut more finely."""
 _SUMMARY_BYTES = 300
-"""What the end of a file says of a process, about."""
+"""What the end of a file says of a process, and of the run, about."""
 
 
 def write_chrome(
@@ -149,4 +149,4 @@ class _Trace:
     def _size_with(self, chunk: Chunk, names: Sequence[str]) -> int:
         """Return how many bytes of JSON the file will have, about, if it takes *chunk* and *names*."""
         more = len(chunk.text) + sum(map(len, names)) + self._beside.size(self._file, chunk.last)
-        return self._file.size + more + len(self._processes.by_nonce) * _SUMMARY_BYTES
+        return self._file.size + more + (1 + len(self._processes.by_nonce)) * _SUMMARY_BYTES
