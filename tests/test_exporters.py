@@ -61,6 +61,10 @@ SHOP = """
         def export(self, spans):
             sys.exit(3)
 
+    class EndsAll(SpanExporter):
+        def export(self, spans):
+            os._exit(3)
+
     class Slow(SpanExporter):
         def export(self, spans):
             time.sleep(0.5)
@@ -76,6 +80,7 @@ OFFERED = {
     "refuses": "shop:Refuses",
     "blocks": "shop:Blocks",
     "exits": "shop:Exits",
+    "ends_all": "shop:EndsAll",
     "slow": "shop:Slow",
     "no_module": "not_there:Exporter",
     "no_exporter": "shop:no_exporter",
@@ -155,6 +160,17 @@ def test_under_run_the_console_is_the_terminal_as_well(place):
     assert result.returncode == 0, result.stderr
     assert len(spans_in(result.stdout)) == 3 * PER_STEP + OUTSIDE
     assert f"{3 * PER_STEP + OUTSIDE} to console, none lost; in {place.runs()[0].name}" in result.stderr
+
+
+def test_under_run_an_exporter_that_ends_the_drain_costs_its_own_spans_alone(place, shop):
+    """The run directory has the rest, and is named: it was written with the settings of `run`."""
+    program = ["--", sys.executable, str(place.write(STEPS)), "3", "0"]
+    result = place.command("run", "--no-report", *program, OTEL_TRACES_EXPORTER="ends_all", **shop)
+
+    assert result.returncode == 0, result.stderr
+    assert f"{3 * PER_STEP + OUTSIDE} waiting for ends_all" in result.stderr
+    assert f"; in {place.runs()[0].name}" in result.stderr
+    assert len(recorded(place)) == 3 * (PER_STEP - 1) + OUTSIDE
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
         if held.is_busy:
             _say_where_it_goes_on(Path(config.directory), began)
             held.roots = _runs_since(Path(config.directory), began)
-        elif drain is not None and drain.returncode < 0:
+        elif drain is not None and drain.returncode:
             held.roots = _finished_without(held, config, began)
         held.others = [] if held.roots else _runs_since(Path(config.directory), began)
         held.left = "; ".join(filter(None, (held.starter.trouble(ring.stem) for ring in _rings_of(config))))
@@ -104,7 +104,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
 
 
 def _finished_without(held: HeldDrain, config: Config, began: float) -> list[Path]:
-    """Return the runs that came since *began*, once another drain has done the work of one that was killed."""
+    """Return the runs that came since *began*, once another drain has done the work of one that ended too early."""
     ends = time.monotonic() + DRAIN_ENDS_S
     with progress("reading what is left"):
         while lock_is_held(config.rings / f"{config.home}.lock") and time.monotonic() < ends:
