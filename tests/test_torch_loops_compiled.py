@@ -217,6 +217,29 @@ LOOPS: Loops = {
         """,
         [PLAIN] * 3,
     ),
+    "blocks of the program's own in a graph": (
+        """
+        import otel_dltrace
+        class Marked(Wrapped):
+            def forward(self, x):
+                with otel_dltrace.phase("encode"), otel_dltrace.operation("exchange", size=4):
+                    x = self.inner(x)
+                with otel_dltrace.phase("forward"):
+                    return x * 2
+        for x, y in held_out:
+            for fullgraph in (True, False):
+                compiled = torch.compile(Marked(), fullgraph=fullgraph, backend="eager")
+                optimizer.zero_grad()
+                loss_of(x, y, compiled).backward()
+            optimizer.step()
+        @torch.compile(fullgraph=True, backend="eager")
+        def marked(x):
+            with otel_dltrace.step(batch_size=4):
+                return x + 1
+        marked(torch.ones(1))
+        """,
+        [PLAIN | {"forward": 2, "backward": 2}] * 3,
+    ),
     "a backward that is compiled too": (
         """
         torch._dynamo.config.compiled_autograd = True

@@ -9,6 +9,7 @@ from otel_dltrace.instrument import _sites
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
 from otel_dltrace.instrument._torch_calls import FUNCTIONAL
 from otel_dltrace.instrument._torch_groups import c10d
+from otel_dltrace.record.blocks import IN_GRAPH, ask_in_graph
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -62,6 +63,25 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
         if isinstance(constant, CodeType):
             yield from _nested(constant)
 
+
+_is_told = False
+
+
+def _tell_blocks(module: ModuleType) -> Undo:
+    """Have the blocks that a program marks know that they are in a graph; what torch has been told it cannot forget."""
+    global _is_told  # noqa: PLW0603  -- it raises if it is told twice
+    substitute = getattr(module, "substitute_in_graph", None)  # from 2.6 on
+    if substitute is not None and not _is_told:
+        _is_told = True
+        substitute(ask_in_graph, skip_signature_check=True)(_in_graph)
+    return lambda: None
+
+
+def _in_graph() -> object:
+    return IN_GRAPH
+
+
+BLOCKS = Attachment("torch._dynamo", _tell_blocks)
 
 DYNAMO: tuple[Row, ...] = (
     Attachment(FUNCTIONAL, _remap),

@@ -10,7 +10,7 @@ from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, 
 from otel_dltrace.instrument._torch_callbacks import writers
 from otel_dltrace.instrument._torch_calls import FUNCTIONS, METHODS, OPERATORS, Call
 from otel_dltrace.instrument._torch_comm import Comm
-from otel_dltrace.instrument._torch_dynamo import DYNAMO
+from otel_dltrace.instrument._torch_dynamo import BLOCKS, DYNAMO
 from otel_dltrace.instrument._torch_groups import C10D, COUNTS, c10d, forget, is_outside, sequence_number
 from otel_dltrace.instrument._torch_methods import OF_GROUPS, OF_WORKS
 from otel_dltrace.instrument._torch_operators import operators
@@ -209,5 +209,6 @@ WORLD: tuple[Row, ...] = (
     Site(C10D, "init_process_group", begin=_yes, finish=_initialised),
     Site(C10D, "destroy_process_group", begin=_destroy_begins, finish=_destroyed),
     Attachment(C10D, _attach),
+    BLOCKS,
 )
-"""Who the ranks are, which every source needs."""
+"""Who the ranks are, which every source needs, and what the program's own blocks do."""

@@ -22,6 +22,11 @@ _NO_FAILURES = (GeneratorExit, StopIteration, StopAsyncIteration)
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
 
+ask_in_graph = _get_open
+"""The call by which a block learns, at no cost, that ``torch.compile`` looks into it: there it gives `IN_GRAPH`."""
+IN_GRAPH = object()
+"""In a graph that is being compiled a block marks nothing, so that the graph stays whole."""
+
 
 class step:  # noqa: N801  -- used as a context manager, named as one
     """Make the enclosed block one training step, in loops of your own.
@@ -42,7 +47,9 @@ class step:  # noqa: N801  -- used as a context manager, named as one
     def __enter__(self) -> "step":
         """Begin the step."""
         self._tracer = tracer = live.tracer  # it ends what it began, whatever is switched on in between
-        if tracer is not None:
+        if tracer is not None and _get_open() is IN_GRAPH:
+            self._tracer = None
+        elif tracer is not None:
             self._tell(tracer)
             number = None if self._number is None else whole(self._number, NO_USER_STEP)
             tracer.steps.begin_own(number, whole(self._batch_size))
@@ -98,6 +105,10 @@ class phase:  # noqa: N801
         if tracer is None:
             self._recorder, self.start = None, 0
             return self
+        outer = _get_open()
+        if outer is not None and outer is IN_GRAPH:
+            self._recorder, self.start = None, 0
+            return self
         self._recorder = recorder = tracer.recorder
         self.number = 0  # one that is entered again is another span
         try:
@@ -109,7 +120,6 @@ class phase:  # noqa: N801
                 if recorder.level < _PHASE:
                     self._recorder, self.start = None, 0
                     return self
-                outer = _get_open()
                 self.step = now = recorder.step
                 self.parent = 0
                 if outer is not None:
@@ -275,7 +285,7 @@ class operation:  # noqa: N801
     def __enter__(self) -> "operation":
         """Begin the operation."""
         tracer = live.tracer
-        if tracer is not None and tracer.recorder.level >= Level.COLLECTIVE:
+        if tracer is not None and _get_open() is not IN_GRAPH and tracer.recorder.level >= Level.COLLECTIVE:
             descriptor, occurrences = tracer.operation_descriptor(*self._fields)
             self._seq = next(occurrences)
             self._open = Operation(tracer.recorder, descriptor, self._size)
