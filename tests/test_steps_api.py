@@ -2,6 +2,8 @@
 
 import asyncio
 import contextvars
+import copy
+import pickle
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -124,6 +126,27 @@ def test_a_phase_that_is_entered_again_is_another_span(tracer: Tracer) -> None:
     inner, first, again, second = closed
     assert (inner["parent"], again["parent"]) == (first["number"], second["number"])
     assert first["number"] != second["number"]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(step(3, batch_size=2, epoch=1), id="step"),
+        pytest.param(phase("encode", 8), id="phase"),
+        pytest.param(operation("exchange", size=8, tensor="policy", group="actors"), id="operation"),
+    ],
+)
+def test_a_block_that_was_entered_is_copied_as_one_that_was_not(tracer: Tracer, block: Any) -> None:
+    """A model may hold it, which is copied for an average and saved whole: also while it is open."""
+    fresh = block.__getstate__()
+    with block:
+        copies = [copy.deepcopy(block), pickle.loads(pickle.dumps(block))]
+
+    assert [one.__getstate__() for one in copies] == [fresh] * 2
+    for one in copies:
+        with one:
+            pass
+    assert len(spans(tracer)) == 3
 
 
 def test_a_signal_s_handler_records_below_a_phase_that_just_begins(

@@ -4,6 +4,7 @@ import struct
 from contextvars import Token
 from time import monotonic_ns
 from types import TracebackType
+from typing import Any
 
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, EXIT, Flag, Level
@@ -18,6 +19,8 @@ _PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF
 _NOWHERE = -1  # no step
 _SMALL = (1 << 30) - 1  # CPython compares ints up to here at once, and the others by a call
 _error = struct.error
+State = tuple[dict[str, Any] | None, dict[str, Any]]
+"""What is copied and pickled of a block, which may be a part of a model: a subclass's own, and ours."""
 _NO_FAILURES = (GeneratorExit, StopIteration, StopAsyncIteration)
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
@@ -42,6 +45,10 @@ class step:  # noqa: N801  -- used as a context manager, named as one
     def __init__(self, number: int | None = None, *, batch_size: int = 0, epoch: int | None = None) -> None:
         self._number, self._batch_size, self._epoch = number, batch_size, epoch
         self._tracer: Tracer | None = None
+
+    def __getstate__(self) -> State:
+        """Be copied and pickled as one that has not been entered."""
+        return _state(self, "_number", "_batch_size", "_epoch", _tracer=None)
 
     @guarded
     def __enter__(self) -> "step":
@@ -69,6 +76,10 @@ class step:  # noqa: N801  -- used as a context manager, named as one
             tracer.steps.epoch = whole(self._epoch, -1)
 
 
+def _state(block: object, *kept: str, **unentered: Any) -> State:
+    return getattr(block, "__dict__", None), {name: getattr(block, name) for name in kept} | unentered
+
+
 def _failure(error: BaseException | None) -> BaseException | None:
     """Return *error* if it is one: others end a generator, a loop, or a program in order."""
     is_end = isinstance(error, SystemExit) and not error.code
@@ -94,6 +105,10 @@ class phase:  # noqa: N801
     def __init__(self, name: str, size: int = 0) -> None:
         self._name = name
         self.size = size
+
+    def __getstate__(self) -> State:
+        """Be copied and pickled as one that has not been entered."""
+        return _state(self, "_name", "size")
 
     # Both inline what `guarded` does, and the end what `Recorder.span` does: frames are a part of a phase that can be
     # seen. `parent` is the parent's number and, above its 32 bits, the occurrence, as they lie in the record.
@@ -280,6 +295,10 @@ class operation:  # noqa: N801
         self._fields = (name, tensor, group)
         self._size = size
         self._open = None
+
+    def __getstate__(self) -> State:
+        """Be copied and pickled as one that has not been entered."""
+        return _state(self, "_fields", "_size", _open=None)
 
     @guarded
     def __enter__(self) -> "operation":
