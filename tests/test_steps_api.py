@@ -128,6 +128,15 @@ def test_a_phase_that_is_entered_again_is_another_span(tracer: Tracer) -> None:
     assert first["number"] != second["number"]
 
 
+def test_a_step_that_gives_way_to_one_that_began_before_it_has_no_length(tracer: Tracer) -> None:
+    """A batch that another thread had asked for earlier begins the next step: no step ends before it begins."""
+    tracer.steps.begin(50)
+    tracer.steps.begin(40)
+    tracer.steps.end()
+
+    assert [(at, start, end) for _, at, start, end, _ in spans(tracer)] == [(0, 50, 50), (1, 40, 40)]
+
+
 @pytest.mark.parametrize(
     "block",
     [

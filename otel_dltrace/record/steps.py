@@ -130,7 +130,7 @@ class Steps:
             self._rank_step,
             _STEP,
             self._start,
-            end or max(self._last_end, self._start),
+            max(end or self._last_end, self._start),
             self.user,
             0,
             self._seq,
