@@ -524,6 +524,25 @@ def tmpfs(place) -> Iterator[Callable[..., Path]]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+CLOSES_ALL = """
+    import os
+    import otel_dltrace as d
+    d.start()
+    with d.step():
+        pass
+    os.closerange(3, 100)
+    with d.step():
+        pass
+"""
+
+
+def test_a_program_that_closes_our_descriptors_is_told_what_that_costs(place):
+    """The lock on its ring goes with it: the drain takes the process for ended, and the summary counts what it read."""
+    told = place.run(CLOSES_ALL).stderr
+
+    assert "the program has closed the descriptor of its ring: what it recorded after that may be lost\n" in told
+
+
 def test_a_tmpfs_without_room_turns_tracing_off_with_one_sentence(place, tmpfs):
     """1 MB: no ring fits into a twentieth of it."""
     tmpfs(1)

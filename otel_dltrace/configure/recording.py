@@ -219,6 +219,8 @@ def end_recording() -> None:
     bind_by_environment(tracer)
     recorder = tracer.recorder
     ring, bind, directory = recorder.ring, recorder.bound, recorder.home["directory"]
+    if ring is not None and not ring.is_held():
+        guard.say("the program has closed the descriptor of its ring: what it recorded after that may be lost")
     recorder.close()
     if ring is None or tracer.starter is None:
         return

@@ -169,6 +169,10 @@ class RingWriter:
         """Give a chunk back (-1: none): it is full, or its ring is over."""
         self._held.discard(index)
 
+    def is_held(self) -> bool:
+        """Return whether readers see that this process still writes."""
+        return is_still(self._fd, self._file)
+
     def close(self) -> None:
         """Free the lock, which tells the readers that no more will come; the file stays for them."""
         if not close_if_still(self._fd, self._file):
