@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -216,11 +217,11 @@ def own(folder: Path, resources: Sequence[str], components: Sequence[str] = (), 
     return folder
 
 
-def changed_overlay(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Copy what the overlay `job` is made of, with *change* made to its kustomization; return its folder."""
-    for name in ("deploy/kubernetes", "collector-config", "examples"):
-        shutil.copytree(ROOT / name, folder / name)
-    found = folder / "deploy" / "kubernetes" / "overlays" / "job"
+def changed_overlay(folder: Path, change: Callable[[dict[str, Any]], None], name: str = "job") -> Path:
+    """Copy what the overlay *name* is made of, with *change* made to its kustomization; return its folder."""
+    for part in ("deploy/kubernetes", "collector-config", "examples"):
+        shutil.copytree(ROOT / part, folder / part)
+    found = folder / "deploy" / "kubernetes" / "overlays" / name
     written = yaml.safe_load((found / "kustomization.yaml").read_text())
     change(written)
     (found / "kustomization.yaml").write_text(yaml.safe_dump(written))
@@ -392,6 +393,30 @@ def test_the_component_tls_has_all_collectors_show_and_ask_for_certificates(api,
             assert files == {f"/etc/otelcol/tls/{name}" for name in ("ca.crt", "tls.crt", "tls.key")}
             assert env["GATEWAY_INSECURE"] == "false"
             assert env["GATEWAY_SERVER_NAME"] == ("otel-gateway-router" if spec is pod else "otel-gateway")
+
+
+def test_the_component_tls_reaches_the_collector_of_the_operator(api, tmp_path):
+    """It is configured as the sidecar of other overlays is; the operator adds its volumes to those that the pod has."""
+    overlays = {}
+    for name in ("job", "operator"):
+        (copied := tmp_path / name).mkdir()
+        change = changed_overlay(copied, lambda written: written["components"].append("../../components/tls"), name)
+        overlays[name] = in_namespace("tls-operator", objects(change))
+    (sidecar,) = (
+        c for t in traced(overlays["job"]) for c in t["spec"]["initContainers"] if _name(c) == "otel-collector"
+    )
+    (collector,) = (o["spec"] for o in overlays["operator"] if o["kind"] == "OpenTelemetryCollector")
+    (job,) = (o for o in overlays["operator"] if o["kind"] == "Job")
+    job["spec"]["template"]["spec"]["volumes"] += collector["volumes"]
+    found = overlays["operator"]
+    api.do("apply", "--server-side", "-f", "-", given=[o for o in found if o["kind"] == "Namespace"])
+    api.do("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=found)
+
+    in_order = itemgetter("name")
+    assert sorted(collector["env"], key=in_order) == sorted(sidecar["env"], key=in_order)
+    (mount,) = (m for m in sidecar["volumeMounts"] if m["mountPath"] == "/etc/otelcol/tls")
+    assert mount in collector["volumeMounts"]
+    assert {"name": mount["name"], "secret": {"secretName": "otel-sidecar-tls"}} in collector["volumes"]
 
 
 def test_a_gateway_is_left_the_time_to_judge_and_send_before_it_is_ended():
