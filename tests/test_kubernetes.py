@@ -314,6 +314,19 @@ def test_configurations_and_examples_have_one_source():
     assert generator["TARGET"].read_text() == generator["text"](), "run python deploy/kubernetes/generate.py"
 
 
+def test_the_operator_finds_a_telemetry_that_it_can_read():
+    """Else it writes one of its own, on a port of all addresses: it wants the port as a number, and no variable."""
+    (collector,) = (o["spec"] for o in overlay("operator") if o["kind"] == "OpenTelemetryCollector")
+    metrics = collector["config"]["service"]["telemetry"]["metrics"]
+    (reader,) = metrics["readers"]
+    own = reader["pull"]["exporter"]["prometheus"]
+
+    assert (metrics["level"], own) == (
+        "${env:OWN_METRICS:-none}",
+        {"host": "${env:OWN_METRICS_HOST:-127.0.0.1}", "port": 8888},
+    )
+
+
 def test_images_are_pinned_and_of_this_version():
     """No image floats; ours have the version of the package."""
     for name in OVERLAYS:

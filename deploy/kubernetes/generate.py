@@ -14,6 +14,9 @@ TARGET = HERE / "overlays" / "operator" / "collector.yaml"
 HANDED_OVER = {"preStop": {"sleep": {"seconds": 10}}}
 """The operator puts its container behind our drain, so it is the first to be ended: by then the drain, which finds
 out by itself that the trainer is gone, has handed over what was left."""
+OWN_METRICS_PORT = 8888
+"""The operator reads it as a number. Where it finds a text, it puts another telemetry in the place of ours: one that is
+on, and for all addresses."""
 HEAD = "# Written by deploy/kubernetes/generate.py from collector-config/sidecar.yaml; change that, and run it again.\n"
 
 
@@ -32,10 +35,17 @@ def collector() -> dict[str, Any]:
         "lifecycle": HANDED_OVER,
         "volumes": [v for v in template["volumes"] if v["name"] == "otel-collector-queue"],
         "volumeMounts": [m for m in sidecar["volumeMounts"] if m["name"] == "otel-collector-queue"],
-        "config": yaml.safe_load(SOURCE.read_text()),
+        "config": _configuration(),
     }
     kind = {"apiVersion": "opentelemetry.io/v1beta1", "kind": "OpenTelemetryCollector"}
     return {**kind, "metadata": {"name": "otel-sidecar"}, "spec": spec}
+
+
+def _configuration() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(SOURCE.read_text())
+    for reader in config["service"]["telemetry"]["metrics"]["readers"]:
+        reader["pull"]["exporter"]["prometheus"]["port"] = OWN_METRICS_PORT
+    return config
 
 
 def text() -> str:
