@@ -4,6 +4,7 @@ import json
 import math
 import re
 import urllib.request
+from collections import Counter
 from contextlib import ExitStack
 
 import pytest
@@ -369,6 +370,25 @@ def test_jaeger_by_rank_names_services_after_ranks(running, tmp_path):
     assert ids(first.traces()) == sent
     kept = {servers.attributes(r.resource)[s.SERVICE_NAME] for r in first.traces().resource_spans}
     assert kept == {"job"}
+
+
+def test_jaeger_by_rank_leaves_the_name_that_a_resource_has_not(running, sinks, tmp_path):
+    """A sender that names no service, or one by a number, is no service of a made-up name."""
+    view = running(servers.configured("jaeger-by-rank", tmp_path / "view", JAEGER_ENDPOINT=sinks[0].grpc[7:]))
+    unnamed, numbered, named = (data_of([request([span("step", 1)], rank=3)]) for _ in range(3))
+    for data in (unnamed, numbered):
+        attributes = data.resource_spans[0].resource.attributes
+        (name,) = (pair for pair in attributes if pair.key == s.SERVICE_NAME)
+        if data is unnamed:
+            attributes.remove(name)
+        else:
+            name.value.int_value = 5
+    bodies = [data.SerializeToString() for data in (unnamed, numbered, named)]
+    send(view.grpc, bodies, tmp_path)
+
+    sinks[0].wait_for(3)
+    found = [servers.attributes(part.resource).get(s.SERVICE_NAME) for part in sinks[0].traces().resource_spans]
+    assert Counter(found) == {None: 1, 5: 1, "job rank 0003": 1}
 
 
 def three_of(names):
