@@ -381,6 +381,22 @@ def test_the_patch_of_the_docs_leaves_the_sidecars_in_their_order(tmp_path):
     assert {"name": "OTEL_DLTRACE_STEPS", "value": "all"} in sidecars[1]["env"]
 
 
+def test_the_patch_of_the_docs_puts_a_claim_in_the_place_of_a_volume(api, tmp_path):
+    """The volume for run directories is the claim, and of that type alone."""
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (volumes,) = re.findall(r"`(volumes: [^`]*)`", page)
+    template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "traced-pod"}}
+    patch = {"patch": yaml.safe_dump({**template, "template": {"spec": yaml.safe_load(volumes)}})}
+    folder = changed_overlay(tmp_path, lambda written: written["patches"].append(patch))
+    found = in_namespace("claim", objects(folder))
+    api.do("apply", "--server-side", "-f", "-", given=[o for o in found if o["kind"] == "Namespace"])
+    api.do("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", given=found)
+
+    (pod,) = (template["spec"] for template in traced(found))
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "otel-dltrace-runs")
+    assert volume == {"name": "otel-dltrace-runs", "persistentVolumeClaim": {"claimName": "runs"}}
+
+
 def test_the_component_tls_has_all_collectors_show_and_ask_for_certificates(api, tmp_path):
     """From the pods to routers and gateways: what a variable or the configuration names is mounted from a Secret."""
     folder = changed_overlay(tmp_path, lambda written: written["components"].append("../../components/tls"))
