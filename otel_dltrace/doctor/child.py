@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-_ANSWERED = "\nwith open(sys.argv[1], 'w') as file: json.dump(answer, file)\n"
+_ANSWERED = "\nwith open(int(sys.argv[1]), 'w') as file: json.dump(answer, file)\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +23,14 @@ class Child:
     @classmethod
     def ask(cls, code: str, env: Mapping[str, str], timeout_s: float = 120.0) -> "Child":
         """Run *code*, which imports sys and json and leaves its answer in ``answer``, under *env* on top of ours."""
-        with tempfile.TemporaryDirectory(prefix="otel_dltrace-doctor-") as folder:
-            out = Path(folder) / "answer.json"
-            command = [sys.executable, "-c", code + _ANSWERED, str(out)]
+        # In memory: a container's root may be read-only, and then no folder is there for a file.
+        with os.fdopen(os.memfd_create("otel_dltrace-doctor"), "r") as out:
+            command = [sys.executable, "-c", code + _ANSWERED, str(out.fileno())]
             try:
                 done = subprocess.run(
                     command,
                     env={**os.environ, **env},
+                    pass_fds=[out.fileno()],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     text=True,
@@ -43,7 +42,8 @@ class Child:
                 return cls(None, f"no answer after {timeout_s:.0f} s", "")
             except OSError as error:
                 return cls(None, error.strerror or str(error), "")
-            with suppress(FileNotFoundError, ValueError):  # it failed before it wrote, or as it did
-                return cls(json.loads(out.read_text()), "", done.stderr)
+            out.seek(0)
+            with suppress(ValueError):  # it failed before it wrote, or as it did
+                return cls(json.load(out), "", done.stderr)
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return cls(None, lines[-1].strip() if lines else f"exit code {done.returncode}", done.stderr)
