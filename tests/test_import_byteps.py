@@ -410,6 +410,16 @@ def test_a_number_that_is_none_is_refused(option, text, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(said)
 
 
+@pytest.mark.parametrize("option", ["--start-step", "--servers"])
+def test_an_option_of_byteps_s_is_refused_beside_another_format(option, tmp_path, capsys):
+    """It would be left aside without a word."""
+    files = unpack("byteps_w2_s1", tmp_path / "files")
+
+    assert main(["import", "horovod", str(files), "-o", str(tmp_path / "RUN"), option, "3"]) == 2
+    assert capsys.readouterr().err == f"otel-dltrace: {option} is for byteps, and not for horovod: leave it out\n"
+    assert not (tmp_path / "RUN").exists()
+
+
 def test_the_largest_start_step_is_taken(tmp_path):
     """Occurrences and steps after it are counted on."""
     files = unpack("byteps_w2_s1", tmp_path / "files")

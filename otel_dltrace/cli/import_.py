@@ -20,7 +20,7 @@ from otel_dltrace.export.byteps_in import Options, import_byteps
 from otel_dltrace.export.bytescheduler_in import import_bytescheduler
 from otel_dltrace.export.horovod_in import import_horovod
 from otel_dltrace.export.imported import Imported
-from otel_dltrace.model.errors import DltraceError
+from otel_dltrace.model.errors import ConfigError, DltraceError
 
 
 class Format(NamedTuple):
@@ -92,7 +92,14 @@ def _at_least_one(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the run directory and say what is in it, and what is missing."""
+    """Make the run directory and say what is in it, and what is missing.
+
+    Raises:
+        ConfigError: An option is not for this format.
+    """
+    for option, value in (("--start-step", args.start_step), ("--servers", args.servers)):
+        if value and args.format != "byteps":
+            raise ConfigError(f"{option} is for byteps, and not for {args.format}: leave it out")
     with progress(f"reading into {args.output}") as count:
         try:
             imported = FORMATS[args.format].read(args, count)
