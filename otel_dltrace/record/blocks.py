@@ -53,10 +53,9 @@ class step:  # noqa: N801  -- used as a context manager, named as one
     @guarded
     def __enter__(self) -> "step":
         """Begin the step."""
-        self._tracer = tracer = live.tracer  # it ends what it began, whatever is switched on in between
-        if tracer is not None and _get_open() is IN_GRAPH:
-            self._tracer = None
-        elif tracer is not None:
+        tracer = None if _get_open() is IN_GRAPH else live.tracer
+        self._tracer = tracer  # it ends what it began, whatever is switched on in between
+        if tracer is not None:
             self._tell(tracer)
             number = None if self._number is None else whole(self._number, NO_USER_STEP)
             tracer.steps.begin_own(number, whole(self._batch_size))
@@ -121,7 +120,7 @@ class phase:  # noqa: N801
             self._recorder, self.start = None, 0
             return self
         outer = _get_open()
-        if outer is not None and outer is IN_GRAPH:
+        if outer is IN_GRAPH:
             self._recorder, self.start = None, 0
             return self
         self._recorder = recorder = tracer.recorder
