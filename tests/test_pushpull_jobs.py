@@ -159,25 +159,23 @@ while layout.worker and len([name for name in os.listdir(OUT) if name.startswith
 push_pull("w", np.ones(2000, np.float32))
 """
 SERVED = """
-pushed = {}
-class Request:
-    def __init__(self, *told):
-        self.told = told
-    def finished(self, sent, waited, end, error):
-        kind, request, metadata, start = self.told
+import time
+from otel_dltrace.pushpull.store import Store
+pushed, push, pull = {}, Store.push, Store.pull
+def pushing(store, request, values):
+    pushed[request.key] = time.monotonic_ns()
+    return push(store, request, values)
+def pulling(store, request):
+    open(os.path.join(OUT, f"pulling-{request.key}"), "w").close()
+    return pull(store, request)
+Store.push, Store.pull = pushing, pulling
+class Requests:
+    def request_answered(self, kind, request, metadata, start, waited, end, error):
         say(
             kind=kind, key=request.key, name=request.name, rank=request.rank, worker=request.worker,
-            nbytes=request.nbytes, sent=sent,
-            waited=start < pushed[request.key] <= start + waited <= end,
+            nbytes=request.nbytes, waited=start < pushed[request.key] <= start + waited <= end,
             traceparent=metadata["traceparent"], secret="authorization" in metadata, error=error and repr(error),
         )
-class Requests:
-    def request_started(self, kind, request, metadata, start):
-        if kind == "pull":
-            open(os.path.join(OUT, f"pulling-{request.key}"), "w").close()
-        else:
-            pushed[request.key] = start
-        return Request(kind, request, metadata, start)
 trace.observe(Requests())
 """
 
@@ -195,7 +193,6 @@ def test_a_server_observes_requests_with_what_the_worker_sent_along(tmp_path):
             "rank": rank,
             "worker": rank,
             "nbytes": size,
-            "sent": size + 1 if kind == "pull" else 0,
             "waited": kind == "pull" and rank == 0,
             "traceparent": f"{key}-{rank}",
             "secret": False,
@@ -221,14 +218,16 @@ else:
 push_pull("w", np.ones(2, np.float32))
 """
 SERVED_IN_VAIN = """
-class Request:
-    def finished(self, sent, waited, end, error):
-        say(sent=sent, waited=waited > 0, error=type(error).__name__)
+from otel_dltrace.pushpull.store import Store
+pull = Store.pull
+def pulling(store, request):
+    open(os.path.join(OUT, "waits"), "w").close()
+    return pull(store, request)
+Store.pull = pulling
 class Requests:
-    def request_started(self, kind, request, metadata, start):
+    def request_answered(self, kind, request, metadata, start, waited, end, error):
         if kind == "pull":
-            open(os.path.join(OUT, "waits"), "w").close()
-            return Request()
+            say(waited=waited > 0, error=type(error).__name__)
 trace.observe(Requests())
 """
 OTHER, ITSELF = "os.getpid()", 'int(open(os.path.join(OUT, "pid")).read())'
@@ -240,7 +239,7 @@ OTHER, ITSELF = "os.getpid()", 'int(open(os.path.join(OUT, "pid")).read())'
 def test_a_pull_that_waits_in_vain_is_told_to_have_waited(killed, tmp_path):
     """It would seem to take so long to send, and to have been answered."""
     done = run_job(tmp_path, IN_VAIN.format(killed=killed), (2, 1, 1), SMALL, server=SERVED_IN_VAIN)
-    assert done.said["server0"] == [{"sent": 0, "waited": True, "error": "PeerLostError"}]
+    assert done.said["server0"] == [{"waited": True, "error": "PeerLostError"}]
 
 
 def test_compressed_sums_are_close_and_top_k_forgets_nothing(tmp_path):
@@ -526,7 +525,7 @@ def test_a_killed_server_is_named_by_the_workers(tmp_path):
     import threading
     if os.environ["DMLC_SERVER_ID"] == "1":
         class Dies:
-            def request_started(self, kind, request, metadata, start):
+            def request_answered(self, kind, request, *told):
                 if kind == "push" and request.round == 3:
                     os.kill(os.getpid(), signal.SIGKILL)
         trace.observe(Dies())

@@ -72,9 +72,7 @@ def sent_by(tracer: Tracer, step: int = STEP) -> tuple[dict[str, str], int]:
 def served_by(tracer: Tracer, metadata: dict[str, str], key: int = KEY) -> Column:
     """Have a server answer a push with *metadata*; return the rows that its drain makes of it."""
     request = Request(key, 0, 0, 1, "w", "float32", 32)
-    followed = Server(tracer).started("push", request, metadata, 120)
-    if followed is not None:
-        followed.finished(0, 0, 150, None)
+    Server(tracer).answered("push", request, metadata, 120, 0, 150, None)
     return read(tracer.recorder) if tracer.recorder.ring else empty_rows()
 
 
@@ -124,7 +122,7 @@ def test_each_of_many_requests_names_its_own_stage(rings):
         metadata = pushed.request_sending(partition)
         told[partition] = int(metadata["traceparent"][36:52], 16)
         request = Request(KEY & ~0xFFFF | partition, 0, 0, 1, "w", "float32", 32)
-        serving.started("push", request, metadata, 120).finished(0, 0, 150, None)
+        serving.answered("push", request, metadata, 120, 0, 150, None)
         pushed.stage_finished(partition, QueueType.PUSH, 32, 0, 100, 110, 190)
         pushed.stage_finished(partition, QueueType.COPYH2D, 32, None, 190, 191, 192)
 

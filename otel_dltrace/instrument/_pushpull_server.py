@@ -1,5 +1,6 @@
 """A server's pushes and pulls as records, each below the worker's span that caused it."""
 
+import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +10,8 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level
 from otel_dltrace.model.server_keys import first_key
 from otel_dltrace.record.carrier import TRACEPARENT, TRACESTATE, read_tracestate, span_below, traceparent_head
-from otel_dltrace.record.guard import failed
+from otel_dltrace.record.packing import PARENTS, SPANS, pack_amend_parent, pack_span
+from otel_dltrace.record.ring_file import AMEND_PARENT
 from otel_dltrace.record.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from otel_dltrace.pushpull.wire import Request
 
 _PARTITION = int(Level.PARTITION)  # plain ints, as in the worker's file
-_REMOTE, _ERROR = int(Flag.REMOTE), int(Flag.ERROR)
+_ERROR = int(Flag.ERROR)
+_SPAN, _PARENT = SPANS[_PARTITION], PARENTS[_PARTITION]
+_SPAN_BELOW = _SPAN | Flag.REMOTE << 16
+_error = struct.error
 _MOST_KNOWN = 1024  # senders: a step has one for each worker
 _FIRST_WORKER = 9
 """ps-lite numbers workers 9, 11, 13 ..., and so do the names in BytePS's server profile."""
@@ -44,17 +49,93 @@ class Server:
         self.binds = tracer.recorder.names.binds
         self.descriptors: dict[tuple[str, str, int, int], int] = {}
         self.senders: dict[tuple[str, int, int], _Sender] = {}
-        self._tracer = tracer
+        self._tracer, self._asked = tracer, tracer.server_key
 
-    def started(self, kind: str, request: "Request", metadata: Mapping[str, str], start: int) -> "_Answered | None":
-        """Return who writes *request* when it is answered, None where it is not asked for."""
-        if self.recorder.level < _PARTITION or (self._tracer.server_key >= 0 and not self._is_asked_for(request.key)):
-            return None
-        return _Answered(self, kind, request, metadata, start)
+    def answered(  # noqa: C901
+        self,
+        kind: str,
+        request: "Request",
+        metadata: Mapping[str, str],
+        start: int,
+        waited: int,
+        end: int,
+        error: "PushPullError | None",
+    ) -> None:
+        """Write *request*, and which span is above it; flat, as what a worker writes of a stage (see `_Pushed`)."""
+        recorder, key = self.recorder, request.key
+        if recorder.level < _PARTITION or (self._asked >= 0 and not self._is_asked_for(key)):
+            return
+        descriptor = self.descriptors.get((kind, request.name, key >> 16, request.worker))
+        if descriptor is None:
+            descriptor = self.descriptor(kind, request)
+        seq, wait, head = request.round + 1, waited // 1000, _SPAN
+        state, turn = metadata.get(TRACESTATE, ""), seq // OPERATIONS_PER_TRACE
+        sender = self.senders.get((state, turn, len(self.binds))) or self.sender(state, turn)
+        try:
+            lane = recorder.local.lane
+        except AttributeError:
+            lane = recorder.new_lane()
+        number = next(lane.numbers, 0) or recorder.next_number(lane)
+        if sender is not None:
+            span = span_below(sender.head, metadata.get(TRACEPARENT, ""))
+            if span is not None:
+                head = _SPAN_BELOW
+                chunk = lane.chunk
+                slots, lease, buffer, _ = chunk
+                offset = next(slots, 0)
+                if offset and lane.chunk is chunk:
+                    pack_amend_parent(
+                        buffer,
+                        offset,
+                        number,
+                        sender.step,
+                        0,
+                        _PARENT,
+                        sender.trace,
+                        span,
+                        sender.step,
+                        sender.rank,
+                        AMEND_PARENT,
+                        lease,
+                    )
+                else:
+                    recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
+        if error is not None:
+            head |= _ERROR << 16
+            recorder.error(number, _PARTITION, error, NO_STEP)
+        chunk = lane.chunk
+        slots, lease, buffer, _ = chunk
+        offset = next(slots, 0)
+        if offset and lane.chunk is chunk:
+            try:
+                pack_span(
+                    buffer,
+                    offset,
+                    number,
+                    NO_STEP,
+                    descriptor,
+                    head,
+                    start,
+                    end,
+                    request.nbytes,
+                    0,
+                    seq,
+                    wait,
+                    request.rank,
+                    key & 0xFFFF,
+                    lease,
+                )
+            except _error:
+                if not recorder.spoil(offset, lease):
+                    return
+            else:
+                return
+        where = (0, seq, key & 0xFFFF, min(wait, MOST_WAIT), request.rank, head >> 16, 0, number, NO_STEP)
+        recorder.span(descriptor, _PARTITION, start, end, request.nbytes, *where)
 
     def _is_asked_for(self, key: int) -> bool:
         """Return whether *key* is the one that is asked for: as it is, or as this server's profile has it."""
-        asked, bind = self._tracer.server_key, self.recorder.bound
+        asked, bind = self._asked, self.recorder.bound
         return key == asked or (bind is not None and key + first_key(bind.rank, bind.servers) == asked)
 
     def descriptor(self, kind: str, request: "Request") -> int:
@@ -76,50 +157,3 @@ class Server:
         known = _Sender(traceparent_head(trace), trace.to_bytes(16, "big"), said.step, said.rank)
         self.senders[state, turn, len(self.binds)] = known
         return known
-
-
-class _Answered:
-    """Writes one request."""
-
-    __slots__ = ("_kind", "_metadata", "_request", "_server", "_start")
-
-    def __init__(self, server: Server, kind: str, request: "Request", metadata: Mapping[str, str], start: int) -> None:
-        self._server, self._kind, self._request, self._metadata, self._start = server, kind, request, metadata, start
-
-    def finished(self, sent_nbytes: int, waited: int, end: int, error: "PushPullError | None") -> None:  # noqa: ARG002
-        """Write it, and which span is above it."""
-        try:
-            server, request, metadata = self._server, self._request, self._metadata
-            recorder, kind, key, seq = server.recorder, self._kind, request.key, request.round + 1
-            descriptor = server.descriptors.get((kind, request.name, key >> 16, request.worker))
-            if descriptor is None:
-                descriptor = server.descriptor(kind, request)
-            wait = waited // 1000
-            number, flags = recorder.number(), 0
-            state, turn = metadata.get(TRACESTATE, ""), seq // OPERATIONS_PER_TRACE
-            sender = server.senders.get((state, turn, len(server.binds))) or server.sender(state, turn)
-            span = None if sender is None else span_below(sender.head, metadata.get(TRACEPARENT, ""))
-            if sender is not None and span is not None:
-                flags = _REMOTE
-                recorder.remote_parent(number, _PARTITION, sender.trace, span, sender.step, sender.rank)
-            if error is not None:
-                flags |= _ERROR
-                recorder.error(number, _PARTITION, error, NO_STEP)
-            recorder.span(
-                descriptor,
-                _PARTITION,
-                self._start,
-                end,
-                request.nbytes,
-                0,
-                seq,
-                key & 0xFFFF,
-                wait if wait < MOST_WAIT else MOST_WAIT,  # noqa: FURB136  -- `min` is a call
-                request.rank,
-                flags,
-                0,
-                number,
-                NO_STEP,
-            )
-        except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
-            failed("push_pull", broken)

@@ -12,7 +12,8 @@ from otel_dltrace.record.guard import failed
 from otel_dltrace.record.tracer import Tracer, live
 
 if TYPE_CHECKING:
-    from otel_dltrace.pushpull.trace import PushPull, Served
+    from otel_dltrace.pushpull.errors import PushPullError
+    from otel_dltrace.pushpull.trace import PushPull
     from otel_dltrace.pushpull.wire import Request
 
 
@@ -29,30 +30,41 @@ class Observer:
     ) -> "PushPull | None":
         """Follow a push_pull of this worker."""
         try:
-            if not self._follows():
+            tracer = live.tracer
+            if tracer is not self._tracer:
+                self._follow(tracer)
+            if tracer is None:
                 return None
             return self._worker.started(name, declared_key, round_, nbytes, dtype, start)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
             return None
 
-    def request_started(
-        self, kind: str, request: "Request", metadata: Mapping[str, str], start: int
-    ) -> "Served | None":
-        """Follow a request to this server."""
+    def request_answered(
+        self,
+        kind: str,
+        request: "Request",
+        metadata: Mapping[str, str],
+        start: int,
+        waited: int,
+        end: int,
+        error: "PushPullError | None",
+    ) -> None:
+        """Write a request to this server."""
         try:
-            return self._server.started(kind, request, metadata, start) if self._follows() else None
+            tracer = live.tracer
+            if tracer is not self._tracer:
+                self._follow(tracer)
+            if tracer is not None:
+                self._server.answered(kind, request, metadata, start, waited, end, error)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
-            return None
 
-    def _follows(self) -> bool:
-        """Return whether there is a tracer; a new one has new writers."""
-        tracer = live.tracer
-        if tracer is not None and tracer is not self._tracer:
+    def _follow(self, tracer: Tracer | None) -> None:
+        """Write for *tracer* from now on: a new one has new writers."""
+        if tracer is not None:
             bind_by_launcher(tracer)
             self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
-        return tracer is not None
 
 
 def bind_by_launcher(tracer: Tracer) -> None:

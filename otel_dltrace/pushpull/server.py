@@ -208,10 +208,8 @@ class Server:
 
     async def _push(self, body: bytes, metadata: Metadata) -> bytes:
         request, payload = decode(body)
-        observer, followed = trace.observer, None
-        if observer is not None:
-            followed = observer.request_started("push", request, metadata, time.monotonic_ns())
-        error = None
+        observer, error = trace.observer, None
+        arrived = 0 if observer is None else time.monotonic_ns()
         try:
             if self.store.push(request, unpack(request, payload)):
                 self._wake(request)
@@ -219,22 +217,20 @@ class Server:
             error = failure
             raise
         finally:
-            if followed is not None:
-                followed.finished(0, 0, time.monotonic_ns(), error)
+            if observer is not None:
+                observer.request_answered("push", request, metadata, arrived, 0, time.monotonic_ns(), error)
         return b""
 
     async def _pull(self, body: bytes, metadata: Metadata) -> bytes:
         request, _ = decode(body)
-        arrived, waited, answer, error = time.monotonic_ns(), 0, b"", None
-        observer, followed = trace.observer, None
-        if observer is not None:
-            followed = observer.request_started("pull", request, metadata, arrived)
+        observer, error = trace.observer, None
+        arrived, waited = time.monotonic_ns(), 0
         try:
             try:
                 packing, total = await self._sum(request)
             finally:  # also of what it waited for in vain
                 waited = time.monotonic_ns() - arrived
-            answer = bytes([packing]) + pack_sum(packing, total)
+            return bytes([packing]) + pack_sum(packing, total)
         except (PeerLostError, MismatchError) as failure:
             error = failure
             raise
@@ -242,9 +238,8 @@ class Server:
             error = PeerLostError(f"worker {request.worker} has gone or given up, or the server was ended")
             raise
         finally:
-            if followed is not None:
-                followed.finished(len(answer), waited, time.monotonic_ns(), error)
-        return answer
+            if observer is not None:
+                observer.request_answered("pull", request, metadata, arrived, waited, time.monotonic_ns(), error)
 
     async def _sum(self, request: Request) -> tuple[int, Any]:
         """Return what *request* pulls, once all workers have pushed it."""

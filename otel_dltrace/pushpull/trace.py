@@ -1,8 +1,9 @@
 """Named trace points: what a push_pull is doing, told to one observer, for one ``if`` when there is none.
 
-Who observes is asked at the beginning of each push_pull, and of each request that a server gets, and answers with
-what follows it, or with None; so nobody is told of an end whose beginning it has not seen. All are called on the
-thread where it happens, between two stages: they have to be quick and must not raise. Times are ``time.monotonic_ns``.
+Who observes is asked at the beginning of each push_pull, and answers with what follows it, or with None; so nobody is
+told of an end whose beginning it has not seen. Of a request to a server it is told once, when that is over. All are
+called on the thread where it happens, between two stages: they have to be quick and must not raise. Times are
+``time.monotonic_ns``.
 """
 
 from collections.abc import Mapping
@@ -42,23 +43,29 @@ class PushPull(Protocol):
         """The last partition is done, or the push_pull failed: then with *error*, and when the job did."""
 
 
-class Served(Protocol):
-    """Follows one request on a server."""
-
-    def finished(self, sent_nbytes: int, waited: int, end: int, error: PushPullError | None) -> None:
-        """It was answered, or with *error* will not be; a pull waited *waited* ns of it for the last worker's push."""
-
-
 class Observer(Protocol):
-    """Is told what this process begins."""
+    """Is told what this process does."""
 
     def push_pull_started(
         self, name: str, declared_key: int, round_: int, nbytes: int, dtype: str, start: int
     ) -> PushPull | None:
         """A push_pull begins, on the thread that asked for it."""
 
-    def request_started(self, kind: str, request: Request, metadata: Mapping[str, Any], start: int) -> Served | None:
-        """A server got a ``push`` or ``pull``; *metadata* is what the worker's observer had put in, and gRPC's own."""
+    def request_answered(
+        self,
+        kind: str,
+        request: Request,
+        metadata: Mapping[str, Any],
+        start: int,
+        waited: int,
+        end: int,
+        error: PushPullError | None,
+    ) -> None:
+        """A ``push`` or ``pull`` was answered by this server, or with *error* will not be.
+
+        *metadata* is what the worker's observer had put in, and gRPC's own. A pull waited *waited* ns of the time for
+        the last worker's push.
+        """
 
 
 observer: Observer | None = None

@@ -1,6 +1,7 @@
 """W3C trace context as text: what comes from another process, and what goes to one (contract 3)."""
 
 import re
+from binascii import unhexlify
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -75,7 +76,7 @@ def span_below(head: str, text: str) -> bytes | None:
     if len(text) != _LENGTH or not text.startswith(head):
         return None
     try:
-        span_id = bytes.fromhex(text[_HEAD : _HEAD + 16])
+        span_id = unhexlify(text[_HEAD : _HEAD + 16])
     except ValueError:
         return None
-    return span_id if len(span_id) == 8 and span_id != _NO_SPAN else None
+    return span_id if span_id != _NO_SPAN else None

@@ -11,8 +11,8 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.ring_file import AMEND, BEGIN, RECORD, SPAN
 
 # The whole sequence (lane, chunk, slot, pack, else `Lanes.spoil`) stands flat, since a call can be seen, in
-# `Recorder.span`, `Recorder.begin`, `Recorder.remote_parent`, `phase.__exit__`, `_mpi_usual.wrapper` (twice) and
-# `_Pushed.stage_finished`; `Recorder._write` is the way of all others. A change of the protocol changes each.
+# `Recorder.span`, `Recorder.begin`, `phase.__exit__`, `_mpi_usual.wrapper` (twice), `_Pushed.stage_finished` and
+# `Server.answered` (twice); `Recorder._write` is the way of all others. A change of the protocol changes each.
 BEGINS, SPANS = (tuple(kind | level << 12 for level in range(16)) for kind in (BEGIN, SPAN))
 """Kind and level as the one field that they are with the flags, by the level: reading them costs less than a shift."""
 PARENTS = tuple(AMEND | level << 12 | Flag.REMOTE << 16 for level in range(16))

@@ -207,29 +207,10 @@ class Recorder(Lanes):
             step: Of the process that has sent the request.
             rank: Likewise.
         """
-        if level > self.level:
-            return
-        try:
-            lane = self.local.lane
-        except AttributeError:
-            lane = self.new_lane()
-        chunk = lane.chunk
-        slots, lease, buffer, _ = chunk
-        offset = next(slots, 0)
-        if offset and lane.chunk is chunk:
-            try:
-                pack_amend_parent(
-                    buffer, offset, number, step, 0, PARENTS[level], trace, span, step, rank, AMEND_PARENT, lease
-                )
-            except _error:
-                if not self.spoil(offset, lease):
-                    return
-            else:
-                return
-        step, number = step & _M32, number & _M32
-        self._write(
-            lane, pack_amend_parent, (number, step, 0, PARENTS[level], trace, span, step, rank & _M32, AMEND_PARENT)
-        )
+        if level <= self.level:
+            step, number = step & _M32, number & _M32
+            fields = (number, step, 0, PARENTS[level], trace, span, step, rank & _M32, AMEND_PARENT)
+            self._write(self.lane(), pack_amend_parent, fields)
 
     def _write(self, lane: Lane, pack: Callable[..., None], fields: tuple[int | bytes, ...]) -> None:
         """Pack *fields* into the next slot, of a newly leased chunk if need be."""
