@@ -71,26 +71,27 @@ def open_channel(address: str, options: Options) -> grpc.Channel:
 
 def client_credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Return what a caller shows a server, and asks of it."""
-    return grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.certificate))
+    key, certificate = _read("KEY", tls.key), _read("CERT", tls.certificate)
+    return grpc.ssl_channel_credentials(_read("CA", tls.ca), key, certificate)
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Return what a server shows its callers, and asks of them."""
     if tls.certificate is None:
         raise ConfigError("PUSHPULL_TLS_CERT is not set: a server over TLS shows a certificate")
-    pair = (_read(tls.key), _read(tls.certificate))
-    return grpc.ssl_server_credentials([pair], _read(tls.ca), require_client_auth=tls.ca is not None)
+    pair = (_read("KEY", tls.key), _read("CERT", tls.certificate))
+    return grpc.ssl_server_credentials([pair], _read("CA", tls.ca), require_client_auth=tls.ca is not None)
 
 
-def _read(path: Path | None) -> bytes | None:
+def _read(what: str, path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"PUSHPULL_TLS_{what}={path} cannot be read: {error.strerror}") from None
     if not content.strip():  # of an empty key gRPC ends the process
-        raise ConfigError(f"{path} is empty; it must be in PEM format")
+        raise ConfigError(f"PUSHPULL_TLS_{what}={path} is empty; it must be in PEM format")
     return content
 
 
