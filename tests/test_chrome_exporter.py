@@ -451,6 +451,23 @@ def test_exporters_do_not_share_a_file(tmp_path, caplog):
         exporter.shutdown()
 
 
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_exporters_do_not_share_the_files_of_a_rotation(tmp_path, suffix):
+    """Who has the first file has those that follow it: an exporter that comes later replaces none of them."""
+    exporters = []
+    for number in range(2):
+        exporters.append(ChromeTraceExporter(tmp_path / f"t{suffix}", max_bytes=1))
+        exporters[0].export([span(1 + number, 0, 1, name="first")])
+    for number in range(3, 6):
+        exporters[1].export([span(number, 0, 1, name="second")])
+    for exporter in exporters:
+        exporter.shutdown()
+    pid = os.getpid()
+    names = ["t", "t.1", f"t.{pid}", f"t.{pid}.1", f"t.{pid}.2"]
+    drawn = {path.name: [e["name"] for e in read(path) if e["ph"] == "X"] for path in tmp_path.iterdir()}
+    assert drawn == {f"{name}{suffix}": ["second" if str(pid) in name else "first"] for name in names}
+
+
 FORKED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])

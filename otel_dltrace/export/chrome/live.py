@@ -75,12 +75,11 @@ class LiveTrace:
         self.size += len(block)
         self.events += len(lines)
 
-    def close(self) -> None:
-        """Give back the room that is left, if that can be, and the lock."""
+    def finish(self) -> None:
+        """Give back the room that is left, if that can be; the lock stays."""
         if self._fd >= 0:
             with suppress(OSError):
                 self._replace([], 0)
-        self.abandon()
 
     def abandon(self) -> None:
         """Let go of the file as it is; a forked child does so, whose parent goes on writing."""
@@ -151,9 +150,8 @@ class PackedTrace(LiveTrace):
         self.size += len(block)
         self.events += len(lines)
 
-    def close(self) -> None:
-        """Give back the lock."""
-        self.abandon()
+    def finish(self) -> None:
+        """Do nothing: there is no room left."""
 
     def _replace(self, parts: Sequence[bytes], room: int, new: bool = False) -> None:  # noqa: ARG002  -- needs none
         text = b"".join(parts)

@@ -44,6 +44,7 @@ class Rotation:
         self._forked = forked
         self._base, self._service = 0, ""
         self._number = 0
+        self._first: LiveTrace | None = None
         self._current: LiveTrace | None = None
         self._written: list[Path] = []
         self._named: set[tuple[int, int]] = set()
@@ -62,9 +63,10 @@ class Rotation:
         if current is not None:
             if not self._max_bytes or not current.events or current.size + size <= self._max_bytes:
                 return False
-            self.close()
+            self._end(current)
             self._number += 1
         self._current = self._opened()
+        self._first = self._first or self._current
         self._remove_old(self._current.path)
         return True
 
@@ -84,20 +86,28 @@ class Rotation:
             self._named |= {(pid, 0), (pid, tid)}
 
     def close(self) -> None:
-        """End the current file."""
-        current, self._current = self._current, None
-        self._named = set()
-        if current is not None:
-            current.close()
+        """End the current file, and leave the name to others."""
+        if self._current is not None:
+            self._end(self._current)
+        self.abandon()
 
     def abandon(self) -> None:
-        """Leave the current file to the process that this one was forked from."""
-        if self._current is not None:
-            self._current.abandon()
+        """Let go of the files as they are: of those of the process that this one was forked from."""
+        for trace in (self._first, self._current):
+            if trace is not None:
+                trace.abandon()
+
+    def _end(self, current: LiveTrace) -> None:
+        """End the current file. The lock of the first stays: who has it has the names of all that follow."""
+        self._current = None
+        self._named = set()
+        current.finish()
+        if current is not self._first:
+            current.abandon()
 
     def _opened(self) -> LiveTrace:
-        first = self._path()
-        for path in _others(first, self._forked):
+        first = part_path(self._first.path, self._number) if self._first else self._path()
+        for path in _others(first, self._forked and not self._first):
             self.name = str(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -110,12 +120,11 @@ class Rotation:
         raise AssertionError
 
     def _path(self) -> Path:
-        """Return the name that the current file should have."""
+        """Return the name that the first file should have."""
         service = re.sub(r"[^\w.-]+", "_", self._service, flags=re.ASCII)[:100].strip(".") or "process"
         path = Path(self._file.replace("{service}", service).replace("{pid}", str(os.getpid())))
         # A link, for one of standard output's names, is not replaced itself.
-        path = Path(os.path.realpath(path))
-        return part_path(path, self._number)
+        return Path(os.path.realpath(path))
 
     def _head(self) -> bytes:
         about = {
