@@ -297,6 +297,26 @@ def test_each_world_of_a_job_has_a_report(tmp_path, capsys):
     ]
 
 
+@pytest.mark.parametrize("by", [[], ["--by", "key"], ["--by", "negotiation"]], ids=" ".join)
+def test_each_document_says_whose_it_is(tmp_path, capsys, monkeypatch, by):
+    """Of several runs and worlds a program knows which is which, as a reader does by the lines above them."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run-1"
+    for host, rank in zip("ab", (Rank(0, 1, nonce=1), Rank(0, 1, nonce=2, world="rollout")), strict=True):
+        save(run, host, rank.step(0, 0, 10).batch(), compacted=False)
+    (batch,) = ddp(1, steps=2)
+    bind = replace(batch.process.bind, generation="2.00")
+    save(tmp_path / "run-2", "a", replace(batch, process=replace(batch.process, bind=bind)), compacted=False)
+
+    assert main(["report", str(run), str(tmp_path / "run-2"), *by, "--json"]) == 0
+    documents = json.loads("[" + capsys.readouterr().out.replace("\n}\n{", "\n},{") + "]")
+    assert [[one[key] for key in ("name", "generation", "world")] for one in documents] == [
+        ["run-1", 1, "default"],
+        ["run-1", 1, "rollout"],
+        ["run-2", 2, "default"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [

@@ -83,7 +83,8 @@ def print_reports(
         for world, batches in worlds.items():
             report = _report(path, batches, by)
             if as_json:
-                console.out(to_json(report), highlight=False)
+                text = to_json(report, name=short_path(path), generation=generation_of(batches), world=world)
+                console.out(text, highlight=False)
                 continue
             names = [name_of(path, batches)] if len(runs) > 1 else []
             names += [f"world {world}"] if len(worlds) > 1 else []

@@ -11,6 +11,6 @@ from otel_dltrace.analysis.scaling import Scaling
 SCHEMA_VERSION = 1
 
 
-def to_json(report: RunReport | Keys | Negotiations | Scaling) -> str:
-    """Return *report* as one JSON object; what cannot be told is null."""
-    return json.dumps({"schema": SCHEMA_VERSION, **asdict(report)}, indent=2, allow_nan=False)
+def to_json(report: RunReport | Keys | Negotiations | Scaling, **of: str | int) -> str:
+    """Return *report* as one JSON object, *of* being what it is of; what cannot be told is null."""
+    return json.dumps({"schema": SCHEMA_VERSION, **of, **asdict(report)}, indent=2, allow_nan=False)
