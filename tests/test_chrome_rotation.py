@@ -167,13 +167,18 @@ def test_the_files_of_a_killed_export_are_whole(tmp_path):
     assert all(spans_in(trace_of(path)) for path in there)
 
 
-def test_a_shorter_export_tells_of_files_that_are_older(tmp_path, capsys):
-    """Who exports again to fewer files learns that the next one is not of these."""
+def test_a_shorter_export_tells_of_files_that_are_older(tmp_path, capsys, monkeypatch):
+    """Who exports again to fewer files learns which are not of these; what has another name is somebody else's."""
+    monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run")
     export = ["export", str(tmp_path / "run"), "--to", "chrome", "-o", str(tmp_path / "t.json"), "--max-bytes"]
     assert (main([*export, str(ROOM)]), capsys.readouterr().err) == (0, "")
+    count = len(list(tmp_path.glob("t*.json")))
+    assert count > 11
+    (tmp_path / "t.2026.json").write_text("{}")
     assert main([*export, "10M"]) == 0
-    assert "t.1.json is of an earlier export, and no part of this one" in capsys.readouterr().err
+    told = f"t.1.json to t.{count - 1}.json ({count - 1} files) are of an earlier export, and no part of this one\n"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

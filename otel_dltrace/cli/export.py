@@ -104,7 +104,8 @@ def _export(args: argparse.Namespace, form: Format) -> None:
     places = parts or form.places(spans, output)
     _tell(output, places, f"{written:,} {form.unit}")
     tell_damage(args.runs)
-    _tell_older(sorted(path for path in form.older(output, places) if path.exists() and path not in places))
+    older = {path for path in form.older(output, places) if path.exists() and path not in places}
+    _tell_older(sorted(older, key=lambda path: (len(path.name), path)))  # 10.json behind 2.json
     if args.to == "byteps" and not has_stages(spans):
         tell(f"no stage of a partition is in there, only totals; {FINEST}")
 

@@ -1,6 +1,7 @@
 """What a run can be written as: a row for each format (the command: `export`)."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ FORMATS = {
         write_chrome,
         "events",
         shows_metrics=True,
-        older=lambda output, places: [part_path(output, len(places))],
+        older=lambda output, places: takewhile(Path.exists, (part_path(output, n) for n in count(len(places)))),
     ),
     "otlp": Format(
         "OTLP JSON lines, as the OpenTelemetry Collector's file exporter writes them; its\n"
