@@ -28,6 +28,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from otel_dltrace.export.chrome import arrows, live, roots
 from otel_dltrace.export.chrome.exporter import ChromeTraceExporter, ChromeTraceExporterFromEnvironment
+from otel_dltrace.model.errors import ConfigError
 
 DAY = 86_400_000_000_000
 T0 = 20_000 * DAY
@@ -574,6 +575,15 @@ with tracer.start_as_current_span("parent"):
     process.start()
     process.join()
 """
+
+
+@pytest.mark.parametrize("arguments", [{"max_bytes": -1}, {"max_bytes": "64M"}, {"max_files": 1.5}], ids=str)
+def test_an_argument_that_is_no_number_is_refused(tmp_path, arguments):
+    """At once, with its name and value: not when spans are lost for it."""
+    ((name, value),) = arguments.items()
+    with pytest.raises(ConfigError) as error:
+        ChromeTraceExporter(tmp_path / "t.json", **arguments)
+    assert str(error.value) == f"{name}={value!r} is not a whole number; write 0 or more"
 
 
 def test_opentelemetry_instrument_writes_a_trace(tmp_path):

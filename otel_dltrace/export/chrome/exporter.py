@@ -48,9 +48,15 @@ class ChromeTraceExporter(SpanExporter):
             or exporter is writing it, the pid is put into the name.
         max_bytes: Bytes of JSON (before gzip) after which the next file begins; 0 for never.
         max_files: How many files of a process stay, 0 for all; the oldest is removed.
+
+    Raises:
+        ConfigError: One of the numbers is none, or below 0.
     """
 
     def __init__(self, file: str | Path = DEFAULT_FILE, max_bytes: int = DEFAULT_MAX_BYTES, max_files: int = 0) -> None:
+        for name, value in (("max_bytes", max_bytes), ("max_files", max_files)):
+            if not isinstance(value, int) or value < 0:
+                raise ConfigError(f"{name}={value!r} is not a whole number; write 0 or more")
         self._arguments = (str(file), max_bytes, max_files)
         self._closed = False
         self._begin(forked=False)
