@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -22,9 +23,11 @@ from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metric_reader import read_metrics
+from otel_dltrace.export.metrics.segments import MetricSegments
 from otel_dltrace.export.run_reader import read_descriptors, read_run, read_summaries
 from otel_dltrace.export.rundir import RunWriter
-from otel_dltrace.model.metrics import attributes_of
+from otel_dltrace.model.metric_batch import NO_STEP, Point, batch_of
+from otel_dltrace.model.metrics import SYSTEM_CPU_TIME, attributes_of
 from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.spans import SpanBatch
 from tests.runs import ddp
@@ -169,6 +172,38 @@ def test_a_file_that_was_there_at_the_end_is_missed(tmp_path, capsys):
     assert main(["report", str(run)]) == 2
     both = f"{first.relative_to(run)} is missing: it was there at the run's end; {told}"
     assert capsys.readouterr().err == f"otel-dltrace: {run}: no span can be read: {both}\n"
+
+
+def test_a_link_to_a_disk_that_is_not_there_is_missed(tmp_path):
+    """Its name is in the folder, and nothing is behind it."""
+    run = a_run(tmp_path / "run", compacted=True)
+    path = next((run / HOSTS[0]).glob(PARQUET))
+    path.unlink()
+    path.symlink_to(tmp_path / "disk" / path.name)
+
+    assert damage_of(run) == [f"{path.relative_to(run)} is missing"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [
+        pytest.param(cut, "is cut off", id="cut"),
+        pytest.param(garble, "is damaged", id="garbled"),
+        pytest.param(lambda path: copyfile(path.with_name(NAMES), path), "is no file of a run", id="another's"),
+    ],
+)
+def test_metrics_that_cannot_be_read_are_said(tmp_path, harm, what):
+    """The report has fewer of them, or none; the last file of a drain at work may be torn."""
+    run = a_run(tmp_path / "run", compacted=True)
+    writer = MetricSegments(run / HOSTS[0], 1 << 20)
+    for time in range(20):
+        writer.append(batch_of([(time, NO_STEP, Point(SYSTEM_CPU_TIME, time))]))
+    writer.close()
+    path = run / HOSTS[0] / "metrics-00001.arrows"
+    assert damage_of(run) == []
+    harm(path)
+
+    assert damage_of(run) == [f"{path.relative_to(run)} {what}"]
 
 
 @pytest.mark.parametrize("left", [5, ["/etc/passwd"], ["../steps-1.parquet"], [["x"], "a\0b", "\ud800"]])

@@ -4,12 +4,15 @@ import os
 import re
 from pathlib import Path
 
+import pyarrow as pa
+
 from otel_dltrace.export import columns
 from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_through
 from otel_dltrace.export.drain_json import entries_of
 from otel_dltrace.export.files import read_json, read_object
+from otel_dltrace.export.metrics.segments import METRICS, SCHEMA
 from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
-from otel_dltrace.export.span_files import OPEN, gone_files, span_files
+from otel_dltrace.export.span_files import OPEN, gone_files, segment_number, span_files
 
 _NAMES = "descriptors.arrows"
 _OURS = re.compile(r"(?:spans|steps)-[0-9.-]+\.(?:arrows|parquet)")
@@ -58,10 +61,13 @@ def _in_folder(folder: Path) -> list[tuple[Path, str]]:
     found = [(summary, what)] if (what := _unnamed(folder, summary, bool(spans))) else []
     found += [(folder / name, "is missing: it was there at the run's end") for name in gone]
     is_over = bool(read_object(summary).get("ended"))
-    troubles = ((path, _trouble(path, is_whole=is_over or path != spans[-1])) for path in spans)
+    metrics = sorted(folder.glob(METRICS), key=segment_number)
+    troubles = (
+        (path, _trouble(path, is_whole=is_over or path != some[-1])) for some in (spans, metrics) for path in some
+    )
     standing = ((path, _trouble(path, is_whole=True)) for path in sorted(folder.glob(OPEN)))
-    # A drain may have compacted it, or what was open has ended.
-    found += [(path, what) for path, what in [*troubles, *standing] if what and path.exists()]
+    # A drain may have compacted it, or what was open has ended; a link to nothing stays.
+    found += [(path, what) for path, what in [*troubles, *standing] if what and os.path.lexists(path)]
     if spans and (what := _trouble(names, is_whole=is_over)):
         found.append((names, f"{what}: some spans have no names"))
     return found
@@ -118,8 +124,14 @@ def _in_stream(path: Path, *, is_whole: bool) -> str:
         return ""
     stream = read_through(path)
     if stream.is_whole:
-        is_ours = stream.schema.equals(columns.DESCRIPTORS if path.name == _NAMES else columns.SPANS)
-        return "" if is_ours else _FOREIGN
+        return "" if stream.schema.equals(_schema_of(path)) else _FOREIGN
     if not stream.batches:
         return "is damaged"
     return "is cut off" if is_whole else ""
+
+
+def _schema_of(path: Path) -> pa.Schema:
+    """Return the columns that an Arrow stream of *path*'s name has."""
+    if path.name == _NAMES:
+        return columns.DESCRIPTORS
+    return SCHEMA if path.match(METRICS) else columns.SPANS
