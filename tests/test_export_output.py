@@ -44,6 +44,30 @@ def test_a_run_that_is_named_twice_is_written_once(run, tmp_path):
     assert (tmp_path / "twice.jsonl").read_text() == (tmp_path / "once.jsonl").read_text()
 
 
+@pytest.mark.parametrize(
+    "name", ["run.json", "hosts/a-boot/spans-00001.arrows", "hosts/a-boot/new", "../latest/run.json"]
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["export", "--to", "otlp"], id="otlp"),
+        pytest.param(["export", "--to", "byteps"], id="byteps"),
+        pytest.param(["open", "--step", "1", "--in", "perfetto"], id="open"),
+    ],
+)
+def test_a_run_is_not_written_over_by_what_is_read_from_it(run, tmp_path, capsys, command, name):
+    """A slip in a long command costs no spans; beside them, in the run's folder, there is room for files."""
+    (tmp_path / "latest").symlink_to(run)
+    out = run / name
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    assert main([*command, str(run), "-o", str(out)]) == 2
+    told = f"otel-dltrace: {out} is of the run {run} itself, which is read: give another place with -o\n"
+    assert capsys.readouterr().err == told
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert export(run, run / "spans.jsonl") == 0
+
+
 @pytest.mark.parametrize("before", ["old", None], ids=["to a file", "to nothing"])
 def test_a_link_is_followed(run, tmp_path, before):
     """Who links a name to another disk finds the file there, and the link where it was."""

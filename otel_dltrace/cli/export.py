@@ -22,7 +22,7 @@ from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.cli.selection import add_selection, naming_damage, steps_of, tell_damage
+from otel_dltrace.cli.selection import add_selection, keep_whole, naming_damage, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.byteps_out import completions_of, has_stages
 from otel_dltrace.export.files import is_stream
@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace, form: Format) -> None:
     output = args.output or Path(form.output)
+    keep_whole(args.runs, output)
     max_bytes = _max_bytes(args)
     beside = machine_of(args) if form.shows_metrics else {}
     if args.to == "byteps":

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.printing import tell
-from otel_dltrace.cli.selection import tell_damage
+from otel_dltrace.cli.selection import keep_whole, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.run_reader import read_run
@@ -85,6 +85,7 @@ def _address(args: argparse.Namespace, base: str, trace: StepTrace) -> str:
 def _perfetto(args: argparse.Namespace, path: Path, base: str) -> int:
     rank = "" if args.rank is None else f"-rank-{args.rank}"
     file: Path = args.output or Path(f"{path.resolve().name}-step-{args.step}{rank}.json.gz")
+    keep_whole([path], file)
     ranks = None if args.rank is None else [args.rank]
     step = Window.parse(f"{args.step}-{args.step}")
     batches = select(read_run(path, step, ranks), step, ranks)

@@ -1,6 +1,7 @@
 """The arguments by which commands choose steps and ranks of runs, and the reading of them."""
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,3 +96,16 @@ def tell_damage(runs: Sequence[Path]) -> None:
     for run in runs:
         if damage := damage_of(run):
             tell(f"without what cannot be read in {run}: {'; '.join(damage)}")
+
+
+def keep_whole(runs: Sequence[Path], output: Path) -> None:
+    """Refuse to write to *output* what is read from *runs*, where that would change one of them.
+
+    Raises:
+        ConfigError: It is a file of a run's own, or would be beside its hosts' files.
+    """
+    place = Path(os.path.realpath(output))
+    for run in runs:
+        own = Path(os.path.realpath(run))
+        if place == own / "run.json" or place.is_relative_to(own / "hosts"):
+            raise ConfigError(f"{output} is of the run {run} itself, which is read: give another place with -o")
