@@ -368,6 +368,21 @@ def test_what_has_no_end_is_not_read():
     subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=60)
 
 
+@pytest.mark.parametrize(
+    "name", ["run.json", *(f"{HOSTS[0]}/{name}" for name in ("drain.json", NAMES, PARQUET, SEGMENT))]
+)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, name):
+    """Nobody writes to it."""
+    run = a_run(tmp_path / "run", compacted=name.endswith(PARQUET))
+    (path,) = run.glob(name)
+    path.unlink()
+    os.mkfifo(path)
+
+    report = [sys.executable, "-m", "otel_dltrace", "report", str(run)]
+    done = subprocess.run(report, capture_output=True, text=True, timeout=60, check=True)
+    assert f"{path.relative_to(run)} is damaged" in " ".join(done.stdout.split())
+
+
 UNKNOWN = "whose spans these are is not known"
 
 

@@ -3,6 +3,7 @@
 Paths go to Arrow as bytes: of text it takes only what is UTF-8.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,17 @@ UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """What Arrow raises at files that are damaged, or not there."""
 
 
+def arrow_name(path: Path) -> bytes:
+    """Return how to name *path* to Arrow, which would wait for somebody to write to a pipe.
+
+    Raises:
+        OSError: It is a pipe.
+    """
+    if path.is_fifo():
+        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), str(path))
+    return os.fsencode(path)
+
+
 def read_stream(path: Path) -> pa.Table | None:
     """Return the record batches of an Arrow stream that its writer may not have closed; None if it has none."""
     batches = list(stream_batches(path, pa.memory_map))
@@ -24,7 +36,7 @@ def read_stream(path: Path) -> pa.Table | None:
 
 def stream_batches(path: Path, opened: Callable[[bytes], pa.NativeFile] = pa.OSFile) -> Iterator[pa.RecordBatch]:
     """Yield the same one by one; where the stream is torn or damaged, they end."""
-    with suppress(*UNREADABLE), opened(os.fsencode(path)) as source, pa.ipc.open_stream(source) as reader:
+    with suppress(*UNREADABLE), opened(arrow_name(path)) as source, pa.ipc.open_stream(source) as reader:
         for batch in reader:
             batch.validate(full=True)  # else a flipped bit has a text end anywhere in memory
             yield batch
@@ -53,7 +65,7 @@ def read_through(path: Path) -> Stream:
         UNREADABLE: No stream begins there.
     """
     batches, is_whole = list[pa.RecordBatch](), False
-    with pa.memory_map(os.fsencode(path)) as source, pa.ipc.open_stream(source) as reader:
+    with pa.memory_map(arrow_name(path)) as source, pa.ipc.open_stream(source) as reader:
         with suppress(*UNREADABLE):
             for batch in reader:
                 batch.validate(full=True)
@@ -65,4 +77,4 @@ def read_through(path: Path) -> Stream:
 
 def open_parquet(path: Path) -> pq.ParquetFile:
     """Open a Parquet file whose pages are to be as they were written."""
-    return pq.ParquetFile(pa.OSFile(os.fsencode(path)), page_checksum_verification=True)
+    return pq.ParquetFile(pa.OSFile(arrow_name(path)), page_checksum_verification=True)

@@ -145,9 +145,9 @@ def _json(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in *path*; None where it is absent or damaged, or a device, which may have no end."""
+    """Return the JSON in *path*; None where it is absent or damaged, or a device or pipe, which may have no end."""
     try:
-        return None if path.is_char_device() else json.loads(path.read_text())
+        return json.loads(path.read_text()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -3,7 +3,6 @@
 Beside them a file for each process that stands still: what it has open, which is in no other file yet.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from otel_dltrace.export.arrow_files import UNREADABLE, stream_batches
+from otel_dltrace.export.arrow_files import UNREADABLE, arrow_name, stream_batches
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window
 
@@ -70,7 +69,7 @@ def held_files(folder: Path) -> list[SpanFile]:
 
 def _held(path: Path) -> pa.NativeFile | None:
     try:
-        return pa.memory_map(os.fsencode(path))  # an OSFile has no fileno() before pyarrow 25
+        return pa.memory_map(arrow_name(path))  # an OSFile has no fileno() before pyarrow 25
     except OSError:
         return None
 
@@ -96,7 +95,7 @@ def segment_number(path: Path) -> int:
 def replaced_segments(parquet: Path) -> list[str]:
     """Return the names of the segments whose spans are in *parquet*."""
     try:
-        with parquet.open("rb") as file:  # Arrow takes no name that is not UTF-8
+        with pa.OSFile(arrow_name(parquet)) as file:
             metadata = pq.read_schema(file).metadata or {}
         names = metadata.get(b"segments", b"").decode()
     except UNREADABLE:
