@@ -467,6 +467,45 @@ def test_an_answer_of_any_length_takes_little_memory():
     assert peak < 32 << 20
 
 
+@contextmanager
+def begun_answer(drip_s=None):
+    """Begin to answer the first request: a byte each *drip_s* seconds, with None one byte and the end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            with listener.accept()[0] as connection, suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n\0")
+                while drip_s is not None:
+                    time.sleep(drip_s)
+                    connection.sendall(b"\0")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for():
+    """Each byte is in time, and all of them would take ten seconds."""
+    with begun_answer(0.1) as endpoint, connected(settings_for(endpoint)) as way:
+        since = time.monotonic()
+        outcome = way.send(b"x", 0.5)
+        lasted = time.monotonic() - since
+        assert diagnose(settings_for(endpoint), outcome.message).what == f"{endpoint}/v1/traces does not answer in time"
+    assert outcome.verdict is Verdict.RETRY
+    assert 0.5 <= lasted < 5
+
+
+def test_a_connection_that_is_cut_within_the_answer_is_told_in_words():
+    """Whether the spans were taken is not known: they wait."""
+    with begun_answer() as endpoint, connected(settings_for(endpoint)) as way:
+        outcome = way.send(b"x", 5.0)
+        told = diagnose(settings_for(endpoint), outcome.message)
+    assert outcome.verdict is Verdict.RETRY
+    assert told.what == f"{endpoint}/v1/traces hangs up in the middle of its answer"
+
+
 def test_a_date_in_retry_after_is_a_number_of_seconds_from_now():
     """The HTTP form that proxies like."""
     answer = (429, {"retry-after": formatdate(time.time() + 100, usegmt=True)}, b"")

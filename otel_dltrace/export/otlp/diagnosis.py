@@ -126,6 +126,12 @@ _CASES = (
         f"set {PROTOCOL}={GRPC}, or write its HTTP port, as a rule 4318, or https:// in {ENDPOINT}",
         HTTP,
     ),
+    _Case(
+        "Connection broken",
+        "{where} hangs up in the middle of its answer",
+        "see the log of the collector, or of the proxy before it, for why",
+        HTTP,
+    ),
     _Case("HTTP 40[45]", "{where} is no OTLP receiver ({said})", f"correct the port or path in {ENDPOINT}", HTTP),
     _Case(
         "HTTP 413|larger than max|message too large",

@@ -4,6 +4,7 @@ import gzip
 from contextlib import suppress
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from time import monotonic
 from typing import Any
 
 import requests
@@ -11,6 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout
 
 from otel_dltrace.export.otlp.outcome import LONGEST_MESSAGE, USER_AGENT, Outcome, Verdict, accepted, bounded, brief
@@ -56,14 +58,15 @@ class HttpTransport:
         """Make one attempt to send *body*."""
         data = self._pack(body) if self._gzip else body
         # requests hands it on; its own pair bounds each half only
-        timeout: Any = Timeout(total=min(deadline_s, self._timeout_s))
-        post = self._session.post
+        timeout_s = min(deadline_s, self._timeout_s)
+        timeout: Any = Timeout(total=timeout_s)
+        post, until = self._session.post, monotonic() + timeout_s
         try:
             with post(self._url, data=data, timeout=timeout, allow_redirects=False, stream=True) as response:
-                answer = _read(response)
+                answer = _read(response, until)
         # No server has answered: errors of requests are OSErrors, as is a certificate that vanished; some of urllib3's
-        # about a proxy are ValueErrors. What waits is sent by `recover` once that is mended.
-        except (OSError, ValueError) as error:
+        # about a proxy are ValueErrors, of an answer HTTPErrors. What waits is sent by `recover` once that is mended.
+        except (OSError, ValueError, HTTPError) as error:
             return Outcome(Verdict.RETRY, message=brief(_cause(error)))
         return _outcome(response, answer)
 
@@ -83,13 +86,20 @@ def _cause(error: Exception) -> object:
     return getattr(error.args[0], "reason", error) if error.args else error
 
 
-def _read(response: requests.Response) -> bytes:
-    """Return the body of *response*, of a longer one so much that it is no message any more."""
+def _read(response: requests.Response, until: float) -> bytes:
+    """Return the body of *response*, of a longer one so much that it is no message any more.
+
+    Raises:
+        TimeoutError: It comes byte by byte, and is not whole *until* then: timeouts of sockets are for each read.
+    """
     body = b""
-    for part in response.iter_content(1 << 16):
+    read = getattr(response.raw, "read1", response.raw.read)  # urllib3 1 has no read1
+    while part := read(1 << 16, decode_content=True):
         body += part
         if len(body) > _LARGEST_ANSWER:
             break
+        if monotonic() >= until:
+            raise TimeoutError("the answer timed out")
     return body
 
 
