@@ -158,3 +158,39 @@ def test_rings_that_are_removed_unread_are_not_said_to_be_in_a_run(place):
     assert said.startswith("otel_dltrace: nothing is in dltrace-"), said
     assert said.endswith(f": it has been removed, or the rings in {place.rings} before they were read\n"), said
     assert place.runs() == []
+
+
+SWEPT = """
+    import otel_dltrace as d, pathlib, time
+    d.start()
+    for _ in range(2):
+        with d.step():
+            pass
+    d.flush()
+    while not pathlib.Path("swept").exists():
+        time.sleep(0.01)
+    time.sleep(1.2)  # a drain is looked for once a second
+    for _ in range(100):
+        with d.step():
+            pass
+"""
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["the drain lives", "the drain too"])
+def test_a_ring_that_is_removed_is_told_by_its_name(place, kills):
+    """The drain that has it open reads it to the end; none is started that would find nothing."""
+    program = place.start(SWEPT, **ON)
+    servers.wait_until(lambda: sum(map(len, place.spans())) == 2, what="the first steps")
+    (ring,) = place.rings.glob("*.ring")
+    if kills:
+        for drain in place.drains():
+            drain.kill()
+            drain.wait()
+    shutil.rmtree(place.rings)
+    (place.folder / "swept").touch()
+    told = place.finish(program).stderr.splitlines()
+    place.rings.mkdir(exist_ok=True)
+
+    lost = f"somebody has removed {ring}: what the drain that reads it has not read is lost"
+    count = f"so far 2 spans recorded; {lost}" if kills else "102 spans recorded, none lost"
+    assert [line.partition("; in ")[0] for line in told] == [f"otel_dltrace: {lost}", f"otel_dltrace: {count}"]

@@ -84,7 +84,8 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
         guard.say(f"the spans wait in {starter.rings}, which no drain serves (OTEL_DLTRACE_DRAIN=off); {cure}; {read}")
     elif path.exists():
         so_far = "" if is_over else "so far "
-        left = "" if drained else starter.why_left()
+        why = starter.lost if drained else starter.why_left()
+        left = "" if is_over else why
         guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; {read}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
         guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} before they were read")

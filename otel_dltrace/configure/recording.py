@@ -221,6 +221,8 @@ def end_recording() -> None:
     ring, bind, directory = recorder.ring, recorder.bound, recorder.home["directory"]
     if ring is not None and not ring.is_held():
         guard.say("the program has closed the descriptor of its ring: what it recorded after that may be lost")
+    if tracer.starter is not None:
+        tracer.starter.look_at(ring)
     recorder.close()
     if ring is None or tracer.starter is None:
         return

@@ -75,13 +75,14 @@ class DrainStarter:
         self._started: float | None = None
         self._thread: DrainThread | None = None
         self._ring: Path | None = None
+        self.lost = ""
 
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
         """Start the drain unless it runs; called at this process's first record, and again now and then."""
         if self._parent is not None:
             self._parent.poll()  # it may have taken long
-        if self._thread is not None or self._has_failed():
+        if self._thread is not None or self._has_failed() or self._is_removed(ring):
             return
         if self.mode == "auto":
             try:
@@ -95,9 +96,22 @@ class DrainStarter:
         if self.mode == "thread" and ring is not None:
             self._thread = self._start_thread(ring)
 
+    def _is_removed(self, ring: RingWriter | None) -> bool:
+        """Return whether somebody has removed *ring*, which is read by who has it open and nobody else; say so."""
+        self.look_at(ring)
+        if self.lost:
+            guard.say(self.lost)
+        return bool(self.lost)
+
+    def look_at(self, ring: RingWriter | None) -> None:
+        """Note whether somebody has removed *ring*: a drain does that once its writer has let go of it."""
+        if ring is not None and ring.is_held() and not ring.path.exists():
+            self.lost = f"somebody has removed {ring.path}: what the drain that reads it has not read is lost"
+
     def after_fork(self) -> None:
         """Forget the drain that is a thread: this child has none, and its ring is read by one of its own."""
         self._thread = self._parent = self._started = None
+        self.lost = ""
 
     def _has_failed(self) -> bool:
         """Return whether the drain that we started has ended with an error, and it is too early for another; say so."""
