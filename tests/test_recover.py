@@ -314,3 +314,15 @@ def test_what_waits_of_a_run_that_goes_on_is_left_to_its_drain(place):
         f"{folder.relative_to(place.folder)}: the drain that writes there is at work, and sends what waits itself"
         for folder in run.glob("hosts/*/spill")
     ]
+
+
+def test_nothing_stays_among_the_rings_of_a_drain_that_was_killed_with_its_program(place):
+    """Its bell would stay until the next start, and a job of another name has another."""
+    program = place.start(STAYING)
+    servers.wait_until(lambda: any(bell.is_fifo() for bell in place.rings.glob("*.bell")), what="the drain's bell")
+    for process in (*place.drains(), program):
+        process.kill()
+        process.wait()
+
+    assert "3 spans recovered" in place.command("recover").stdout
+    assert list(place.rings.iterdir()) == []

@@ -117,9 +117,14 @@ class RingFolder:
                 continue  # another user's, or another drain was faster
 
     def close(self) -> None:
-        """Let other drains be started again."""
+        """Let other drains be started again; of those that were killed nothing stays but what they complained of."""
         for home, fd in self._locks.items():
-            (self._serving.rings / f"{home}.lock").unlink(missing_ok=True)
+            lock = self._serving.rings / f"{home}.lock"
+            lock.with_suffix(".bell").unlink(missing_ok=True)
+            log = lock.with_suffix(".log")
+            if log.exists() and not log.stat().st_size:
+                log.unlink()
+            lock.unlink(missing_ok=True)
             os.close(fd)
 
 
