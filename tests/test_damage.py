@@ -289,6 +289,14 @@ def test_a_folder_of_runs_names_them(tmp_path, capsys):
     )
 
 
+def test_what_leads_nowhere_is_said_in_a_sentence(tmp_path, capsys):
+    """A link to itself, and a name that no file can have."""
+    (tmp_path / "hosts").symlink_to("hosts")
+    for run, why in ((tmp_path, "Too many levels of symbolic links"), (tmp_path / ("x" * 300), "File name too long")):
+        assert main(["report", str(run)]) == 2
+        assert capsys.readouterr().err == f"otel-dltrace: {run} cannot be read: {why}\n"
+
+
 @contextmanager
 def nobody() -> Iterator[None]:
     """Be a user whom permissions bind, as root is not."""

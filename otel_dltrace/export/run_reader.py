@@ -47,6 +47,10 @@ def host_folders(run: Path) -> list[Path]:
                 next(folder.iterdir(), None)
     except PermissionError as error:
         raise RunNotFoundError(f"{error.filename}: permission denied; who wrote the run can let you read it") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # a link that leads to itself, a name that is too long
+        raise RunNotFoundError(f"{run} cannot be read: {error.strerror}") from None
     schema = read_object(run / "run.json").get("schema")
     if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
