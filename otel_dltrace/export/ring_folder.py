@@ -4,6 +4,7 @@ import errno
 import os
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,9 @@ class RingFolder:
         for home, fd in self._locks.items():
             lock = self._serving.rings / f"{home}.lock"
             lock.with_suffix(".bell").unlink(missing_ok=True)
-            log = lock.with_suffix(".log")
-            if log.exists() and not log.stat().st_size:
-                log.unlink()
+            with suppress(OSError):  # there is none, or another drain was faster
+                if not (log := lock.with_suffix(".log")).stat().st_size:
+                    log.unlink()
             lock.unlink(missing_ok=True)
             os.close(fd)
 
