@@ -722,7 +722,7 @@ def test_a_ring_of_random_records_does_no_harm(place):
     assert len(wholes[0]) == 3
 
 
-@pytest.mark.parametrize("where", ["middle", "end"])
+@pytest.mark.parametrize("where", ["middle", "end", "begin"])
 def test_a_torn_names_file_costs_names_not_spans(place, where):
     """What could be read is used; recover says that some spans have no names."""
     ring = orphan(place)
@@ -730,6 +730,8 @@ def test_a_torn_names_file_costs_names_not_spans(place, where):
     data = bytearray(names.read_bytes())
     if where == "end":
         names.write_bytes(data[:-3])
+    elif where == "begin":
+        names.write_bytes(b"")
     else:
         data[-60] ^= 0xFF
         names.write_bytes(data)

@@ -201,11 +201,12 @@ class RingSource:
 
     @property
     def names_torn(self) -> bool:
-        """Whether the names file has something after the last name that could be read."""
+        """Whether the names file has something after the last name that could be read, or nothing at all."""
         try:
-            return self.path.with_suffix(".names").stat().st_size > self.names.position
+            size = self.path.with_suffix(".names").stat().st_size
         except FileNotFoundError:
             return True
+        return size > self.names.position or not size
 
     def environment_bind(self) -> Bind:
         """Return who the writer's environment says it was, for one that ended before it was bound."""
