@@ -83,7 +83,7 @@ class Server:
                 chunk = lane.chunk
                 slots, lease, buffer, _ = chunk
                 offset = next(slots, 0)
-                if offset and lane.chunk is chunk:
+                if offset and lane.chunk is chunk:  # no field of it can be too large
                     pack_amend_parent(
                         buffer,
                         offset,

@@ -31,10 +31,10 @@ class Observer:
         """Follow a push_pull of this worker."""
         try:
             tracer = live.tracer
-            if tracer is not self._tracer:
-                self._follow(tracer)
             if tracer is None:
                 return None
+            if tracer is not self._tracer:
+                self._follow(tracer)
             return self._worker.started(name, declared_key, round_, nbytes, dtype, start)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
@@ -53,18 +53,18 @@ class Observer:
         """Write a request to this server."""
         try:
             tracer = live.tracer
+            if tracer is None:
+                return
             if tracer is not self._tracer:
                 self._follow(tracer)
-            if tracer is not None:
-                self._server.answered(kind, request, metadata, start, waited, end, error)
+            self._server.answered(kind, request, metadata, start, waited, end, error)
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
             failed("push_pull", broken)
 
-    def _follow(self, tracer: Tracer | None) -> None:
+    def _follow(self, tracer: Tracer) -> None:
         """Write for *tracer* from now on: a new one has new writers."""
-        if tracer is not None:
-            bind_by_launcher(tracer)
-            self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
+        bind_by_launcher(tracer)
+        self._worker, self._server, self._tracer = Worker(tracer), Server(tracer), tracer
 
 
 def bind_by_launcher(tracer: Tracer) -> None:
