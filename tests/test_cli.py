@@ -270,6 +270,7 @@ def test_the_exit_code_of_run_is_the_programs_whatever_becomes_of_the_report(tmp
         program = [sys.executable, str(place.write(f"{STEPS}\nraise SystemExit(7)"))]
         done = subprocess.run(
             [sys.executable, "-m", "otel_dltrace", "run", "--", *program],
+            cwd=place.folder,
             env=place.env(),
             stdout=full,
             stderr=subprocess.PIPE,
