@@ -375,7 +375,8 @@ print([recorder.ring.path.stat().st_size >> 10 if recorder.ring else 0 for recor
             "1m",
             1,
             "[0]\notel_dltrace: no room for a ring in {folder}: 1048576 bytes are free, of which a ring takes 5%, "
-            "and it needs 69632; tracing is off\n",
+            "and it needs 69632; give that tmpfs more, or set OTEL_DLTRACE_RING_DIR to a folder on another; "
+            "tracing is off\n",
             id="too small",
         ),
     ],

@@ -199,6 +199,6 @@ def _chunks_that_fit(folder: Path, size: int) -> int:
         needed = (MIN_CHUNKS + 1) * CHUNK
         raise RingError(
             f"no room for a ring in {folder}: {free} bytes are free, of which a ring takes {SHARE_OF_FREE:.0%}, "
-            f"and it needs {needed}"
+            f"and it needs {needed}; give that tmpfs more, or set OTEL_DLTRACE_RING_DIR to a folder on another"
         )
     return chunks
