@@ -12,6 +12,7 @@ import pytest
 
 from otel_dltrace.cli.main import main, make_parser
 from otel_dltrace.export.files import open_whole
+from tests.byteps_files import unpack
 from tests.test_damage import a_run
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/fd/1").exists(), reason="no link to standard output here")
@@ -110,6 +111,24 @@ def test_a_pipe_takes_one_file(run, pipe, capsys):
     """Of several the others would lie beside it, in a folder that is none of ours."""
     assert main(["export", str(run), "--to", "chrome", "-o", str(pipe), "--max-bytes", "16K"]) == 2
     assert f"{pipe} takes one file, and this makes several; give -o a name for them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "said"),
+    [
+        ("byteps", "file", "it is no folder, and this makes files below one; give -o a folder"),
+        ("chrome", "file/trace.json", "there is no folder {}/file; make it first"),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_told(form, place, said, tmp_path, capsys):
+    """What the system says names neither which of them it is nor what to do."""
+    run = tmp_path / "run"
+    folder = unpack("byteps_w2_s1", tmp_path)
+    assert main(["import", "byteps", str(folder), "-o", str(run)]) == 0
+    (tmp_path / "file").write_text("mine")
+    assert main(["export", str(run), "--to", form, "-o", str(tmp_path / place)]) == 2
+    assert f"{tmp_path / place} cannot be written: {said.format(tmp_path)}\n" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def export_to_stdout(run: Path, folder: Path, stdout: int) -> "subprocess.CompletedProcess[str]":

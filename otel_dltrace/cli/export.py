@@ -155,8 +155,10 @@ def _max_bytes(args: argparse.Namespace) -> int:
 
 def _cannot(output: Path, parts: Sequence[Path], error: OSError) -> str:
     """Return in a sentence that *output* could not be written, and which *parts* of it there are."""
-    if isinstance(error, FileNotFoundError) and not output.parent.is_dir():
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not output.parent.is_dir():
         return f"{output} cannot be written: there is no folder {output.parent}; make it first"
+    if isinstance(error, NotADirectoryError) and output.exists():
+        return f"{output} cannot be written: it is no folder, and this makes files below one; give -o a folder"
     there = f"; {_named(parts)} had been written, and can be opened" if parts else ""
     return f"{output} cannot be written: {error.strerror or error}{there}"
 
