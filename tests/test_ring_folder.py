@@ -2,6 +2,7 @@
 
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,12 @@ import pytest
 from otel_dltrace.export.files import write_whole
 from otel_dltrace.export.ring_folder import RingFolder
 from otel_dltrace.export.serving import Serving
-from otel_dltrace.record.ring_file import version_of
+from otel_dltrace.model.errors import ConfigError, RingError
+from otel_dltrace.record import launch, ring_file
+from otel_dltrace.record.locks import is_listened_to, ring_bell, take_lock
+from otel_dltrace.record.names import Names
+from otel_dltrace.record.ring_file import make_ring_folder, version_of
+from otel_dltrace.settings.config import Config
 
 RECORDS = """
     import otel_dltrace as d
@@ -90,3 +96,80 @@ def test_two_versions_of_a_file_within_one_tick_of_the_clock_are_told_apart(tmp_
         versions.append(version_of(path))
 
     assert len(set(versions)) == 3
+
+
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+
+
+def a_folder(path: Path) -> None:
+    """Make a folder of another user's, for all."""
+    path.mkdir()
+    path.chmod(0o777)
+    os.chown(path, STRANGER, STRANGER)
+
+
+def a_link(path: Path) -> None:
+    """Make another user's link to a folder of ours."""
+    mine = path.with_name("mine")
+    mine.mkdir()
+    path.symlink_to(mine)
+    os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+
+def a_link_to_nothing(path: Path) -> None:
+    """Make another user's link to what is not there."""
+    path.symlink_to(path.with_name("nothing"))
+    os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+
+@as_root
+@pytest.mark.parametrize("squat", [a_folder, a_link, a_link_to_nothing])
+def test_what_another_user_has_made_under_our_folder_s_name_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squat: Callable[[Path], None]
+) -> None:
+    """Its owner could have us write and remove files elsewhere; a folder that somebody names may be shared."""
+    path = tmp_path / "otel-dltrace-0"
+    squat(path)
+    monkeypatch.setattr(ring_file, "private_folder", lambda: path)
+    whose = f"belongs to another user \\(uid {STRANGER}\\)"
+    with pytest.raises(ConfigError, match=f"{path}' {whose}: name another folder on a tmpfs"):
+        Config(ring_directory=str(path)).check_writable()
+    if squat is not a_link_to_nothing:
+        with pytest.raises(RingError, match=f"{path} {whose}; set OTEL_DLTRACE_RING_DIR to"):
+            make_ring_folder(path)
+
+    monkeypatch.undo()
+    if squat is a_folder:
+        Config(ring_directory=str(path)).check_writable()
+        make_ring_folder(path)
+
+
+def test_no_file_of_a_drain_is_a_link(tmp_path: Path) -> None:
+    """In a folder that is shared somebody may have put links to our files under the names that a drain's will have."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for suffix in ("lock", "log", "bell"):
+        (tmp_path / f"linked.{suffix}").symlink_to(precious)
+    (tmp_path / "log.log").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"):
+        take_lock(tmp_path / "linked.lock")
+    ring_bell(tmp_path / "linked.bell")
+    assert not is_listened_to(tmp_path / "linked.bell")
+    with pytest.raises(OSError, match="symbolic links"):
+        launch.DrainStarter("log", tmp_path, "auto", {}, lambda _ring: None).start_process()
+
+    assert precious.read_text() == "precious"
+
+
+@as_root
+def test_a_drain_of_a_name_reads_no_ring_of_another_user(place, ring: Path) -> None:
+    """Such a ring says where its run is to be written. A drain that serves all, and `recover`, read it."""
+    names = Names()
+    names.read(ring.with_suffix(".names").read_bytes())
+    os.chown(ring, STRANGER, STRANGER)
+    assert taken(RingFolder(Serving(place.rings, place.folder, names.home["drain"]))) == []
+    assert taken(RingFolder(Serving(place.rings, place.folder))) == [ring]
+
+    os.chown(ring, os.geteuid(), -1)
+    assert taken(RingFolder(Serving(place.rings, place.folder, names.home["drain"]))) == [ring]

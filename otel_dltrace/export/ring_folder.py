@@ -82,6 +82,8 @@ class RingFolder:
 
     def _is_ours(self, source: RingSource) -> bool:
         home = str(source.names.home.get("drain", ""))
+        if self._serving.home is not None and os.fstat(source.fd).st_uid != os.geteuid():
+            return False  # it says where its run and files are to be written: another user's drain does that
         if self._serving.orphans_only:
             served = lock_is_held(self._serving.rings / f"{ALL_RINGS}.lock") or not self._stand_in_for(home)
             return not served and not writer_is_alive(source.fd)

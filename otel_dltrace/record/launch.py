@@ -24,7 +24,7 @@ PRINTING_LINGER_S = "0.5"
 RETRY_S = 60.0
 """How long after the start of a drain that has ended with an error another one is tried: where it cannot begin at all
 each costs a second of a processor."""
-_NEW_LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+_NEW_LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
 # What BytePS's variables say is in the configuration already, if it was to be.
 _TOLD_ALREADY = ("BYTEPS_TRACE_", "BYTEPS_SERVER_")
@@ -146,7 +146,7 @@ class DrainStarter:
                 command += ["--linger", PRINTING_LINGER_S]
             self._started = time.monotonic()
             self.bell.unlink(missing_ok=True)
-            # Without waiting: a pipe that somebody else has put there has no reader.
+            # Without waiting, and through no link: a pipe that somebody else has put there has no reader.
             with os.fdopen(os.open(self.log, _NEW_LOG, 0o666), "wb") as log:
                 env = drain_environment(self._env)
                 if piped:

@@ -37,6 +37,7 @@ _STANDARD = 2
 """The last of the descriptors of standard input, output and error."""
 _NEVER_STANDARD = "/"
 """What no program has there: of ``/dev/null`` nobody could tell ours from a daemon's."""
+_ROOT = 0
 _CURE = "set OTEL_DLTRACE_RING_DIR to a folder on a tmpfs"
 
 
@@ -141,14 +142,36 @@ def make_ring_folder(folder: Path) -> None:
     """Make the folder for rings, private to its user; a shared one (setgid) stays as it is.
 
     Raises:
-        RingError: It cannot be made, or not be written.
+        RingError: It cannot be made, or not be written, or it is another user's under the name of ours.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise RingError(f"no folder for rings at {folder}: {error.strerror}; {_CURE}") from None
+    if why := squatted(folder):
+        raise RingError(f"{folder} {why}; {_CURE}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RingError(f"{folder} cannot be written; {_CURE}")
+
+
+def private_folder() -> Path:
+    """Return where this user's rings live unless told: always tmpfs, never a file system that may be remote."""
+    return Path(f"/dev/shm/otel-dltrace-{os.getuid()}")  # noqa: S108  -- private to the user, mode 0700
+
+
+def squatted(folder: Path) -> str:
+    """Return why rings are not safe in *folder*; "" if they are, or if it was chosen, as one that is shared is.
+
+    Everybody may make a folder, or a link, under the name of ours. Its owner could have us write and read elsewhere.
+    """
+    if folder != private_folder():
+        return ""
+    with suppress(FileNotFoundError):
+        for look in (folder.lstat, folder.stat):
+            owner = look().st_uid
+            if owner not in (os.geteuid(), _ROOT):
+                return f"belongs to another user (uid {owner})"
+    return ""
 
 
 def version_of(path: Path) -> tuple[int, int]:

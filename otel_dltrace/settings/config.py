@@ -13,6 +13,7 @@ from otel_dltrace.model.numbers import MOST, whole_number
 from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.model.topology import job_from_env
 from otel_dltrace.record.ring import DEFAULT_SIZE
+from otel_dltrace.record.ring_file import squatted
 from otel_dltrace.settings import byteps
 from otel_dltrace.settings.paths import (
     absolute,
@@ -160,9 +161,11 @@ class Config:
             told: The names of the fields that no variable said.
 
         Raises:
-            ConfigError: One cannot be.
+            ConfigError: One cannot be, or is another user's under the name of ours.
         """
         with _called_as(os.environ if env is None else env, told):
+            if why := squatted(self.rings):
+                raise FieldError("ring_directory", self.ring_directory, f" {why}: name another folder on a tmpfs")
             for name in _PATHS:
                 if path := getattr(self, name):
                     check_writable(name, Path(path).parent if name == "server_profile" else Path(path))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from otel_dltrace.model.errors import FieldError
+from otel_dltrace.record.ring_file import private_folder
 
 BEGAN_IN = "_OTEL_DLTRACE_BEGAN_IN"
 """Set by ``otel-dltrace run``: its working directory, which its program may leave before it starts what is traced."""
@@ -25,8 +26,8 @@ def began_in(env: Mapping[str, str], here: str) -> str:
 
 
 def ring_directory() -> str:
-    """Return where rings live unless told: always tmpfs, never a file system that may be remote."""
-    return f"/dev/shm/otel-dltrace-{os.getuid()}"  # noqa: S108  -- private to the user, mode 0700
+    """Return where rings live unless told."""
+    return str(private_folder())
 
 
 def absolute(name: str, path: str) -> str:
@@ -70,8 +71,9 @@ def check_writable(name: str, directory: Path) -> None:
     """
     try:
         there = next(path for path in (directory, *directory.parents) if _is_there(path))
-        probe = there / f".otel_dltrace-{os.getpid()}"
-        os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        # Of a name that nobody can have taken before us, with a link or a pipe.
+        probe = there / f".otel_dltrace-{os.getpid()}-{os.urandom(4).hex()}"
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         probe.unlink(missing_ok=True)
     except OSError as error:
         raise FieldError(name, str(directory), f" cannot be written: {error.strerror}") from None
