@@ -172,6 +172,16 @@ def test_only_complaints_about_metrics_are_ours(capsys, monkeypatch):
     assert others == ["Failed to export traces to there", "Queue is full"]
 
 
+def test_what_a_server_repeats_of_a_token_is_not_told(capsys, monkeypatch):
+    """Nor what a terminal would obey."""
+    monkeypatch.setattr(guard, "_said", set())
+    settings = OtlpSettings("http://nowhere", headers=(("authorization", "Bearer s3cr3t"),))
+    told = pipeline._Told("http://nowhere", settings.secrets)
+    told.emit(logging.LogRecord("metrics", logging.ERROR, "", 0, "denied: Bearer s3cr3t \x1b[2J", (), None))
+    said = "metrics do not get to http://nowhere (denied: ... ?[2J); OTEL_METRICS_EXPORTER=none if it takes no metrics"
+    assert capsys.readouterr().err == f"otel_dltrace: {said}\n"
+
+
 def test_what_is_observed_again_replaces_what_was(kept):
     """The latest value counts; each metric has the unit of its table."""
     made = Pipeline(NEVER, {"service.name": "bert"})

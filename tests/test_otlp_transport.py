@@ -428,6 +428,51 @@ def test_http_answers_mean_what_the_protocol_says(answer, outcome):
         assert way.send(b"x", 5.0) == outcome
 
 
+ECHO = "denied: Bearer s3cr3t-token (a%20pass word) YTphIHBhc3M= key=k3yk3y of demo\x1b]0;mine\x07 \x9b31m"
+SHOWN = "denied: ... (... word) ... ... of demo?]0;mine? ?31m"
+HEADERS_TOLD = "authorization=Bearer%20s3cr3t-token,x-org=de"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        pytest.param((401, {}, ECHO.encode()), Outcome(Verdict.REFUSED, 0, f"HTTP 401: {SHOWN}"), id="refused"),
+        pytest.param(
+            (200, PROTOBUF, response(1, ECHO).SerializeToString()), Outcome(Verdict.ACCEPTED, 1, SHOWN), id="partial"
+        ),
+        pytest.param(
+            (307, {"location": "https://a:a%20pass@h/?key=k3yk3y"}, b""),
+            Outcome(Verdict.REFUSED, 0, "HTTP 307: sent on to https://a:...@h/?...: set the endpoint to that address"),
+            id="redirect",
+        ),
+        pytest.param(
+            (403, {}, b"x" * 280 + b" Bearer s3cr3t-token"),
+            Outcome(Verdict.REFUSED, 0, f"HTTP 403: {'x' * 280} ..."),
+            id="cut off",
+        ),
+    ],
+)
+def test_what_a_server_repeats_of_our_secrets_or_says_to_a_terminal_is_not_told(answer, outcome):
+    """Nor is a part of one, where a long answer is cut."""
+    with http_server(Told(answer)) as endpoint:
+        url = endpoint.replace("//", "//a:a%20pass@") + "/v1/traces?key=k3yk3y"
+        env = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": HEADERS_TOLD}
+        settings = OtlpSettings.from_env(env)
+        assert settings is not None
+        with connected(settings) as way:
+            assert way.send(b"x", 5.0) == outcome
+
+
+def test_what_a_grpc_server_repeats_of_our_secrets_is_not_told():
+    """As over HTTP."""
+    denied = (grpc.StatusCode.UNAUTHENTICATED, "no Bearer s3cr3t-token, nor s3cr3t-token, of demo", None)
+    with (
+        grpc_server(Told(denied)) as endpoint,
+        connected(settings_for(endpoint, "grpc", HEADERS=HEADERS_TOLD)) as way,
+    ):
+        assert way.send(b"", 5.0).message == "UNAUTHENTICATED: no ..., nor ..., of demo"
+
+
 @pytest.mark.parametrize(
     ("proxy", "said"),
     [

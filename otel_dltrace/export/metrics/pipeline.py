@@ -23,6 +23,7 @@ from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.metrics.summary import Observed
 from otel_dltrace.export.otlp.grpc_transport import grpc_credentials, grpc_metadata
 from otel_dltrace.export.otlp.http_transport import OtlpSession
+from otel_dltrace.export.otlp.outcome import brief
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv
@@ -61,7 +62,7 @@ class Pipeline:
     """
 
     def __init__(self, settings: MetricSettings, resource: Mapping[str, str | int]) -> None:
-        _tell_of_trouble(settings.where)
+        _tell_of_trouble(settings)
         of, scope = Resource(dict(resource)), InstrumentationScope(SCOPE, __version__)
         made = [*_made(settings)]
         self._exporters = [WithHistograms(each, of, scope) for each in made if isinstance(each, MetricExporter)]
@@ -218,9 +219,9 @@ _SHARED = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 class _Told(logging.Handler):
     """Says the first complaint about metrics of the SDK and its exporters, which else would come at every interval."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, secrets: tuple[str, ...]) -> None:
         super().__init__(logging.WARNING)
-        self._where = where
+        self._where, self._secrets = where, secrets
 
     def leaves(self, record: logging.LogRecord) -> bool:
         """Say what *record* complains about if that is metrics; return whether it is left to others."""
@@ -232,16 +233,15 @@ class _Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Say what *record* complains about."""
         cure = "OTEL_METRICS_EXPORTER=none if it takes no metrics"
-        say(
-            f"metrics do not get to {self._where or 'their exporter'} ({record.getMessage()}); {cure}", "metrics export"
-        )
+        said = brief(record.getMessage(), self._secrets)
+        say(f"metrics do not get to {self._where or 'their exporter'} ({said}); {cure}", "metrics export")
 
 
-def _tell_of_trouble(where: str) -> None:
+def _tell_of_trouble(settings: MetricSettings) -> None:
     loggers = [logging.getLogger(name) for name in _OURS]
     if any(isinstance(handler, _Told) for handler in loggers[0].handlers):
         return
-    told = _Told(where)
+    told = _Told(settings.where, settings.otlp.secrets if settings.otlp else ())
     logging.getLogger(_SHARED).addFilter(told.leaves)
     for logger in loggers:
         logger.addHandler(told)

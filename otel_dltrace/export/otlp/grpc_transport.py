@@ -42,6 +42,7 @@ class GrpcTransport:
 
         self._rpc_error: type[Exception] = grpc.RpcError
         self._timeout_s = settings.timeout_s
+        self._secrets = settings.secrets
         self._metadata = grpc_metadata(settings)
         options = [
             ("grpc.primary_user_agent", USER_AGENT),
@@ -67,9 +68,9 @@ class GrpcTransport:
         try:
             response = self._export(body, timeout=timeout, metadata=self._metadata)
         except self._rpc_error as error:
-            return self._addresses.telling(_failure(error))
+            return self._addresses.telling(_failure(error, self._secrets))
         self._addresses = _Addresses()
-        return accepted(response)
+        return accepted(response, self._secrets)
 
     def close(self) -> None:
         """Close the channel; an attempt under way is cancelled."""
@@ -120,10 +121,10 @@ def grpc_credentials(settings: OtlpSettings) -> Any:
     return grpc.ssl_channel_credentials(*(path and path.read_bytes() for path in files))
 
 
-def _failure(error: Any) -> Outcome:
+def _failure(error: Any, secrets: tuple[str, ...]) -> Outcome:
     code = error.code().name
     wish = _retry_info(error)
-    message = brief(f"{code}: {error.details()}")
+    message = brief(f"{code}: {error.details()}", secrets)
     # Without RetryInfo waiting will not help an exhausted server: the request is too large, or a quota used up.
     if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and wish is not None):
         return Outcome(Verdict.RETRY, message=message, retry_after_s=wish)

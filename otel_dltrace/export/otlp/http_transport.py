@@ -15,12 +15,24 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout
 
-from otel_dltrace.export.otlp.outcome import LONGEST_MESSAGE, USER_AGENT, Outcome, Verdict, accepted, bounded, brief
+from otel_dltrace.export.otlp.outcome import (
+    LONGEST_MESSAGE,
+    USER_AGENT,
+    Outcome,
+    Verdict,
+    accepted,
+    bounded,
+    brief,
+    without,
+)
 from otel_dltrace.export.otlp.settings import OtlpSettings
 
 _RETRYABLE = {429, 502, 503, 504}
 _LARGEST_ANSWER = 4 << 20
 """Bytes: OTLP has a client bound what it reads of an answer, which may be a web page of any length."""
+
+_BEGIN = 1 << 16
+"""Bytes of an answer among which secrets are looked for; far fewer are told."""
 
 
 class OtlpSession(requests.Session):
@@ -45,6 +57,7 @@ class HttpTransport:
         self._url = settings.endpoint
         self._gzip = settings.gzip
         self._timeout_s = settings.timeout_s
+        self._secrets = settings.secrets
         self._session = OtlpSession(settings)
         self._session.headers.update(settings.headers)
         self._session.headers.update({"content-type": "application/x-protobuf", "user-agent": USER_AGENT})
@@ -67,8 +80,8 @@ class HttpTransport:
         # No server has answered: errors of requests are OSErrors, as is a certificate that vanished; some of urllib3's
         # about a proxy are ValueErrors, of an answer HTTPErrors. What waits is sent by `recover` once that is mended.
         except (OSError, ValueError, HTTPError) as error:
-            return Outcome(Verdict.RETRY, message=brief(_cause(error)))
-        return _outcome(response, answer)
+            return Outcome(Verdict.RETRY, message=brief(_cause(error), self._secrets))
+        return _outcome(response, answer, self._secrets)
 
     def close(self) -> None:
         """Close the connections that are idle."""
@@ -103,24 +116,24 @@ def _read(response: requests.Response, until: float) -> bytes:
     return body
 
 
-def _outcome(response: requests.Response, answer: bytes) -> Outcome:
+def _outcome(response: requests.Response, answer: bytes, secrets: tuple[str, ...]) -> Outcome:
     status = response.status_code
     if 200 <= status < 300:
-        return _taken(response.headers.get("content-type", ""), answer)
-    message = brief(f"HTTP {status}: {_message(response, answer)}")
+        return _taken(response.headers.get("content-type", ""), answer, secrets)
+    message = brief(f"HTTP {status}: {_message(response, answer, secrets)}", secrets)
     if status in _RETRYABLE:
         return Outcome(Verdict.RETRY, message=message, retry_after_s=_retry_after(response))
     return Outcome(Verdict.REFUSED, message=message)
 
 
-def _taken(content_type: str, answer: bytes) -> Outcome:
+def _taken(content_type: str, answer: bytes, secrets: tuple[str, ...]) -> Outcome:
     """Return what an *answer* means that says yes; a page of a web server does, too."""
     kind = content_type.partition(";")[0].strip().lower() if answer else ""  # an empty one is OTLP's in any
     readers = {"application/x-protobuf": [_from_protobuf], "application/json": [_from_json]}
     for read in readers.get(kind, [] if kind else [_from_protobuf, _from_json]):
         with suppress(DecodeError, json_format.ParseError, UnicodeDecodeError):
-            return accepted(read(answer))
-    return Outcome(Verdict.ACCEPTED, answered_in=kind or "no known type")
+            return accepted(read(answer), secrets)
+    return Outcome(Verdict.ACCEPTED, answered_in=brief(kind, secrets) or "no known type")
 
 
 def _from_protobuf(answer: bytes) -> ExportTraceServiceResponse:
@@ -134,13 +147,14 @@ def _from_json(answer: bytes) -> ExportTraceServiceResponse:
     return taken
 
 
-def _message(response: requests.Response, answer: bytes) -> str:
+def _message(response: requests.Response, answer: bytes, secrets: tuple[str, ...]) -> str:
     if 300 <= response.status_code < 400:
         return f"sent on to {response.headers.get('location', 'nowhere')}: set the endpoint to that address"
     if response.headers.get("content-type") == "application/x-protobuf":
         with suppress(DecodeError):
             return str(Status.FromString(answer).message).strip() or str(response.reason)
-    return answer[:LONGEST_MESSAGE].decode("utf-8", "replace").strip() or str(response.reason)
+    begin = without(answer[:_BEGIN].decode("utf-8", "replace"), secrets)  # before it is cut, perhaps in one of them
+    return begin[:LONGEST_MESSAGE].strip() or str(response.reason)
 
 
 def _retry_after(response: requests.Response) -> float | None:

@@ -1,6 +1,7 @@
 """What came of one attempt to send a request, as a value."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -47,10 +48,17 @@ class Outcome:
         return found[0] if found else ""
 
 
-def accepted(response: ExportTraceServiceResponse) -> Outcome:
-    """Return what a *response* means that says yes."""
+def accepted(response: ExportTraceServiceResponse, secrets: Iterable[str]) -> Outcome:
+    """Return what a *response* means that says yes; *secrets* as `brief`."""
     partial = response.partial_success
-    return Outcome(Verdict.ACCEPTED, partial.rejected_spans, brief(partial.error_message))
+    return Outcome(Verdict.ACCEPTED, partial.rejected_spans, brief(partial.error_message, secrets))
+
+
+def without(text: str, secrets: Iterable[str]) -> str:
+    """Return *text* with three dots in the place of each of *secrets*, longer ones first."""
+    for secret in secrets:
+        text = text.replace(secret, "...")
+    return text
 
 
 def bounded(seconds: float) -> float:
@@ -58,7 +66,11 @@ def bounded(seconds: float) -> float:
     return min(max(seconds, 0.0), _LONGEST_WISH_S)
 
 
-def brief(text: object) -> str:
-    """Return one line of printable text, short enough for a summary: gRPC says last what is the matter."""
-    line, half = " ".join(str(text).split()), (LONGEST_MESSAGE - 3) // 2
+def brief(text: object, secrets: Iterable[str] = ()) -> str:
+    """Return one line of printable text, short enough for a summary: gRPC says last what is the matter.
+
+    What a terminal would obey is a question mark. Of *secrets*, which a server may repeat, there is nothing in it.
+    """
+    line, half = " ".join(without(str(text), secrets).split()), (LONGEST_MESSAGE - 3) // 2
+    line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]}...{line[-half:]}"

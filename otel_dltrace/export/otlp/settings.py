@@ -3,11 +3,12 @@
 import math
 import os
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from otel_dltrace.export.choice import TRACES, names_otlp
 from otel_dltrace.model.errors import ConfigError
@@ -19,6 +20,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
 """What gRPC lets a header be called, of what HTTP does."""
+_SHORTEST_SECRET = 4
+"""Characters; shorter ones are in any sentence."""
 _BOOLEANS = {"true": True, "false": False}
 
 Value = TypeVar("Value")
@@ -57,6 +60,21 @@ class OtlpSettings:
     def where(self) -> str:
         """The endpoint without user name, password and query, fit for messages."""
         return public(self.endpoint)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What a server may repeat and no message may, longer ones first: values of headers, the URL's password and query.
+
+        A token is one without the word before it, too. What is shorter than `_SHORTEST_SECRET` is none.
+        """
+        values = [value for _, value in self.headers]
+        words = [word for value in values for word in value.split()[1:]]
+        url = urlsplit(self.endpoint if self.protocol == HTTP else "")
+        name, password = unquote(url.username or ""), unquote(url.password or "")
+        basic = b64encode(f"{name}:{password}".encode()).decode() if password else ""
+        asked = [value for _, value in parse_qsl(url.query)]
+        told = {*values, *words, password, url.password or "", basic, url.query, *asked}
+        return tuple(sorted((each for each in told if len(each) >= _SHORTEST_SECRET), key=len, reverse=True))
 
     @property
     def has_files(self) -> bool:
