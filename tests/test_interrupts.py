@@ -283,6 +283,18 @@ def test_modules_of_the_working_directory_are_not_the_drain_s(place):
     assert "1 spans recorded, none lost" in done.stderr
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="`-m` looks in the working directory whatever is asked for")
+def test_a_file_called_as_we_are_in_the_working_directory_is_not_the_drain(place):
+    """It may be a stranger's, in a folder where all may write."""
+    (place.folder / "otel_dltrace.py").write_text("open('ran', 'w')")
+    (place.folder / "programs").mkdir()
+    program = str(place.write(ONE_STEP, "programs/one_step.py"))
+    done = place.finish(place.popen([sys.executable, program], OTEL_DLTRACE="1"))
+
+    assert "1 spans recorded, none lost" in done.stderr
+    assert not (place.folder / "ran").exists()
+
+
 LISTENING = """
     import os, signal, sys
     if len(sys.argv) > 2:
