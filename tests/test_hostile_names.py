@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from otel_dltrace.cli.main import main
+from otel_dltrace.record import guard
 from tests.support import a_place
 
 # What is recorded, and what of it is kept: what UTF-8 cannot say becomes a question mark, what is long is cut.
@@ -80,3 +82,17 @@ def test_the_report_is_safe_to_print(place):
 
     assert done.returncode == 0, done.stderr
     assert not set(done.stdout) & set("\0\x1b\x07\u202e\r\t")
+
+
+def test_what_commands_and_programs_say_is_safe_to_print(tmp_path, capfd, monkeypatch):
+    """A folder may have any name, as one that was unpacked from a stranger's archive."""
+    folder = tmp_path / "\x1b]0;mine\x07\x9b31m größe"
+    folder.mkdir()
+    assert main(["report", str(folder)]) == 2
+    monkeypatch.setattr(guard, "_said", set())
+    guard.say(f"{folder} is full")
+
+    shown = f"{tmp_path}/?]0;mine??31m größe"
+    told, said = capfd.readouterr().err.splitlines()
+    assert told.startswith(f"otel-dltrace: {shown} ")
+    assert said == f"otel_dltrace: {shown} is full"

@@ -3,11 +3,13 @@
 import os
 import sys
 
+from otel_dltrace.model.text import harmless
+
 
 def tell(sentence: str) -> None:
     """Print *sentence* on standard error; nowhere if that is closed: `print` would take standard output for it."""
     if sys.stderr is not None:
-        print(f"otel-dltrace: {sentence}", file=sys.stderr)
+        print(f"otel-dltrace: {harmless(sentence)}", file=sys.stderr)
 
 
 def print_no_more() -> None:

@@ -6,6 +6,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from otel_dltrace.model.text import harmless
+
 P = ParamSpec("P")
 R = TypeVar("R")
 _said: set[str] = set()
@@ -18,7 +20,7 @@ def say(sentence: str, key: str = "") -> None:
         return
     _said.add(key)
     with suppress(Exception):  # closed, or interrupted by the handler we run in: nobody to tell
-        print(f"otel_dltrace: {sentence}", file=sys.stderr, flush=True)
+        print(f"otel_dltrace: {harmless(sentence)}", file=sys.stderr, flush=True)
 
 
 def failed(where: str, error: BaseException) -> None:

@@ -63,7 +63,7 @@ class OtlpSettings:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What a server may repeat and no message may, longer ones first: values of headers, the URL's password and query.
+        """What a server may repeat and no message may, longer ones first: headers' values, a URL's password, query.
 
         A token is one without the word before it, too. What is shorter than `_SHORTEST_SECRET` is none.
         """
