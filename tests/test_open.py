@@ -168,15 +168,16 @@ def test_for_perfetto_the_step_is_written(run, capsys):
 
 
 def test_a_file_is_handed_out_once(tmp_path):
-    """Under its name alone, to pages of one origin, and then the server ends."""
+    """Under its name alone, to pages of one origin that ask for our address, and then the server ends."""
     file = tmp_path / "a trace.json"
     file.write_text("[]")
     port = servers.free_port()
     thread = threading.Thread(target=serve_once, args=(file, "https://ui.perfetto.dev", port))
     thread.start()
 
-    def get(name):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=60) as answer:
+    def get(name, host=f"127.0.0.1:{port}"):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/{name}", headers={"Host": host})
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.read(), answer.headers["Access-Control-Allow-Origin"]
 
     def is_there():
@@ -190,6 +191,9 @@ def test_a_file_is_handed_out_once(tmp_path):
         raise AssertionError("a file of another name was handed out")
 
     servers.wait_until(is_there, what="the server")
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:  # a page whose own name leads here by now
+        get("a%20trace.json", f"elsewhere.example:{port}")
+    refused.value.close()
     assert get("a%20trace.json") == (b"[]", "https://ui.perfetto.dev")
     thread.join(240)
     assert not thread.is_alive()

@@ -26,13 +26,15 @@ def serve_once(path: Path, origin: str, port: int) -> None:
     except OSError as error:
         raise DltraceError(f"{path} cannot be read: {error.strerror or error}") from None
     served = False
+    hosts = (f"127.0.0.1:{port}", f"localhost:{port}", None)  # a browser always names one
 
     class Handler(BaseHTTPRequestHandler):
         timeout = PATIENCE_S
 
         def do_GET(self) -> None:
             nonlocal served
-            is_it = self.path == f"/{quote(path.name)}"
+            # Under another name a page may have found us that had its own name lead here (DNS rebinding).
+            is_it = self.path == f"/{quote(path.name)}" and self.headers["Host"] in hosts
             body = content if is_it else b""
             self.connection.settimeout(None)  # who asked may read slowly
             self.send_response(200 if is_it else 404)
