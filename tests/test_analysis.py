@@ -20,7 +20,7 @@ from otel_dltrace.analysis.lateness import lateness
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.scaling import scaling
-from otel_dltrace.analysis.select import by_world, select, spell
+from otel_dltrace.analysis.select import MOST_STRETCHES, by_world, select, spell
 from otel_dltrace.analysis.shares import unions
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import step_tables
@@ -88,6 +88,13 @@ def test_what_is_not_there_is_said(steps, ranks, sentence):
 def test_numbers_are_spelled_as_ranges():
     """Neighbours are joined."""
     assert spell({7, 0, 1, 2, 9, 10}) == "0-2, 7, 9-10"
+
+
+def test_of_many_numbers_the_first_are_spelled():
+    """Of a world in which every other rank is missing a sentence names some, and how many more there are."""
+    told = ", ".join(str(2 * n) for n in range(MOST_STRETCHES))
+    assert spell(range(0, 2 * MOST_STRETCHES, 2)) == told
+    assert spell([*range(0, 2 * MOST_STRETCHES, 2), *range(5000, 6234)]) == f"{told} and 1,234 more"
 
 
 # -- one rank's steps ----------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.metric_batch import HOST, MetricBatch
 from otel_dltrace.model.spans import SpanBatch
 
+MOST_STRETCHES = 16
+"""So many stretches of numbers a sentence names: one with hundreds, as of every other rank, is not read."""
+
 
 def select(
     batches: Sequence[SpanBatch], steps: Container[int] | None = None, ranks: Collection[int] | None = None
@@ -79,8 +82,13 @@ def spell(numbers: Collection[int]) -> str:
 
 
 def spell_stretches(stretches: Sequence[tuple[int, int]]) -> str:
-    """Return in words what `spell` does of numbers, of the (first, last) of each stretch of them."""
-    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in stretches)
+    """Return in words what `spell` does of numbers, of the (first, last) of each stretch of them.
+
+    How many numbers are behind the first `MOST_STRETCHES` is told alone.
+    """
+    told = ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in stretches[:MOST_STRETCHES])
+    more = sum(high - low + 1 for low, high in stretches[MOST_STRETCHES:])
+    return f"{told} and {more:,} more" if more else told
 
 
 def gaps(numbers: Collection[int], end: int) -> tuple[tuple[int, int], ...]:
