@@ -30,7 +30,7 @@ from otel_dltrace.analysis.waits import RankWaits, Waits, split, waits, widen
 from otel_dltrace.model.attributes import number_columns
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.operation import Descriptor
+from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import DL_COMM_SIZE, P2P, PHASE, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
@@ -831,6 +831,16 @@ def test_a_phase_that_makes_two_of_three_slow_is_told_beside_the_third():
     """As the stage is in which it is."""
     found = analyse(marking("forward", 3)).stragglers.found
     assert [(one.rank, one.excess, one.of_phase) for one in found] == [(1, 20 * MS, 20 * MS), (2, 20 * MS, 20 * MS)]
+
+
+def test_what_found_no_room_among_the_names_is_told():
+    """A program that makes names up gets `other` for what is new, whatever it is: the report says how much it is."""
+    rank = Rank().step(0, 0, 50)
+    rank.add(Descriptor(PHASE, "rollout"), 0, 1, 3).add(OTHER, 0, 3, 10).add(OTHER, 0, 10, 20)
+    batch = rank.batch()
+    nameless = replace(batch, descriptors=batch.descriptors[:2])
+    told = [[(row.name, row.count) for row in analyse([one]).phases] for one in (batch, nameless)]
+    assert told == [[("other", (2, 2)), ("rollout", (1, 1))]] * 2
 
 
 @pytest.mark.parametrize("unknown", ["", "collective", "message"])

@@ -14,6 +14,7 @@ from otel_dltrace.model.errors import RingError
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, OTHER, Descriptor
 from otel_dltrace.model.time import Anchor
+from otel_dltrace.record import guard
 from otel_dltrace.record import names as names_module
 from otel_dltrace.record.names import BIND, DESCRIPTOR, Followed, Names, NamesWriter
 
@@ -105,9 +106,10 @@ def test_the_numbers_of_a_forked_child_are_its_parent_s(writer: NamesWriter, pat
 
 
 def test_names_without_end_are_folded_and_the_table_is_bounded(
-    writer: NamesWriter, path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: NamesWriter, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Horovod numbers its unnamed tensors; a program that makes names up gets 'other'."""
+    """Horovod numbers its unnamed tensors; a program that makes names up gets 'other', and is told so once."""
+    monkeypatch.setattr(guard, "_said", set())
     unnamed = [Descriptor("collective", "allreduce", backend="horovod", tensor=f"g.noname.{i}") for i in range(50)]
     noname = set(map(writer.descriptor, unnamed))
     monkeypatch.setattr(names_module, "MAX_DESCRIPTORS", 10)
@@ -118,6 +120,10 @@ def test_names_without_end_are_folded_and_the_table_is_bounded(
     assert strings == [*range(1, 10), *[0] * 11]
     assert [d.tensor for d in read(path.read_bytes()).descriptors[:2]] == ["", "g.noname.N"]
     assert MAX_DESCRIPTORS == 1 << 16
+    assert capsys.readouterr().err == (
+        "otel_dltrace: a process has 65,535 names of tensors, phases and calls at most "
+        "(leave out of them what counts up): what is new is called 'other'\n"
+    )
 
 
 def test_a_name_that_is_no_text_is_written_as_one(writer: NamesWriter, path: Path) -> None:

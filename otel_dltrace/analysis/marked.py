@@ -12,6 +12,7 @@ from otel_dltrace.analysis.table import StepTable, worker_batches
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
+from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.spans import SpanBatch
 
 MOST_OF_IT = 0.5
@@ -92,17 +93,20 @@ def _per_step(t: StepTable, steps: Column, stage: int) -> dict[str, Column]:
 
 def _is_marked(batch: SpanBatch) -> Column:
     closed = batch["flags"] & s.Flag.TRUNCATED == 0
-    marked: Column = closed & batch.is_block & ~batch.lookup(lambda d: d.name in _OURS, bool)
+    # What found no room among the process's names is `OTHER`, whatever it was: else nobody sees that it is there.
+    named = batch.is_block & ~batch.lookup(lambda d: d.name in _OURS, bool)
+    marked: Column = closed & (named | batch.lookup(lambda d: d == OTHER, bool))
     return marked
 
 
 def _by_name(batch: SpanBatch) -> dict[str, SpanBatch]:
-    names = {d.name: i for i, d in enumerate(batch.descriptors)}
-    numbers = batch.lookup(lambda d: names.get(d.name, 0), np.int64)
+    names = [*dict.fromkeys((*(d.name for d in batch.descriptors), OTHER.name))]
+    places = {name: place for place, name in enumerate(names)}
+    numbers = batch.lookup(lambda d: places[d.name], np.int64)
     order = np.argsort(numbers, kind="stable")
     each, begins = np.unique(numbers[order], return_index=True)
     parts = np.split(order, begins[1:]) if len(each) else []
-    return {batch.descriptors[n].name: batch.take(part) for n, part in zip(each.tolist(), parts, strict=True)}
+    return {names[n]: batch.take(part) for n, part in zip(each.tolist(), parts, strict=True)}
 
 
 def _row(name: str, ranks: dict[int, list[SpanBatch]], num_steps: dict[int, int]) -> PhaseRow:

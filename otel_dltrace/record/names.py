@@ -22,6 +22,9 @@ STRING, DESCRIPTOR, BIND, ANCHOR, TIMELINE = 1, 2, 3, 4, 5
 _HEAD = struct.Struct("<IB")
 _CRC = struct.Struct("<I")
 _NO_ROOM = "the names file cannot grow (is the ring folder full?)"
+_MOST = f"a process has {MAX_DESCRIPTORS - 1:,} names of tensors, phases and calls at most"
+_NO_NUMBER = f"{_MOST} (leave out of them what counts up)"
+_AS_OTHER = f"what is new is called {OTHER.name!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,10 @@ class NamesWriter:
             # A signal handler or a collection may come anywhere and intern: it takes another number.
             number = next(self._descriptor_numbers)
             if number >= MAX_DESCRIPTORS:
+                self._say(_NO_NUMBER, _AS_OTHER)
                 return 0
             if not self._append_descriptor(number, normal):
-                self._say_full(f"what is new is called {OTHER.name!r}")
+                self._say(_NO_ROOM, _AS_OTHER)
                 return 0
             self._descriptors[normal] = number
             return number
@@ -116,7 +120,7 @@ class NamesWriter:
         with self._lock:
             self.binds.append(bind)
             if not self._append_bind(bind):
-                self._say_full("who this process is may be lost")
+                self._say(_NO_ROOM, "who this process is may be lost")
 
     def follow(self, timeline: Followed) -> None:
         """Have the drain read *timeline* as it grows."""
@@ -124,10 +128,10 @@ class NamesWriter:
             self._timelines.append(timeline)
             self._append_timeline(timeline)
 
-    def _say_full(self, what: str) -> None:
+    def _say(self, why: str, what: str) -> None:
         """Say *what* comes of it, unless a daemon has closed all it had: standard error may be another file, too."""
         if is_still(self._fd, self._file):
-            say(f"{_NO_ROOM}: {what}", what)
+            say(f"{why}: {what}", what)
 
     def _append_timeline(self, timeline: Followed) -> bool:
         return self._append(TIMELINE, json.dumps(asdict(timeline)).encode())
