@@ -362,18 +362,22 @@ def test_a_run_that_does_not_tell_its_version_is_read_as_one_of_ours(tmp_path, c
 
 
 ENDLESS = """
-import resource
+import resource, sys
 from pathlib import Path
 from otel_dltrace.export.files import read_json
 
 resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
-assert read_json(Path("/dev/zero")) is None
+assert read_json(Path(sys.argv[1])) is None
 """
 
 
-def test_what_has_no_end_is_not_read():
-    """A link to a device would fill the memory."""
-    subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=60)
+def test_what_has_no_end_is_not_read(tmp_path):
+    """A link to a device would fill the memory, and so would a sparse file."""
+    sparse = tmp_path / "run.json"
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    for path in ("/dev/zero", str(sparse)):
+        subprocess.run([sys.executable, "-c", ENDLESS, path], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

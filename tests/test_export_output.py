@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace.cli.main import main, make_parser
-from otel_dltrace.export.files import open_whole
+from otel_dltrace.export.files import open_whole, write_whole
 from tests.byteps_files import unpack
 from tests.test_damage import a_run
 
@@ -82,6 +82,16 @@ def test_a_link_is_followed(run, tmp_path, before):
     assert link.readlink() == target
     assert all(json.loads(line)["resourceSpans"] for line in target.read_text().splitlines())
     assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_link_under_the_name_that_a_file_has_while_it_is_written_is_not_followed(tmp_path):
+    """Where others may write they know that name."""
+    path, precious = tmp_path / "trace.json", tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / f".trace.json.{os.getpid()}").symlink_to(precious)
+    write_whole(path, b"[]")
+
+    assert (path.read_text(), path.is_symlink(), precious.read_text()) == ("[]", False, "precious")
 
 
 def test_a_failure_leaves_what_the_link_points_at(tmp_path):
