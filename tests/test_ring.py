@@ -141,6 +141,22 @@ def test_a_burst_that_goes_round_hides_nothing_behind_it(tmp_path: Path, burst: 
     assert reader.lapped == [0, 0, 0, 0, 0]
 
 
+def test_after_a_lap_the_reader_goes_on_where_the_writer_is(tmp_path: Path) -> None:
+    """Not where it was a lap ago: what lies before that would come when what was written after it had come."""
+    recorder = Recorder(tmp_path, 1 << 18, level=4)
+    write(recorder, range(40 * RECORDS))
+    reader = RingReader(ring(recorder).buffer)
+    scanned(reader)
+    write(recorder, range(40 * RECORDS, 140 * RECORDS))
+    scanned(reader)
+    scanned(reader, again=True)
+    write(recorder, range(140 * RECORDS, 180 * RECORDS))
+    scanned(reader)
+    last = scanned(reader, again=True)
+
+    assert set(range(140 * RECORDS, 180 * RECORDS)) <= set(last)
+
+
 def test_a_reader_given_what_was_taken_delivers_no_record_twice(recorder: Recorder) -> None:
     """A drain that is killed and replaced goes on where the stored state ends."""
     write(recorder, range(100))

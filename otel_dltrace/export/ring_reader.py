@@ -139,7 +139,8 @@ class RingReader:
                 break
             found.append(at + new)
             self._next += int(new[-1]) + 1
-        return np.concatenate(found)
+        # Once round it is back where it began, and not where the writer is.
+        return np.concatenate(found) if self._next < begin + chunks else self._everywhere()
 
     def _begin_leases(self, at: Column, lease: Column) -> None:
         """Forget what was read of the chunks *at* under earlier leases, and count what was not.
