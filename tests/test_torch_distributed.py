@@ -763,6 +763,23 @@ def test_a_group_of_several_backends_gives_no_call_the_number_of_another_one(tmp
     ]
 
 
+WITHOUT_A_DEFAULT = """
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+
+dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+dist.barrier()
+"""
+
+
+def test_a_group_with_one_backend_is_counted_also_where_pytorch_gives_it_no_default(tmp_path: Path) -> None:
+    """As ``cpu:gloo`` once a plugin such as ``fake`` is known, which FSDP2 imports: the group itself has no number."""
+    (recorded,) = run(tmp_path, WITHOUT_A_DEFAULT)
+    assert [(s.name, s.seq) for s in recorded.spans("collective")] == [("all_reduce", 1), ("barrier", 2)]
+
+
 ON_ANOTHER_DEVICE = """
 import torch
 import torch.distributed as dist

@@ -82,7 +82,17 @@ def backend_of(group: Any, device: Any) -> str:
 
 def is_counted(group: Any, backend: str) -> bool:
     """Return whether the number of *group* counts what *backend* does: of several backends it is that of one."""
-    return bool(_only_backend(group)) or backend == str(group.name()).lower()
+    return bool(_only_backend(group)) or backend == str(group.name()).lower() or _lone_backend(group) is not None
+
+
+def _lone_backend(group: Any) -> Any:
+    """Return the backend of *group* if it has one alone, and PyTorch no default; else None.
+
+    So it is with ``cpu:gloo`` where a plugin is known, as ``fake`` is once FSDP2 or a checkpoint's module is imported.
+    """
+    if str(group.name()).lower() != c10d().Backend.UNDEFINED or len(devices := group._device_types) != 1:
+        return None
+    return group._get_backend(devices[0])
 
 
 # -- the number of a collective ---------------------------------------------------------------------
@@ -126,8 +136,9 @@ def forget(group: Any = None) -> None:
 def _backend_number(group: Any) -> int:
     try:
         return int(group._get_sequence_number_for_group())
-    except RuntimeError:  # MPI does not count
-        return 0
+    except RuntimeError:  # MPI does not count, nor does a group without a default
+        backend = _lone_backend(group)
+    return 0 if backend is None else int(backend._get_sequence_number_for_group())
 
 
 def _message_begins(args: Args, _kwargs: Kwargs) -> tuple[_PointToPoint, Any, int]:
