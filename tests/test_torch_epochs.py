@@ -19,6 +19,15 @@ EPOCHS = {
         """,
         SIX,
     ),
+    "a forward behind each, with gradients": (
+        """
+        for epoch in range(3):
+            for x, y in loader:
+                learn(x, y)
+            model(torch.ones(4, 4))
+        """,
+        SIX,
+    ),
     "a loader of its own for each": (
         """
         for epoch in range(3):

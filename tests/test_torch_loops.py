@@ -73,6 +73,24 @@ LOOPS: Loops = {
         """,
         [PLAIN | {"forward": 4, "backward": 2, "optimizer": 2}] * 6,
     ),
+    "a forward with gradients behind the last batch": (
+        """
+        for epoch in range(2):
+            for x, y in loader:
+                learn(x, y)
+            model(torch.ones(4, 4))
+        """,
+        [PLAIN] * 6 + [PLAIN | {"forward": 2}] + [PLAIN] * 5,
+    ),
+    "a pass over the data, then no DataLoader": (
+        """
+        for x, y in loader:
+            learn(x, y)
+        for _ in range(3):
+            learn(torch.ones(4, 4), torch.ones(4, 1))
+        """,
+        [PLAIN] * 6 + [NO_LOADER] * 3,
+    ),
     "GAN without DataLoader": (
         """
         for _ in range(3):

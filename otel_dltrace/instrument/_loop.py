@@ -40,6 +40,7 @@ class Loop:
     has had one alone, a further cycle on the same batch is a step of its own. That is known at its
     backward, for a forward may be just to see what was learned; once it was seen, the forward begins
     the step. So it does where the next batch was fetched behind the last forward of the cycle.
+    Behind a pass over the data, all of which was trained on, the first forward may be just to see, too.
     An evaluation between two steps is the beginning of the second, and one after the last step adds
     none. Where the program marks its steps, nothing here begins one. All times are monotonic ns.
 
@@ -70,8 +71,8 @@ class Loop:
         behind the last forward of a cycle, and so for the next one."""
         self._leading: Callable[[], object] = _nobody
         """The iterator that gave the batch with which the last step began; when it has no more, an epoch is over."""
-        self._is_passed = False
-        """Whether it had no more."""
+        self._is_passed = self._is_over = self._is_in_doubt = False
+        """Whether it had no more; and no step has begun since; and a forward since may be just to see."""
         self.epoch = -1
         """The number of the next pass over the data, where a sampler was told it."""
         self._fetched = 0
@@ -160,6 +161,7 @@ class Loop:
             elif self._is_passed or steps.epoch < 0:
                 steps.epoch += 1
             self._leading, self._is_passed = self._last, False
+            self._is_over = self._is_in_doubt = False
         self._batches = self._last
         self._is_ahead = self._forward_seen and not self.stepped
         self._optimizer, self._fetched = 0, end
@@ -208,7 +210,7 @@ class Loop:
         if self._last() is batches and (self._evaluated or len(self._ahead) > 1):
             self._settle(training=False)
         if self._leading() is batches:
-            self._leading, self._is_passed = _nobody, True
+            self._leading, self._is_passed, self._is_over = _nobody, True, True
         if self._last() is batches:
             self._last = _nobody
         self.fetch_failed()
@@ -242,15 +244,24 @@ class Loop:
             if self._cycle_done and (
                 self._batches() is None or ((self._is_used_again or self._is_ahead) and _optimizers.is_one())
             ):
-                self._begin(self._optimizing or start)
+                self._begin_at_forward(start)
             self._is_ahead = False
-            self._evaluating = 0  # it was an evaluation in the middle of a step
+            # Else it was an evaluation in the middle of a step.
+            self._evaluating = self._evaluating if self._is_in_doubt else 0
             if self._optimizer:
                 self._closure_begins(start)
             if self._sizes:
                 size = self._sizes.popleft()[1] if len(self._sizes) == 1 else take(self._sizes, given)
                 steps.batch_size += 0 if steps.is_told else size
             self._mark = None if steps.device is None else steps.mark()
+
+    def _begin_at_forward(self, start: int) -> None:
+        """Begin a step with a forward that begins at *start*, or wait for what shows that it is one to train with."""
+        self._is_in_doubt = self._is_over and not (self._sizes or self._optimizing or self.steps.marked)
+        if self._is_in_doubt:
+            self._evaluating = self._evaluating or start
+        else:
+            self._begin(self._optimizing or start)
 
     def _is_beside(self) -> bool:
         """Return whether this thread is an actor's, or a validation's, beside the one that trains."""
@@ -282,6 +293,8 @@ class Loop:
         if self._source is not None:
             self._settle(training=True)
         self._fetched, steps.is_fresh = 0, False
+        if self._is_in_doubt:
+            self._begin(start)
         if self._cycle_done and not self._forward_seen and self._batches() is None:
             self._begin(self._cycle_end or self._optimizing or start)
         elif self._cycle_done and not steps.marked and self._batches() is not None:
@@ -319,6 +332,8 @@ class Loop:
         """Know that *optimizer* (or the scaler that holds one) begins to step."""
         if self._source is not None:
             self._settle(training=True)
+        if self._is_in_doubt:
+            self._begin(start)
         self.steps.is_fresh = False
         if self._optimizer == id(optimizer) and not self._closure_seen:
             self._outer = self._optimizer, self._optimizing  # a subclass's step, which calls that of its class
@@ -359,7 +374,7 @@ class Loop:
         """Know that what is done from now on is of no cycle that has begun: a forked child's is not its parent's."""
         self._cycle_done, self._batches, self._source = True, _nobody, None
         self.fetching, self._evaluating, self._fetched, self._optimizer = False, 0, 0, 0
-        self._ahead, self._pieces = [], []
+        self._ahead, self._pieces, self._is_in_doubt = [], [], False
 
     def scheduler_ended(self, start: int, end: int) -> None:
         """Know that a learning-rate scheduler has stepped."""
@@ -386,6 +401,7 @@ class Loop:
             self._stage(*self._pieces.pop(0))
 
     def _begin(self, start: int) -> None:
+        self._is_over = self._is_in_doubt = False
         if self.steps.marked:
             return
         self._cycle_done = False
