@@ -1,5 +1,6 @@
 """Every way in which torch spreads a training over ranks, traced: the same numbers, and spans that torch confirms."""
 
+import sys
 import weakref
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 from torch_harness import ROOT, Recorded, Span, run
 
-from otel_dltrace.instrument import torch_ddp
-from otel_dltrace.instrument._sites import install
+from otel_dltrace.instrument import torch_ddp, torch_fsdp
+from otel_dltrace.instrument._sites import Site, applies, install
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.record.steps import Steps
 from otel_dltrace.record.tracer import Tracer, live
@@ -170,6 +171,39 @@ def test_fsdp_says_which_module_it_gathers_and_reduces(trained: Trained) -> None
             assert sorted(seen) == sorted(2 * (FORWARD + BACKWARD) + REDUCTION)
             assert seen[: len(FORWARD + BACKWARD)] == FORWARD + BACKWARD
             assert seen[-len(REDUCTION) :] == REDUCTION
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        pytest.param({"_module_fqn": "blocks.0", "module": object()}, "blocks.0", id="2.4"),
+        pytest.param({"_module_fqn": None, "module": object()}, "object", id="the root of 2.4"),
+        pytest.param({"_module_fqn": "blocks.0", "modules": (object(),)}, "blocks.0", id="since 2.5"),
+        pytest.param({"_module_fqn": "", "modules": (object(), 1)}, "object", id="the root since 2.5"),
+        pytest.param(
+            {"_module_fqn": "blocks.0", "modules": (object(),), "_num_param_groups": 2, "_param_group_index": 1},
+            "blocks.0 [1]",
+            id="several groups, since 2.13",
+        ),
+    ],
+)
+def test_a_group_of_fsdp_says_its_module_in_every_version(group: dict[str, Any], name: str) -> None:
+    """The root, which has no name, is called by its class."""
+    assert torch_fsdp.name_of(SimpleNamespace(**group)) == name
+
+
+@pytest.mark.parametrize(
+    ("version", "module"),
+    [
+        pytest.param("2.4.0", "torch.distributed._composable.fsdp._fsdp_param_group", id="2.4"),
+        pytest.param("2.5.1+cpu", "torch.distributed._composable.fsdp._fsdp_param_group", id="2.5"),
+        pytest.param("2.6.0", "torch.distributed.fsdp._fully_shard._fsdp_param_group", id="2.6"),
+    ],
+)
+def test_fsdp_is_traced_where_a_version_has_it(version: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was moved in 2.6."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    assert {row.module for row in torch_fsdp.ROWS if isinstance(row, Site) and applies(row)} == {module}
 
 
 @at_both_levels

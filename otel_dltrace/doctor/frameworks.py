@@ -92,8 +92,10 @@ def patched(packages: Sequence[str]) -> dict[str, list[str]]:
     rows = [row for table in TABLES.values() for row in table if row.module.partition(".")[0] in packages]
     registry = Registry({"doctor": rows})
     registry.watch()
-    absent = [name for name in dict.fromkeys(row.module for row in rows) if not _is_imported(name)]
-    rows = [row for row in rows if row.module not in absent and (not isinstance(row, Site) or applies(row))]
+    there = {name for name in dict.fromkeys(row.module for row in rows) if _is_imported(name)}
+    rows = [row for row in rows if not isinstance(row, Site) or applies(row)]
+    absent = [name for name in dict.fromkeys(row.module for row in rows) if name not in there]
+    rows = [row for row in rows if row.module in there]
     traced = [_function(row) for row in rows]
     registry.unwatch()
     is_placed = [not isinstance(row, Site) or was is not _function(row) for row, was in zip(rows, traced, strict=True)]

@@ -18,7 +18,8 @@ def name_of(group: Any) -> str:
 
     Where a module has several groups, their numbers tell them apart.
     """
-    name = group._module_fqn or type(group.modules[0]).__name__
+    modules = group.modules if hasattr(group, "modules") else [group.module]  # in 2.4 it has one
+    name = group._module_fqn or type(modules[0]).__name__
     several = getattr(group, "_num_param_groups", 1) > 1  # no version before 2.13 has it
     return f"{name} [{group._param_group_index}]" if several else str(name)
 
@@ -31,16 +32,22 @@ def _communication_ended(token: "Token[str]", _result: object) -> None:
     tensor_name.reset(token)
 
 
-_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_MODULES = (
+    ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "2.6", ""),
+    ("torch.distributed._composable.fsdp._fsdp_param_group", "", "2.6"),
+)
 
 ROWS: tuple[Row, ...] = tuple(
     Site(
-        _GROUP,
+        module,
         f"FSDPParamGroup.{name}",
         begin=_communication_begins,
         finish=_communication_ended,
         fail=_communication_ended,
         level=Level.COLLECTIVE,
+        since=since,
+        until=until,
     )
+    for module, since, until in _MODULES
     for name in ("unshard", "post_backward")
 )
