@@ -103,13 +103,13 @@ class Place:
                     found.append(process)
         return found
 
-    def drains(self) -> list[psutil.Process]:
-        """Return the drains that serve our ring folder."""
+    def drains(self, *, starting: bool = False) -> list[psutil.Process]:
+        """Return the drains that serve our ring folder; with *starting* also who is about to be one."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 command = process.cmdline()
-                if "drain" in command and "-c" not in command:  # who starts one has its whole command
+                if "drain" in command and (starting or "-c" not in command):  # who starts one has its whole command
                     found.append(process)
         return found
 
@@ -123,7 +123,7 @@ class Place:
     def wait_for_drains(self, timeout: float = LONG_S) -> None:
         """Wait until the drains have ended by themselves: what they deliver is delivered, or on disk."""
         deadline = time.monotonic() + timeout
-        while drains := self.drains():
+        while drains := self.drains(starting=True):
             assert time.monotonic() < deadline, drains
             time.sleep(0.05)
 
