@@ -7,7 +7,7 @@ from pathlib import Path
 
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 """What it is called that this process, or its host, has no descriptor left: it passes, and says nothing of a lock."""
-_RING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_TO_RING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def take_lock(path: Path) -> int | None:
@@ -49,7 +49,7 @@ def lock_is_held(path: Path) -> bool:
 def is_listened_to(bell: Path) -> bool:
     """Return whether a drain listens to *bell*, as far as can be told: another user's may be rung by that one alone."""
     try:
-        os.close(os.open(bell, _RING))
+        os.close(os.open(bell, _TO_RING))
     except PermissionError:
         return True
     except OSError:
@@ -60,7 +60,7 @@ def is_listened_to(bell: Path) -> bool:
 def ring_bell(bell: Path) -> None:
     """Wake the drain, if one listens."""
     try:
-        fd = os.open(bell, _RING)
+        fd = os.open(bell, _TO_RING)
     except OSError:
         return
     try:
