@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace import Config
-from otel_dltrace.configure.outcome import host_is_drained, say_where
+from otel_dltrace.configure.outcome import host_is_drained, say_where, short_path
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import Bind, run_directory_name
@@ -318,6 +318,22 @@ def test_a_command_says_itself_what_is_wrong(place, options):
     result = place.finish(place.popen(command, OTEL_DLTRACE="1", OTEL_DLTRACE_LEVEL="bogus"))
 
     assert "tracing is off" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        pytest.param("/var/tmp", "runs/a", id="above it"),
+        pytest.param("/var/tmp/runs/b", "../a", id="beside it"),
+        pytest.param("/usr/share/doc", "/var/tmp/runs/a", id="elsewhere"),
+        pytest.param("/", "/var/tmp/runs/a", id="a container's working directory"),
+    ],
+)
+def test_a_path_is_said_as_seen_from_here_where_that_is_shorter(monkeypatch, here, said):
+    """A slash less is nothing won."""
+    monkeypatch.setattr(os, "getcwd", lambda: here)
+
+    assert short_path(Path("/var/tmp/runs/a")) == said
 
 
 def test_where_the_spans_will_be_is_said_of_a_drain_that_is_slow(capsys, tmp_path, monkeypatch):

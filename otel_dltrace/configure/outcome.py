@@ -13,11 +13,12 @@ from otel_dltrace.record.process_id import boot_id
 
 
 def short_path(path: Path) -> str:
-    """Return *path* relative to here, if that is shorter."""
+    """Return *path* relative to here, if that is shorter by more than a slash: in ``/``, a container's, it is not."""
     try:
-        return min(os.path.relpath(path), str(path), key=len)
+        relative = os.path.relpath(path)
     except FileNotFoundError:  # here is nowhere: the working directory has been removed
         return str(path)
+    return relative if len(relative) + 1 < len(str(path)) else str(path)
 
 
 def read_summary(run: Path, *, is_over: bool = True, left: str = "") -> str:
