@@ -11,7 +11,7 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._torch_buckets import describe
-from otel_dltrace.instrument._torch_callbacks import called, outstanding, writers
+from otel_dltrace.instrument._torch_callbacks import called, writers
 from otel_dltrace.instrument._torch_calls import bytes_of
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, is_counted, sequence_number
 from otel_dltrace.model.semconv import Flag, Level
@@ -36,7 +36,6 @@ class _Launched:
         # Here runs a thread of the backend, whose Python state is new at each call: others write it.
         self.end = monotonic_ns()
         _done.append(self)
-        outstanding.discard(self)
 
     def summed(self, future: Any) -> Any:
         self.done(future)
@@ -86,7 +85,7 @@ class BucketHook:
             raise
         finally:
             open_span.reset(token)
-        guarded(_watch)(future, span)
+        guarded(self._watch)(future, span)
         return future
 
     def meet(self, model: Any) -> None:
@@ -124,14 +123,15 @@ class BucketHook:
             buffer.mul_(1 / divisor)
         future = model.reducer._run_allreduce_hook(bucket)
         if span is None:
-            token = object()
-            return called(future.then, token, partial(_first, token))
+            return called(future.then, partial(_first), model.process_group)
         span.seq = sequence_number(model.process_group) if self._is_counted else 0
-        return called(future.then, span, span.summed)
+        return called(future.then, span.summed, model.process_group)
+
+    def _watch(self, future: Any, span: _Launched) -> None:
+        called(future.add_done_callback, span.done, self.model().process_group)
 
 
-def _first(token: object, future: Any) -> Any:
-    outstanding.discard(token)
+def _first(future: Any) -> Any:
     return future.value()[0]
 
 
@@ -139,10 +139,6 @@ def _present(reducer: Any) -> int:
     """Return how many ranks have not joined, where gradients are divided by that; else 0."""
     work = joined.get(reducer)
     return 0 if work is None else int(work.get_future().wait()[0].item())
-
-
-def _watch(future: Any, span: _Launched) -> None:
-    called(future.add_done_callback, span, span.done)
 
 
 def backend_of_model(model: Any) -> str:

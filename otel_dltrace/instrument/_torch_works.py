@@ -9,7 +9,7 @@ from itertools import repeat
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._torch_callbacks import called, outstanding
+from otel_dltrace.instrument._torch_callbacks import called
 from otel_dltrace.instrument._torch_groups import c10d
 from otel_dltrace.instrument._torch_kinds import Kinds
 from otel_dltrace.instrument._torch_pending import Pending
@@ -109,7 +109,8 @@ class Works:
             return
         pending.watched = True
         self._kinds.in_flight += 1
-        called(to_watch.add_done_callback, pending, self._callback_of(pending))
+        group, pending.group = pending.group, None
+        called(to_watch.add_done_callback, self._callback_of(pending), group)
 
     def _callback_of(self, pending: Pending) -> Callable[[Any], Any]:
         """Return what sets when *pending* was done, and has others write it.
@@ -117,11 +118,10 @@ class Works:
         It runs on a thread of the backend, which gets a new Python thread state for each call: a function in Python
         would map pages for its frames there each time, so it is C from end to end. Without the GIL it would lease a
         chunk for every record, too.
-        It holds the group, through *pending*, until `flush`: that must not end on a thread of its own.
         """
         this = repeat(pending)
         when = map(setattr, this, repeat("done"), iter(monotonic_ns, None))
-        what = zip(when, map(self.finished.append, this), map(outstanding.discard, this), strict=False)
+        what = zip(when, map(self.finished.append, this), strict=False)
         return partial(next, what)
 
     # -- looked at ----------------------------------------------------------------------------------
@@ -141,7 +141,6 @@ class Works:
             with suppress(IndexError):  # another thread was quicker
                 pending = self.finished.popleft()
                 self._kinds.in_flight -= 1
-                pending.group = None
                 if not pending.closed:
                     pending.close(pending.done)
                     self._kinds.learn(pending.operation, pending.done)

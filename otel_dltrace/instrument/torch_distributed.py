@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
-from otel_dltrace.instrument._torch_callbacks import writers
+from otel_dltrace.instrument._torch_callbacks import before_destroyed, writers
 from otel_dltrace.instrument._torch_calls import FUNCTIONS, METHODS, OPERATORS, Call
 from otel_dltrace.instrument._torch_comm import Comm
 from otel_dltrace.instrument._torch_dynamo import BLOCKS, DYNAMO
@@ -131,6 +131,7 @@ def _destroy_begins(args: Args, kwargs: Kwargs) -> bool | None:
     if is_outside(group):
         return None
     everything = group is None or group is c10d().GroupMember.WORLD
+    before_destroyed(None if everything else group)
     comm.forget(None if everything else group)
     forget(None if everything else group)
     if everything:
