@@ -84,19 +84,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 def train():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)))
     for _ in range(3):
-        model(torch.ones(2, 8)).sum().backward()
+        model(torch.ones(8, 64)).sum().backward()
     dist.destroy_process_group()
 
 def compute():
-    while threading.main_thread().is_alive() and not over:
+    while not over:
         for _ in range(1000):
             pass
         time.sleep(0)
 
 over = []
-threading.Thread(target=compute, daemon=True).start()
+for _ in range(4):
+    threading.Thread(target=compute, daemon=True).start()
 for _ in range(20):
     train()
 over.append(True)
@@ -104,7 +105,7 @@ over.append(True)
 
 
 def test_a_program_goes_on_that_destroys_its_group_right_behind_a_backward(tmp_path: Path) -> None:
-    """A busy thread keeps Python's lock from those of the backend meanwhile; before PyTorch 2.8 it would hang."""
+    """Busy threads keep Python's lock from those of the backend meanwhile; before PyTorch 2.8 it would hang."""
     pytest.importorskip("torch")
     (recorded,) = run(tmp_path, BUSY, level=4)
     assert len(recorded.spans("collective", "all_reduce")) == 20 * 3
