@@ -790,6 +790,15 @@ def test_a_sitecustomize_that_hides_another_is_told(tmp_path):
     assert (found.verdict, f"{tmp_path}/a/sitecustomize.py may hide {tmp_path}/b" in found.what) == (NOTE, True)
 
 
+def test_a_folder_that_python_passes_over_is_passed_over(monkeypatch):
+    """Another user's home, as of `sudo -E`, or a name that cannot be: Python does not mind either."""
+    monkeypatch.setattr(installation.site, "getusersitepackages", lambda: "/" + "x" * 300)
+    monkeypatch.setattr(installation.site, "ENABLE_USER_SITE", True)
+    found = [*installation.pth(), *installation.others({"PYTHONPATH": "/" + "x" * 300})]
+
+    assert [(one.area, one.verdict) for one in found] == [(".pth", FINE), ("others", FINE)]
+
+
 def test_rings_belong_on_a_tmpfs(tmp_path):
     """A disk is slow, and may be remote."""
     on_disk = host._file_system(tmp_path) not in ("tmpfs", "ramfs")

@@ -223,6 +223,8 @@ def test_without_an_endpoint_nothing_is_sent(env):
         ("COMPRESSION", "zstd", "COMPRESSION='zstd' is not a compression we know: write gzip or none"),
         ("INSECURE", "yes", "INSECURE='yes' is neither true nor false"),
         ("CERTIFICATE", "/no/such.pem", "CERTIFICATE='/no/such.pem' is not a file that can be read"),
+        ("CERTIFICATE", "x" * 300, f"CERTIFICATE='{'x' * 300}' is not a file that can be read"),
+        ("CLIENT_KEY", f"-----BEGIN KEY-----\n{'secret' * 60}", "CLIENT_KEY has the text of a PEM file as its value"),
         ("CLIENT_KEY", __file__, "CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE need each other"),
         ("HEADERS", "a=b,secret", "HEADERS: entry 2 is not name=value: write name=value,name2=value2"),
         ("HEADERS", "a=secret%0d%0ax", "HEADERS: the value of entry 1 ('a') is not printable ASCII"),

@@ -92,7 +92,7 @@ def _cannot_load(point: EntryPoint) -> str:
 def pth() -> list[Finding]:
     """Return whether the .pth file is where Python reads it, and whether it switches tracing on in a new process."""
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    there = [str(Path(folder) / PTH) for folder in folders if (Path(folder) / PTH).is_file()]
+    there = [str(Path(folder) / PTH) for folder in folders if _is_file(Path(folder) / PTH)]
     child = Child.ask(_AUTOSTARTED, {SWITCH: "1", "OTEL_DLTRACE_DRAIN": "off"})
     how = f"OTEL_DLTRACE=1 switches tracing on in a new process of {sys.executable}"
     if child.answer is True:
@@ -104,6 +104,11 @@ def pth() -> list[Finding]:
         cure = "do not start Python with -S or -I, and see what comes before it: python -v"
     where = f"is at {there[0]}, and not read" if there else f"is in none of {', '.join(folders)}"
     return [Finding(".pth", PROBLEM, f"{PTH} {where}: OTEL_DLTRACE=1 does nothing", cure)]
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether Python reads *path*: not in a folder that we may not enter, where `Path.is_file` raises."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def others(env: Mapping[str, str]) -> list[Finding]:
@@ -132,7 +137,7 @@ def _injectors(folders: list[str], env: Mapping[str, str]) -> Iterator[Finding]:
 
 def _customised(folders: list[str]) -> Iterator[Finding]:
     """Yield a finding where one sitecustomize hides another: Python runs the first alone."""
-    there = [folder for folder in folders if (Path(folder) / "sitecustomize.py").is_file()]
+    there = [folder for folder in folders if _is_file(Path(folder) / "sitecustomize.py")]
     if len(there) > 1:
         what = f"{there[0]}/sitecustomize.py may hide {', '.join(f'{folder}/sitecustomize.py' for folder in there[1:])}"
         yield Finding(

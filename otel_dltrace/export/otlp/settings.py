@@ -208,8 +208,10 @@ def _compression(name: str, value: str) -> bool:
 
 
 def _file(name: str, value: str) -> Path | None:
+    if "-----BEGIN" in value:  # of a key it is a secret
+        raise ConfigError(f"{name} has the text of a PEM file as its value: name the file, or unset it")
     path = Path(value)
-    if not path.is_file() or not os.access(path, os.R_OK):
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):  # noqa: PTH113  -- `Path`'s raises in a closed folder
         raise ConfigError(f"{name}={value!r} is not a file that can be read: name a PEM file, or unset it")
     return path
 
