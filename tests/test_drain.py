@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from otel_dltrace.configure.drains import drain_for
+from otel_dltrace.configure.outcome import say_where
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
 from otel_dltrace.export.cursor import Cursor
@@ -304,6 +305,27 @@ def test_a_thread_drains_where_no_second_process_may_be_started(place, capfd, mo
 
     assert starter.mode == "thread"
     assert "no drain process may be started" in capfd.readouterr().err
+
+
+def test_a_program_that_becomes_another_user_does_not_wait_for_its_drain(place, monkeypatch, capfd):
+    """`setuid` closes the folder of rings to it: the drain reads on, and one sentence says where its spans will be."""
+    monkeypatch.setattr(guard, "_said", set())
+    starter = launch.DrainStarter("home", place.rings, "auto", {}, lambda _ring: None)
+    ring = SimpleNamespace(path=place.rings / "mine.ring", is_held=lambda: True)
+    was, run = os.geteuid(), place.folder / "run"
+    place.rings.chmod(0)
+    os.seteuid(65534 if was == 0 else was)
+    try:
+        starter.start(ring)
+        say_where(run, starter.finish(ring.path, 9.0), starter, is_over=False)
+    finally:
+        os.seteuid(was)
+        place.rings.chmod(0o700)
+
+    shut = f"otel_dltrace: this process has another user now, who may not enter {place.rings}: its drain is neither"
+    said = capfd.readouterr().err
+    assert said.startswith(f"{shut} waited for nor replaced\n{shut} waited for nor replaced; the spans will be in ")
+    assert said.count("\n") == 2
 
 
 @pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "gone"])

@@ -80,7 +80,9 @@ def _recover(rings: Path) -> str:
 def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool) -> None:
     """Say what became of the spans of the run at *path*, or why that is not known."""
     where, read = short_path(path), how_to_read(path)
-    if starter.is_left_alone():
+    if starter.is_shut_out:
+        guard.say(f"{starter.lost}; the spans will be in {where}; {read}")
+    elif starter.is_left_alone():
         cure = f"`{_recover(starter.rings)}`, or a drain that stays, puts them into {where}"
         guard.say(f"the spans wait in {starter.rings}, which no drain serves (OTEL_DLTRACE_DRAIN=off); {cure}; {read}")
     elif path.exists():

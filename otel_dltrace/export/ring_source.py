@@ -206,6 +206,8 @@ class RingSource:
             size = self.path.with_suffix(".names").stat().st_size
         except FileNotFoundError:
             return True
+        except PermissionError:  # its program, whose thread we are, has another user now
+            return False
         return size > self.names.position or not size
 
     def environment_bind(self) -> Bind:

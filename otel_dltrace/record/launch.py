@@ -79,13 +79,14 @@ class DrainStarter:
         self._thread: DrainThread | None = None
         self._ring: Path | None = None
         self.lost = ""
+        self.is_shut_out = False
 
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
         """Start the drain unless it runs; called at this process's first record, and again now and then."""
         if self._parent is not None:
             self._parent.poll()  # it may have taken long
-        if self._thread is not None or self._has_failed() or self._is_removed(ring):
+        if self._thread is not None or self._is_removed(ring) or self._has_failed():
             return
         if self.mode == "auto":
             try:
@@ -100,15 +101,23 @@ class DrainStarter:
             self._thread = self._start_thread(ring)
 
     def _is_removed(self, ring: RingWriter | None) -> bool:
-        """Return whether somebody has removed *ring*, which is read by who has it open and nobody else; say so."""
+        """Return whether *ring* is removed, and read by who has it open alone, or closed to us; say so."""
         self.look_at(ring)
         if self.lost:
             guard.say(self.lost)
         return bool(self.lost)
 
     def look_at(self, ring: RingWriter | None) -> None:
-        """Note whether somebody has removed *ring*: a drain does that once its writer has let go of it."""
-        if ring is not None and ring.is_held() and not ring.path.exists():
+        """Note whether *ring*, while its writer has it, is removed, or closed to who we are since `setuid`."""
+        if ring is None or not ring.is_held():
+            return
+        try:
+            ring.path.stat()
+        except PermissionError:
+            self.is_shut_out = True
+            shut = f"this process has another user now, who may not enter {self.rings}"
+            self.lost = f"{shut}: its drain is neither waited for nor replaced"
+        except OSError:
             self.lost = f"somebody has removed {ring.path}: what the drain that reads it has not read is lost"
 
     def after_fork(self) -> None:
@@ -221,6 +230,8 @@ class DrainStarter:
         deadline = time.monotonic() + timeout
         if self._thread is not None:
             self._thread.end(timeout)
+        if self.is_shut_out:
+            return False
         next_bell = 0.0
         is_restarted = False
         while ring.exists():
