@@ -201,3 +201,33 @@ def test_two_ranks_agree_on_the_steps_of_a_framework(tmp_path: Path) -> None:
     for rank in ranks:
         traced, untraced = (said["learned"] for said in rank.said)
         assert traced == untraced
+
+
+ADVERSARIES = """
+class Adversaries(Gan):
+    def training_step(self, batch, number):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(self.critic(self(batch[0])).mean())
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+fit(Adversaries(), loader, max_epochs=1, devices=2, strategy="ddp_find_unused_parameters_true")
+stop()
+torch.distributed.barrier()
+os._exit(0)  # as above
+"""
+
+
+def test_a_step_that_runs_inside_its_model_s_forward_has_its_stages_and_buckets(tmp_path: Path) -> None:
+    """With manual optimization Lightning's DDP has the whole step in its forward, and only one half is not frozen."""
+    for rank in run(tmp_path, FRAMEWORKS + SETUP + LIGHTNING + ADVERSARIES, ranks=2):
+        assert [rank.stages(step) for step in rank.steps()] == [PLAIN | {"backward": 2, "optimizer": 2}] * 3
+        for step in rank.spans("step"):
+            stages = {s.name: s for s in rank.spans("stage") if s.step == step.step}
+            assert stages["forward"].start < stages["backward"].start
+            assert stages["optimizer"].end < stages["forward"].end
+            assert sum(s.size for s in stages.values()) <= step.end - step.start
+            buckets = [s for s in rank.spans("collective", "all_reduce") if s.step == step.step]
+            assert [s.descriptor.tensor for s in buckets] == ["bucket 0"] * 2

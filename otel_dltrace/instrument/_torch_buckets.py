@@ -43,7 +43,9 @@ def tell_of_hook() -> None:
 def layout_of(recorder: Recorder, model: Any, count: int, rebuilt: bool) -> Layout | None:
     """Return the buckets of *model*, which has *count* parameters; None where they cannot be known."""
     texts = said_by(model)
-    parameters = [p for p in model._module_parameters if p.requires_grad]
+    parameters = model._module_parameters
+    if len(parameters) != count:  # what has been frozen since DDP was made (a GAN's other half) is in its buckets
+        parameters = [p for p in parameters if p.requires_grad]
     sizes = numbers(texts.get("rebuilt_bucket_sizes" if rebuilt else "bucket_sizes", ""))
     if rebuilt:
         members = [numbers(part) for part in texts.get("rebuilt_per_bucket_param_indices", "").split(",")]

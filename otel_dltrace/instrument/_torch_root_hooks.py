@@ -41,6 +41,17 @@ class _Here(threading.local):
     since = 0
     has_gradients = False
     """Whether it has gradients, and so is of a training step."""
+    around: tuple[Callable[[], Any], int] = (none_yet, 0)
+    """What returns the root whose forward was running when an optimizer began to step, and since when it ran.
+
+    It goes on behind that, as where Lightning's DDP has the whole training step in its forward, or was interrupted.
+    """
+
+    def leave(self) -> None:
+        """Know that an optimizer begins to step while the forward is running."""
+        if self.has_gradients:
+            self.around = weakref.ref(self.running), self.since
+        self.running = None
 
 
 class Forward:
@@ -161,3 +172,14 @@ class After(_Timed):
                     loop.forward_ended(here.since, end, training=here.has_gradients)
             except Exception as broken:  # noqa: BLE001  -- see above
                 failed("forward", broken)
+        elif here.running is None and here.around[0]() is module:
+            self._went_on(here, monotonic_ns())
+
+    def _went_on(self, here: _Here, end: int) -> None:
+        """Know of the end of a forward within which optimizers have stepped: what is in other stages is not its own."""
+        since, here.around, tracer = here.around[1], (none_yet, 0), live.tracer
+        try:
+            if tracer is not None:
+                loop_of(tracer).forward_ended(tracer.steps.within(since), end)
+        except Exception as broken:  # noqa: BLE001  -- see above
+            failed("forward", broken)

@@ -193,5 +193,16 @@ ROWS: tuple[Row, ...] = (
         finish=_delayed_ended,
         level=Level.COLLECTIVE,
     ),
+    # With manual optimization Lightning calls the reducer itself, before each backward.
+    *(
+        Site(
+            f"{package}.strategies.ddp",
+            "prepare_for_backward",
+            begin=_post_forward_begins,
+            finish=_post_forward_ended,
+            level=Level.COLLECTIVE,
+        )
+        for package in ("lightning.pytorch", "pytorch_lightning")
+    ),
     *_torch_hooks.ROWS,
 )

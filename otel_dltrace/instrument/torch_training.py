@@ -158,7 +158,8 @@ def _optimizer_begins(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
     tracer = live.tracer
     if tracer is not None:
         try:
-            forward.here.running = None
+            if forward.here.running is not None:
+                forward.here.leave()
             loop = tracer.loop or _loop()
             loop.optimizer_begins(optimizer, monotonic_ns())
         except Exception as broken:  # noqa: BLE001  -- what `guarded` does, without its frame
