@@ -46,6 +46,7 @@ _REWORDED = (
     (r"unrecognized arguments: (.*)", r"there is no argument \1"),
 )
 """What argparse says of a wrong command line, and what we say."""
+_NO_MEMORY = "there is not enough memory for it; give it less at once, or run it where there is more"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
@@ -102,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = make_parser(named or COMMANDS).parse_args(argv)  # here, since a Ctrl-C may well come while it loads them
         code = int(args.run(args))
         print(end="", flush=True)  # here, and not when Python ends, we can say that nobody reads
-    except DltraceError as error:
-        tell(str(error))
+    except (DltraceError, MemoryError) as error:
+        tell(str(error) if isinstance(error, DltraceError) else _NO_MEMORY)
         return 2
     except FileNotFoundError:
         if _is_somewhere():

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from otel_dltrace.export.byteps_find import find, natural
 from otel_dltrace.export.byteps_places import Told, server_places, told_by, worker_places
+from otel_dltrace.export.foreign_files import MOST_HELD, held, read_foreign, refuse_endless
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats import comm_spans, server_spans, van_spans
 from otel_dltrace.formats.byteps_kind import Kind, kind_of
@@ -50,7 +51,7 @@ def import_byteps(
     """Read the files of BytePS at *paths* (files, or directories that hold some) into the new run directory *run*.
 
     Raises:
-        TraceFormatError: There are none, or none holds an event, or one is a Chrome trace of ours.
+        TraceFormatError: There are none, or none holds an event, or one is a Chrome trace of ours, or has no end.
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
@@ -96,7 +97,8 @@ def _ignore(_: int) -> None:
 
 def _look(path: Path) -> _File:
     with path.open("rb") as file:
-        piped = None if file.seekable() else file.read()
+        refuse_endless(path, file, MOST_HELD)
+        piped = None if file.seekable() else held(path, file)
         source = file if piped is None else io.BytesIO(piped)
         head = source.read(HEAD)
         if instead := instead_of_byteps(head):
@@ -115,7 +117,7 @@ def _told(file: _File, options: Options) -> Told:
 
 
 def _content(file: _File) -> bytes:
-    return file.path.read_bytes() if file.piped is None else file.piped
+    return read_foreign(file.path) if file.piped is None else file.piped
 
 
 # -- reading ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from otel_dltrace.export.foreign_files import read_foreign
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats.bytescheduler import read_schedule, rows_of
 from otel_dltrace.model.errors import TraceFormatError
@@ -16,11 +17,11 @@ def import_bytescheduler(paths: Sequence[Path], run: Path, name: str, progress: 
     """Read the timelines at *paths* into the new run directory *run*; each counts as a rank, for none tells its own.
 
     Raises:
-        TraceFormatError: None holds a bar.
+        TraceFormatError: None holds a bar, or one has no end.
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
-    texts = [path.read_bytes() for path in paths]
+    texts = [read_foreign(path) for path in paths]
     job = hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()
     bind = Bind(f"bytescheduler-{job[:16]}", f"1.{job[16:32]}", name, world_size=len(paths))
     with ImportedRun(run, bind) as imported:

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import mmap
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
+from otel_dltrace.export.foreign_files import at_most, pieces_of, refuse_endless
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats.horovod_json import BOM, Buffer, Reader, count_ranks
 from otel_dltrace.formats.horovod_spans import Builder
@@ -21,6 +21,8 @@ from otel_dltrace.model.identity import Bind
 
 _AT_ONCE = 1 << 16
 _HEAD = 512
+_MOST = 64 << 30
+"""Bytes of a timeline, unpacked; days of a large job, and some hours of reading."""
 _GZIP = b"\x1f\x8b"
 _ONE_SIDED = "Horovod writes it on rank 0 only: of other ranks there is when they were ready, and that not always"
 
@@ -29,8 +31,8 @@ def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callab
     """Read the timelines at *paths* (files, or directories that hold some) into the new run directory *run*.
 
     Raises:
-        TraceFormatError: There are none, or none holds an event, or one is another tracer's, or a gzip of which
-            nothing is left.
+        TraceFormatError: There are none, or none holds an event, or one is another tracer's, has no end, or is a gzip
+            of which nothing is left.
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
@@ -99,33 +101,34 @@ def _mapped(path: Path, torn: list[str]) -> Iterator[Buffer]:
 def _unpacked(path: Path, torn: list[str]) -> Iterator[BinaryIO]:
     """Open the file, or one for the time being that has what is gzipped in it, or comes through it."""
     with path.open("rb") as file:
+        refuse_endless(path, file, _MOST)
         is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
         if not is_packed and file.seekable():
             yield file
             return
         with TemporaryFile() as whole:
             if is_packed:
-                torn += [f"{path}: {damage}" for damage in _unpack(file, whole)]
+                torn += [f"{path}: {damage}" for damage in _unpack(path, file, whole)]
             else:
-                shutil.copyfileobj(file, whole)
+                whole.writelines(at_most(path, _MOST, pieces_of(file)))
             whole.flush()
             yield whole
 
 
-def _unpack(packed: BinaryIO, whole: BinaryIO) -> Iterator[str]:
+def _unpack(path: Path, packed: BinaryIO, whole: BinaryIO) -> Iterator[str]:
     """Write what is gzipped in *packed* to *whole*; yield what is missing if it is damaged, as where it was cut.
 
     Raises:
-        TraceFormatError: Nothing can be unpacked.
+        TraceFormatError: Nothing can be unpacked, or more than there is room for.
     """
     file = gzip.GzipFile(fileobj=packed)
     try:
-        while piece := file.read1():  # `read` drops what it has when the damage comes
-            whole.write(piece)
+        # `read` drops what it has when the damage comes.
+        whole.writelines(at_most(path, _MOST, iter(file.read1, b"")))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         damage, size = f"its gzip is damaged ({error})", whole.tell()
         if not size:
-            raise TraceFormatError(f"{packed.name}: {damage}, and nothing of it can be unpacked") from None
+            raise TraceFormatError(f"{path}: {damage}, and nothing of it can be unpacked") from None
         is_whole = isinstance(error, EOFError) or "Not a gzipped file" in str(error)  # with something else behind it
         doubt = "" if is_whole else "may not be what they were, "
         yield f"{damage}; {size:,} bytes could be unpacked, {doubt}and whatever came after them is missing"
