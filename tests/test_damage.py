@@ -352,7 +352,21 @@ def said_of(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     return said.partition("Rests on: ranks ")[2].partition(";")[0], damage
 
 
-@pytest.mark.parametrize("text", ["[1]", '{"schema": "5"}', "null", "{}", '"run"', "{", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]",
+        '{"schema": "5"}',
+        '{"schema": -1}',
+        '{"schema": 0}',
+        '{"schema": true}',
+        "null",
+        "{}",
+        '"run"',
+        "{",
+        "[" * 100_000,
+    ],
+)
 def test_a_run_that_does_not_tell_its_version_is_read_as_one_of_ours(tmp_path, capsys, text):
     """Its file can be JSON and yet not what we wrote."""
     run = a_run(tmp_path / "run", compacted=False)

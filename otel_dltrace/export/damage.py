@@ -45,7 +45,9 @@ def nothing_in(run: Path) -> str:
 
 
 def _in_run(info: Path) -> list[tuple[Path, str]]:
-    is_fine = not info.exists() or isinstance(read_object(info).get("schema"), int)
+    schema = read_object(info).get("schema")
+    is_version = isinstance(schema, int) and not isinstance(schema, bool) and schema > 0
+    is_fine = is_version or not info.exists()
     return [] if is_fine else [(info, f"{_harm(info)}: which version wrote the run is not known")]
 
 
