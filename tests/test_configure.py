@@ -67,6 +67,7 @@ BAD = [
     pytest.param("OTEL_DLTRACE_STEPS", "every=0", "use first=N", id="every nothing"),
     pytest.param("OTEL_DLTRACE_RING_SIZE", "big", "whole number", id="ring size"),
     pytest.param("OTEL_DLTRACE_RING_SIZE", "12", "at least", id="ring too small"),
+    pytest.param("OTEL_DLTRACE_RING_SIZE", "64K", "RING_SIZE='64K' is too small", id="ring too small, with a unit"),
     pytest.param("OTEL_DLTRACE_RING_SIZE", "9" * 5000, "whole number", id="ring that nobody can read"),
     pytest.param("OTEL_DLTRACE_SERVER_KEY", "9" * 5000, "is no key", id="key that nobody can read"),
     pytest.param("OTEL_DLTRACE_SPAN_BUDGET", "-1", "whole number", id="budget"),

@@ -228,7 +228,9 @@ def _called_as(env: Mapping[str, str], told: Collection[str]) -> Iterator[None]:
         variable = VARIABLES[error.name]
         if not said(env, variable):
             variable = byteps.variable_of(error.name, env) or variable
-        raise FieldError(variable, error.value, error.why) from None
+        # A number as it stands there: of 64K nobody finds 65536.
+        value = said(env, variable) if isinstance(error.value, int) else error.value
+        raise FieldError(variable, value, error.why) from None
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:
