@@ -452,6 +452,14 @@ def test_exporters_do_not_share_a_file(tmp_path, caplog):
         exporter.shutdown()
 
 
+def test_a_name_in_capitals_says_gzip_as_well(tmp_path):
+    """What the exporter writes there is gzipped from the first event on."""
+    exporter = ChromeTraceExporter(tmp_path / "T.JSON.GZ")
+    exporter.export([span(1, 0, 1)])
+    exporter.shutdown()
+    assert gzip.decompress((tmp_path / "T.JSON.GZ").read_bytes()).startswith(b'{"displayTimeUnit"')
+
+
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_exporters_do_not_share_the_files_of_a_rotation(tmp_path, suffix):
     """Who has the first file has those that follow it: an exporter that comes later replaces none of them."""

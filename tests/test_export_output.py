@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace.cli.main import main, make_parser
+from otel_dltrace.export.chrome.rotation import part_path
 from otel_dltrace.export.files import open_whole, write_whole
 from tests.byteps_files import unpack
 from tests.test_damage import a_run
@@ -67,6 +68,15 @@ def test_a_run_is_not_written_over_by_what_is_read_from_it(run, tmp_path, capsys
     assert capsys.readouterr().err == told
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert export(run, run / "spans.jsonl") == 0
+
+
+def test_a_name_in_capitals_says_gzip_as_well(run, tmp_path):
+    """`.GZ` is what some file systems make of `.gz`; further files have their number before the whole ending."""
+    export(run, tmp_path / "a.jsonl")
+    assert export(run, tmp_path / "A.JSONL.GZ") == 0
+
+    assert gzip.decompress((tmp_path / "A.JSONL.GZ").read_bytes()) == (tmp_path / "a.jsonl").read_bytes()
+    assert part_path(tmp_path / "T.JSON.GZ", 1) == tmp_path / "T.1.JSON.GZ"
 
 
 @pytest.mark.parametrize("before", ["old", None], ids=["to a file", "to nothing"])

@@ -40,12 +40,17 @@ def open_whole(path: Path, *, waits: bool = True) -> Iterator[BufferedIOBase]:
         waits: Whether to wait for somebody who reads a pipe; without it is an error that nobody does.
     """
     with _stream(path, waits) if is_stream(path) else renamed(Path(os.path.realpath(path))) as raw:
-        if path.suffix == ".gz":
+        if is_packed(path):
             # Without name and time the same content gives the same file.
             with gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed:
                 yield packed
         else:
             yield raw
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file of that name is gzipped."""
+    return path.suffix.lower() == ".gz"
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from otel_dltrace.export.files import is_packed
+
 PAGE = 4096
 _LEAST_ROOM, _MOST_ROOM = 1 << 16, 1 << 24
 _SPACES = b" " * (1 << 16)
@@ -173,7 +175,7 @@ def _gzip_end(tail: bytes, crc: int, length: int) -> bytes:
 
 def live_trace(path: Path, head: bytes, tail: bytes) -> LiveTrace:
     """Return the writer for a file of that name: in gzip where it ends in ``.gz``."""
-    return (PackedTrace if path.suffix == ".gz" else LiveTrace)(path, head, tail)
+    return (PackedTrace if is_packed(path) else LiveTrace)(path, head, tail)
 
 
 @contextmanager

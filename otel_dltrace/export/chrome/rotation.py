@@ -164,5 +164,7 @@ def part_path(path: Path, number: int) -> Path:
 
 def _inserted(path: Path, text: str, before: str = ".") -> Path:
     """Return *path* with *text* put before its suffix."""
-    suffix = next((suffix for suffix in _SUFFIXES if path.name.endswith(suffix)), path.suffix)
-    return path.with_name(f"{path.name.removesuffix(suffix)}{before}{text}{suffix}")
+    name = path.name
+    known = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), path.suffix)
+    at = len(name) - len(known)
+    return path.with_name(f"{name[:at]}{before}{text}{name[at:]}")
