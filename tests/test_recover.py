@@ -96,6 +96,22 @@ def test_spans_that_are_recovered_and_not_sent_are_said_to_be(place, env, why):
     assert second.stdout == f"no ring in {place.rings} is without its writer and its drain\n"
 
 
+@pytest.mark.parametrize("content", [None, b"torn"], ids=["a link to itself", "no ring"])
+def test_a_ring_that_cannot_be_read_is_told_and_no_success(place, content):
+    """It stays, and whatever it holds is not recovered; the others are."""
+    ring = place.rings / f"{1:016x}.ring"
+    ring.symlink_to(ring) if content is None else ring.write_bytes(content)
+    alone = place.command("recover")
+    place.run(KILLED, **ON, OTEL_DLTRACE_DRAIN="off")
+    beside = place.command("recover")
+
+    why = f"{ring} cannot be read: [Errno 40]" if content is None else "4 bytes are too short for a ring\n"
+    said = f"otel_dltrace: {ring} is no ring that can be read, and stays where it is: {why}"
+    assert (alone.returncode, alone.stdout, alone.stderr.startswith(said)) == (2, "", True)
+    assert (beside.returncode, beside.stderr) == (2, alone.stderr)
+    assert beside.stdout.startswith(f"{place.runs()[0].name}: 2 spans recovered, 0 of them open\n")
+
+
 @pytest.mark.parametrize("again", [pytest.param("pass", id="bound once"), pytest.param(BOUND_AGAIN, id="twice")])
 def test_what_was_cut_off_is_counted_by_the_drain_after_a_killed_one(place, again):
     """It had closed and written them, and nothing is left to be closed; it was told as 0 open."""

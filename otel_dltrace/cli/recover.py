@@ -7,7 +7,7 @@ says (OTEL_EXPORTER_OTLP_ENDPOINT): without it, nothing is sent. Open spans are 
 import argparse
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from otel_dltrace.cli.printing import tell
@@ -53,9 +53,10 @@ def run(args: argparse.Namespace) -> int:
         totals = [drain.runs.totals.get(root, {}) for drain in drains]
         spans, still_open = (sum(total.get(name, 0) for total in totals) for name in ("spans", "truncated"))
         print(f"{short_path(root)}: {spans} spans recovered, {still_open} of them open")
-    if not recovered:
+    is_left = any(map(_is_left, drains))
+    if not recovered and not is_left:
         print(f"no ring in {config.rings} is without its writer and its drain")
-    elif drains[0].outlet is None:
+    elif recovered and drains[0].outlet is None:
         print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
     for root in args.runs:
         _end(root)
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.runs:
         spills += _waiting_anywhere(Path(config.directory))
     is_all_ours = [_send_waiting(spill) for spill in dict.fromkeys(spills)]
-    return 0 if all(is_all_ours) else 2
+    return 2 if is_left or not all(is_all_ours) else 0
 
 
 def _drain_orphans(config: Config) -> list[Drain]:
@@ -78,6 +79,15 @@ def _drain_orphans(config: Config) -> list[Drain]:
         drain.run()
         drains.append(drain)
     return drains
+
+
+def _is_left(drain: Drain) -> bool:
+    """Return whether *drain* has left a ring of this user unread; it has said why."""
+    for path in drain.rings.unread:
+        with suppress(FileNotFoundError):  # somebody has removed it since
+            if path.lstat().st_uid == os.geteuid():
+                return True
+    return False
 
 
 def _why_not() -> str:

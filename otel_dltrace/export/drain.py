@@ -135,6 +135,7 @@ class Drain:
         return is_due
 
     def _leave(self, path: Path, why: str) -> None:
+        self.rings.unread.add(path)
         self.rings.refuse(path, f"{path} {why} and stays where it is; `otel-dltrace recover` tries it again")
         follower = self.followers.pop(path)
         self._end_runs_of(follower)

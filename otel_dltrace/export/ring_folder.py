@@ -30,6 +30,7 @@ class RingFolder:
 
     Attributes:
         refused: Rings that are left where they are, and why; "" for another drain's.
+        unread: Those of them in which there may be what was not read.
         own: This process's own ring, where the drain is one of its threads: path and bytes. No other is read then.
         among: Where only some of the rings are to be read, these.
 
@@ -39,6 +40,7 @@ class RingFolder:
 
     def __init__(self, serving: Serving) -> None:
         self.refused: dict[Path, str] = {}
+        self.unread: set[Path] = set()
         self.own: tuple[Path, Any] | None = None
         self.among: set[Path] | None = None
         self._serving = serving
@@ -61,7 +63,8 @@ class RingFolder:
         except RingError as error:
             if getattr(error.__cause__, "errno", 0) in _PASSING:
                 guard.say(f"{error}: it is tried again")
-            elif path.exists():  # else another drain has just removed it
+            elif os.path.lexists(path):  # else another drain has just removed it; a link to nothing stays
+                self.unread.add(path)
                 self.refuse(path, f"{path} is no ring that can be read, and stays where it is: {error}")
             return
         source.lapped_before = cursor.lapped
