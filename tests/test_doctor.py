@@ -736,6 +736,16 @@ def test_what_is_asked_of_a_child_needs_no_folder(monkeypatch):
     assert Child.ask("import sys, json; answer = 5", {}) == Child(5, "", "")
 
 
+def test_what_lies_in_the_working_directory_is_no_module_of_a_child(tmp_path, monkeypatch):
+    """Not a user's `queue.py`, nor what a stranger has put where all may write."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("otel_dltrace", "json", "queue", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('taken')\n")
+
+    code = "import sys, json, queue, numpy, otel_dltrace.model\nanswer = 5"
+    assert Child.ask(code, {}) == Child(5, "", "")
+
+
 def test_python_itself_is_no_framework():
     """We follow its garbage collector, and import nothing for that."""
     assert "gc " not in "".join(finding.what for finding in frameworks.check(import_them=False))

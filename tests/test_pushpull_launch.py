@@ -64,6 +64,20 @@ os.write(1, b"%g\\n" % values[0])
 """
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python can be told so since 3.11")
+def test_what_lies_in_the_working_directory_is_no_module_of_a_server(tmp_path, monkeypatch):
+    """As its own `otel_dltrace.py`, or `grpc.py`; a program of the user's finds there what it always did."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("otel_dltrace", "grpc", "queue"):
+        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('taken').touch()\nraise SystemExit(7)\n")
+    begins = "import time\ntime.sleep(3)\nimport grpc"
+
+    assert launch(Plan((sys.executable, "-c", begins), grace_s=0.2), os.environ) == 7
+    assert (tmp_path / "taken").exists()
+    (tmp_path / "taken").unlink()
+    assert launch(Plan(("sh", "-c", "sleep 3; test ! -e taken")), os.environ) == 0
+
+
 @pytest.mark.parametrize(
     ("host", "env"),
     [

@@ -9,6 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from otel_dltrace.model.safe_path import safe_path
+
+_BEGINS = "import sys\nsys.path[:] = filter(None, sys.path)\n"  # Python 3.10 knows no other way
 _ANSWERED = "\nwith open(int(sys.argv[1]), 'w') as file: json.dump(answer, file)\n"
 
 
@@ -25,11 +28,12 @@ class Child:
         """Run *code*, which imports sys and json and leaves its answer in ``answer``, under *env* on top of ours."""
         # In memory: a container's root may be read-only, and then no folder is there for a file.
         with os.fdopen(os.memfd_create("otel_dltrace-doctor"), "r") as out:
-            command = [sys.executable, "-c", code + _ANSWERED, str(out.fileno())]
+            command = [sys.executable, "-c", _BEGINS + code + _ANSWERED, str(out.fileno())]
+            path = safe_path(os.environ.get("PYTHONPATH", "").split(os.pathsep))
             try:
                 done = subprocess.run(
                     command,
-                    env={**os.environ, **env},
+                    env={**os.environ, **path, **env},
                     pass_fds=[out.fileno()],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,

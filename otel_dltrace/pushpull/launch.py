@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.model.safe_path import safe_path
 from otel_dltrace.pushpull.folder import job_folder, remove_orphans
 from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import BEREFT, is_forced
@@ -204,7 +205,8 @@ def _children(plan: Plan, env: dict[str, str], folder: Path) -> Iterator[_Child]
         # All are here, so they listen where server 0 is looked for: another address of ours would not be found.
         role = {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(server), "DMLC_NODE_HOST": env["DMLC_PS_ROOT_URI"]}
         bereft = folder / f"server{server}.bereft"
-        process = _spawn(SERVE, env | role | {BEREFT: str(bereft)})
+        path = safe_path(env.get("PYTHONPATH", "").split(os.pathsep))
+        process = _spawn(SERVE, env | role | path | {BEREFT: str(bereft)})
         yield _Child(f"server {server}", process, server=True, bereft=bereft)
     for worker in range(plan.workers) if plan.only_worker is None else (plan.only_worker,):
         meeting = folder / str(worker)

@@ -1,7 +1,6 @@
 """Starts the drain beside a training process, once per host, and waits for it at the end."""
 
 import os
-import site
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from otel_dltrace.model.safe_path import safe_path
 from otel_dltrace.record import guard
 from otel_dltrace.record.locks import TOO_MANY_FILES, is_listened_to, lock_is_held, ring_bell, take_lock
 from otel_dltrace.record.ring import RingWriter
@@ -26,15 +26,10 @@ RETRY_S = 60.0
 each costs a second of a processor."""
 _NEW_LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_NUM_THREADS")
-_SAFE_PATH = "PYTHONSAFEPATH"
-"""Since Python 3.11 `-m` then takes nothing from the working directory: not the user's `otel_dltrace.py`, nor a
-stranger's, where all may write there."""
 # What BytePS's variables say is in the configuration already, if it was to be.
 _TOLD_ALREADY = ("BYTEPS_TRACE_", "BYTEPS_SERVER_")
 # Folders of a sitecustomize that traces every Python: opentelemetry-instrument's and ddtrace-run's.
 _INJECTORS = ("opentelemetry/instrumentation/auto_instrumentation", "ddtrace/bootstrap")
-_HERE = str(Path(__file__).parents[2])
-"""The folder that our package is in."""
 
 
 def is_served(rings: Path, home: str) -> bool:
@@ -251,10 +246,6 @@ class DrainStarter:
 def drain_environment(config: dict[str, str]) -> dict[str, str]:
     """Return the environment of a drain: ours, told the configuration, not traced itself, on one thread."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_TOLD_ALREADY)}
-    env = {**ours, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0", _SAFE_PATH: "1"}
+    env = {**ours, **dict.fromkeys(_THREAD_LIMITS, "1"), **config, "OTEL_DLTRACE": "0"}
     given = [path for path in env.pop("PYTHONPATH", "").split(os.pathsep) if not path.rstrip("/").endswith(_INJECTORS)]
-    if _HERE not in [*given, *site.getsitepackages(), site.getusersitepackages()]:
-        given.append(_HERE)  # the program has found us by a path of its own
-    if any(given):
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, given))
-    return env
+    return {**env, **safe_path(given)}
