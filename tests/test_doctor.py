@@ -588,6 +588,20 @@ def test_torch_is_found_and_would_be_traced():
     assert "torch.distributed.distributed_c10d.all_reduce" in child.answer["placed"]
 
 
+def test_a_framework_of_which_nothing_can_be_imported_is_a_problem(tmp_path, monkeypatch):
+    """As an mpi4py whose MPI is not there: none of no functions was in place, and that was fine."""
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text("class rc: initialize = True\n")
+    (package / "MPI.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    (found,) = frameworks._frameworks(["mpi4py"], import_them=True)
+
+    assert found.verdict == PROBLEM
+    assert "is not traced, since nothing that we trace of it can be imported: libmpi.so.40: cannot" in found.what
+    assert found.cure == f"mend it first: {sys.executable} -c 'import mpi4py.MPI'"
+
+
 def test_a_framework_that_ends_its_process_is_a_finding():
     """What a child does at its import is no harm to the doctor."""
     child = Child.ask("import os; os.abort()", {})
@@ -816,6 +830,20 @@ def test_rings_belong_on_a_tmpfs(tmp_path):
 
     assert (PROBLEM in {finding.verdict for finding in found}) is on_disk
     assert worst(host.shared_memory(Config())) == FINE
+
+
+@pytest.mark.parametrize("below", ["", "rings"])
+def test_a_link_to_nothing_is_no_place_for_rings(tmp_path, below):
+    """Nothing can be made where it is, and no process would be traced."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    (found,) = host.shared_memory(Config(ring_directory=str(link / below)))
+
+    assert (found.verdict, str(link) in found.what, "OTEL_DLTRACE_RING_DIR" in found.what + found.cure) == (
+        PROBLEM,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(("asked", "verdict"), [(4 << 20, FINE), (1 << 60, NOTE)], ids=["usual", "absurd"])

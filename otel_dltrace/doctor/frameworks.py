@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
 from otel_dltrace.doctor.child import Child
 from otel_dltrace.instrument._sites import Row, Site, applies, resolve
@@ -64,8 +65,11 @@ def _framework(name: str, called: str, child: Child) -> list[Finding]:
     ]
 
 
-def _judge(called: str, answer: Mapping[str, Sequence[str]]) -> Finding:
-    placed, missing, absent = (answer[name] for name in ("placed", "missing", "absent"))
+def _judge(called: str, answer: Mapping[str, Any]) -> Finding:
+    placed, missing, absent = (answer[of] for of in ("placed", "missing", "absent"))
+    if absent and not (placed or missing):
+        what = f"{called} is not traced, since nothing that we trace of it can be imported: {answer['trouble']}"
+        return Finding(AREA, PROBLEM, what, f"mend it first: {sys.executable} -c 'import {absent[0]}'")
     what = f"{called}: {len(placed)} of the {len(placed) + len(missing)} functions and hooks of our tables are in place"
     if absent:
         what += f"; without {', '.join(absent)}"
@@ -82,8 +86,10 @@ def _version(package: str) -> str:
         return ""
 
 
-def patched(packages: Sequence[str]) -> dict[str, list[str]]:
+def patched(packages: Sequence[str]) -> dict[str, Any]:
     """Import what we trace of *packages*, put our rows in place, and return which are, and which find nothing.
+
+    Of modules that are ``absent`` the first one's ``trouble`` is told.
 
     For a process of its own.
     """
@@ -92,10 +98,10 @@ def patched(packages: Sequence[str]) -> dict[str, list[str]]:
     rows = [row for table in TABLES.values() for row in table if row.module.partition(".")[0] in packages]
     registry = Registry({"doctor": rows})
     registry.watch()
-    there = {name for name in dict.fromkeys(row.module for row in rows) if _is_imported(name)}
+    troubles = {name: _trouble(name) for name in dict.fromkeys(row.module for row in rows)}
     rows = [row for row in rows if not isinstance(row, Site) or applies(row)]
-    absent = [name for name in dict.fromkeys(row.module for row in rows) if name not in there]
-    rows = [row for row in rows if row.module in there]
+    absent = [name for name in dict.fromkeys(row.module for row in rows) if troubles[name]]
+    rows = [row for row in rows if not troubles[row.module]]
     traced = [_function(row) for row in rows]
     registry.unwatch()
     is_placed = [not isinstance(row, Site) or was is not _function(row) for row, was in zip(rows, traced, strict=True)]
@@ -104,15 +110,17 @@ def patched(packages: Sequence[str]) -> dict[str, list[str]]:
         "placed": [name for name, is_there in zip(names, is_placed, strict=True) if is_there],
         "missing": [name for name, is_there in zip(names, is_placed, strict=True) if not is_there],
         "absent": absent,
+        "trouble": troubles[absent[0]] if absent else "",
     }
 
 
-def _is_imported(name: str) -> bool:
+def _trouble(name: str) -> str:
+    """Return why the module *name* cannot be imported, "" if it can."""
     try:
         import_module(name)
-    except ImportError:
-        return False
-    return True
+    except ImportError as error:
+        return str(error) or "ImportError"
+    return ""
 
 
 def _function(row: Row) -> object:

@@ -69,7 +69,7 @@ def shared_memory(config: Config) -> list[Finding]:
     """Return whether the ring folder is a tmpfs that we may write, with room for rings."""
     folder, there = config.rings, _nearest(config.rings)
     kind = _file_system(there)
-    if folder.exists():
+    if os.path.lexists(folder):  # a link to nothing is in the way as well
         try:
             make_ring_folder(folder)
         except (DltraceError, OSError) as error:
@@ -168,7 +168,7 @@ def _processes_left() -> int | None:
 
 def _nearest(path: Path) -> Path:
     """Return *path*, or what is there of its parents."""
-    return next(one for one in (path, *path.parents) if one.exists())
+    return next(one for one in (path, *path.parents) if os.path.lexists(one))
 
 
 def _file_system(path: Path) -> str:
