@@ -319,6 +319,24 @@ def test_what_is_a_link_comes_last(tmp_path, capsys):
     assert "worker0 is node 0, worker1 is node 1" in capsys.readouterr().out
 
 
+def test_a_workers_file_of_another_name_in_a_directory_is_told(tmp_path, capsys):
+    """It may be a copy, so it is not read; who means it gives it by its name. What else lies there is not told."""
+    folder = unpack("byteps_w2_s1", tmp_path / "files") / "worker0" / "0"
+    renamed = (folder / "comm.json").with_name("comm-1.json")
+    renamed.write_bytes(real(REAL[0]))
+    (folder / "notes.json").write_text('{"traceEvents": []}')
+    why = f"{renamed} was not read: it is a worker's, and not called comm.json; give it by its name if it is to be\n"
+    imported(tmp_path, folder)
+    assert [line for line in capsys.readouterr().out.splitlines(keepends=True) if "not read" in line] == [
+        f"note: {why}"
+    ]
+
+    (folder / "comm.json").unlink()
+    assert main(["import", "byteps", str(folder), "-o", str(tmp_path / "ANOTHER")]) == 2
+    nothing = f"otel-dltrace: {folder} holds no comm.json, server_profile.json or van profile of BytePS"
+    assert capsys.readouterr().err == f"{nothing}; {why}"
+
+
 def test_a_pipe_is_read(tmp_path, capsys):
     """As from `zcat comm.json.gz`; it can be read but once, and is not looked for elsewhere."""
     pipe, data = tmp_path / "pipe", real(REAL[0])

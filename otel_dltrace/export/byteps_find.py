@@ -6,29 +6,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from otel_dltrace.formats.byteps_kind import is_server_profile, kind_by_name
+from otel_dltrace.formats.byteps_kind import is_comm, is_server_profile, kind_by_name
 from otel_dltrace.formats.others import HEAD
 from otel_dltrace.model.errors import TraceFormatError
 
+_MOST_NAMED = 4
+_RENAMED = "was not read: it is a worker's, and not called comm.json; give it by its name if it is to be"
 _DIGITS = re.compile(r"(\d+)")
 
 
-def find(paths: Sequence[Path]) -> list[Path]:
+def find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the files at *paths*, each once, by the names they have there: a link's target may be named otherwise.
+
+    In a directory a worker's timeline is one by its name, since copies may lie beside it; those that have another name
+    are told, a sentence each.
 
     Raises:
         TraceFormatError: There are none in a directory.
     """
     found: dict[Path, Path] = {}
+    renamed: dict[Path, str] = {}
     for path in paths:
-        wanted = [path]
-        if path.is_dir():
-            wanted = [one for one in _files(path) if one.is_file() and _is_bytepss(one) and not _is_copy(one)]
+        inside = [one for one in _files(path) if one.is_file() and not _is_copy(one)] if path.is_dir() else []
+        is_wanted = {one: _is_bytepss(one) for one in inside}
+        wanted = [one for one in inside if is_wanted[one]] if path.is_dir() else [path]
+        told = {one.resolve(): f"{one} {_RENAMED}" for one in inside if not is_wanted[one] and is_comm(_head(one))}
         if not wanted:
-            raise TraceFormatError(f"{path} holds no comm.json, server_profile.json or van profile of BytePS")
+            why = "".join(f"; {sentence}" for sentence in [*told.values()][:_MOST_NAMED])
+            raise TraceFormatError(f"{path} holds no comm.json, server_profile.json or van profile of BytePS{why}")
+        renamed |= told
         for one in wanted:
             found.setdefault(one.resolve(), _absolute(one))
-    return sorted(found.values(), key=natural)
+    return sorted(found.values(), key=natural), [told for real, told in renamed.items() if real not in found]
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -47,11 +56,13 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _is_bytepss(path: Path) -> bool:
     """Return whether *path* is one of BytePS's files: a server's profile may have any name, and its begin tells."""
-    if kind_by_name(path.name):
-        return True
+    return kind_by_name(path.name) is not None or is_server_profile(_head(path))
+
+
+def _head(path: Path) -> bytes:
     with suppress(OSError), path.open("rb") as file:
-        return is_server_profile(file.read(HEAD))
-    return False  # what is not ours to read is not BytePS's
+        return file.read(HEAD)
+    return b""  # what is not ours to read is not BytePS's
 
 
 def _is_copy(path: Path) -> bool:

@@ -55,7 +55,8 @@ def import_byteps(
         DltraceError: *run* is there already.
         OSError: A file cannot be read, or the directory not be written.
     """
-    files = [_look(path) for path in find(paths)]
+    found, renamed = find(paths)
+    files = [_look(path) for path in found]
     workers, notes = worker_places([file.path for file in files if file.kind is Kind.COMM])
     profiles = {file.path: _told(file, options) for file in files if file.kind is Kind.SERVER}
     servers, doubts = server_places(profiles)
@@ -71,7 +72,7 @@ def import_byteps(
         servers=max((told.servers for told in profiles.values()), default=0) or max(options.servers, len(profiles)),
     )
     with ImportedRun(run, bind) as imported:
-        imported.notes += [*notes, *doubts]
+        imported.notes += [*renamed, *notes, *doubts]
         reading = _Reading(imported, options, local_size, progress or _ignore)
         for file in sorted(files, key=lambda file: (file.kind is not Kind.COMM, natural(file.path))):
             reading.read(file, workers.get(file.path) or servers.get(file.path))

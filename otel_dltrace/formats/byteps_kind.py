@@ -5,6 +5,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from otel_dltrace.formats.others import instead_of_byteps
+
 
 class Kind(Enum):
     """The files of BytePS and its ps-lite."""
@@ -38,6 +40,11 @@ def kind_of(name: str, head: bytes) -> Kind:
 def kind_by_name(name: str) -> Kind | None:
     """Return what a file called *name* should be, None for none of BytePS's."""
     return next((mark.kind for mark in _MARKS if mark.in_name(name)), None)
+
+
+def is_comm(head: bytes) -> bool:
+    """Return whether a file that begins with *head* is a worker's timeline, whatever its name."""
+    return b'"traceEvents"' in head and b'"Comm.' in head and not instead_of_byteps(head)
 
 
 def is_server_profile(head: bytes) -> bool:
