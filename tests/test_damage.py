@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -103,6 +103,20 @@ def test_a_report_rests_on_what_can_be_read(tmp_path, capsys, name, harm, told):
     said = " ".join(capsys.readouterr().out.split())
     assert f"; without what cannot be read: {told}. All times" in said
     assert "; none known to be lost; " in said
+
+
+@pytest.mark.parametrize("compacted", [False, True], ids=["segments", "compacted"])
+@pytest.mark.parametrize("named", ["a-boot-copy", "a-boot-2", "A copy of a-boot"])
+def test_a_copy_of_a_hosts_folder_is_not_read_again(tmp_path, capsys, named, compacted):
+    """All of its spans would count twice; a drain's second folder of a host has others."""
+    run = a_run(tmp_path / "run", compacted=compacted)
+    before = [len(batch) for batch in read_run(run)]
+    copytree(run / HOSTS[0], run / "hosts" / named)
+    told = f"hosts/{named} is a copy of a-boot, and is not read again"
+
+    assert [len(batch) for batch in read_run(run)] == before
+    assert said_of(run, capsys) == ("0-1 of 2", told)
+    assert [summary["summary"]["spans"] for summary in read_summaries(run)] == before
 
 
 @pytest.mark.parametrize("form", ["chrome", "otlp"])

@@ -11,7 +11,7 @@ from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_throu
 from otel_dltrace.export.drain_json import entries_of
 from otel_dltrace.export.files import read_json, read_object
 from otel_dltrace.export.metrics.segments import METRICS, SCHEMA
-from otel_dltrace.export.run_reader import host_folders, read_named, read_processes, writers_in
+from otel_dltrace.export.run_reader import copies_in, host_folders, read_named, read_processes, writers_in
 from otel_dltrace.export.span_files import OPEN, gone_files, segment_number, span_files
 
 _NAMES = "descriptors.arrows"
@@ -29,7 +29,8 @@ def damage_of(run: Path) -> list[str]:
         RunNotFoundError: There is no run directory at *run*.
     """
     found = [found for folder in host_folders(run) for found in _in_folder(folder)]
-    return [f"{path.relative_to(run)} {what}" for path, what in [*_in_run(run / "run.json"), *found]]
+    copies = [(copy, f"is a copy of {folder.name}, and is not read again") for copy, folder in copies_in(run).items()]
+    return [f"{path.relative_to(run)} {what}" for path, what in [*_in_run(run / "run.json"), *found, *copies]]
 
 
 def but_for(run: Path) -> str:

@@ -1,10 +1,12 @@
 """Read a run directory back: one batch per process, whatever state its writers left it in."""
 
+import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +19,27 @@ from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_strea
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import read_object
-from otel_dltrace.export.span_files import OPEN, SpanFile, held_files, may_hold
+from otel_dltrace.export.span_files import OPEN, SpanFile, held_files, may_hold, span_files
+from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import Process, SpanBatch, concatenate, empty_rows
+from otel_dltrace.record.ring_file import open_for_reading, version_of
 
 FRESH_S = 120.0
 """What processes have open is written each ten seconds, or its drain is gone; hosts' clocks may differ."""
 _PIECE = 1 << 15
 _MOST_NAMES = 8
+_NAMES = "descriptors.arrows"
+_HEAD = 1 << 13
+"""Bytes of the names' file: behind the schema is the first process that described anything, which no other host has."""
 
 
 def host_folders(run: Path) -> list[Path]:
-    """Return the folders of the hosts that wrote to *run*.
+    """Return the folders of the hosts that wrote to *run*, none of which somebody has made of another (`copies_in`).
 
     Raises:
         RunNotFoundError: There is no run directory at *run*, or none that we may read.
@@ -54,7 +61,39 @@ def host_folders(run: Path) -> list[Path]:
     schema = read_object(run / "run.json").get("schema")
     if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
-    return folders
+    copies = _copies_among(folders)
+    return [folder for folder in folders if folder not in copies]
+
+
+def copies_in(run: Path) -> dict[Path, Path]:
+    """Return the folders in *run* whose spans are all in another one as well, which is their value.
+
+    Somebody has copied that, and what is in it would count twice.
+    """
+    return _copies_among(sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir()))
+
+
+def _copies_among(folders: Sequence[Path]) -> dict[Path, Path]:
+    alike: dict[bytes, list[Path]] = {}
+    for folder in folders:
+        with suppress(OSError), os.fdopen(open_for_reading(folder / _NAMES), "rb") as names:
+            alike.setdefault(names.read(_HEAD), []).append(folder)
+    # The drain's own name is shorter than what file managers make of it.
+    groups = (sorted(group, key=lambda path: (len(path.name), path.name)) for group in alike.values())
+    return {copy: group[0] for group in groups for copy in group[1:] if _has_all_of(group[0], copy)}
+
+
+def _has_all_of(folder: Path, copy: Path) -> bool:
+    """Return whether there are spans in *copy*, and all of them in *folder*: other drains of a host have others."""
+    ids = _ids_in(copy, version_of(copy))
+    return bool(len(ids)) and bool(np.isin(ids, _ids_in(folder, version_of(folder))).all())
+
+
+@lru_cache(maxsize=16)
+def _ids_in(folder: Path, _version: tuple[int, int]) -> Column:
+    tables = (read_table(path, ["span_id"]) for path in span_files(folder))
+    found = [columns.numbers_of(table.column("span_id")) for table in tables if table is not None]
+    return np.concatenate([np.zeros(0, np.uint64), *found])
 
 
 def _instead(run: Path) -> str:
@@ -278,7 +317,7 @@ def read_descriptors(folder: Path) -> dict[int, list[Descriptor]]:
 
 
 def _read_descriptors(folder: Path) -> pa.Table | None:
-    table = read_stream(folder / "descriptors.arrows") if (folder / "descriptors.arrows").exists() else None
+    table = read_stream(folder / _NAMES) if (folder / _NAMES).exists() else None
     return table if table is not None and table.schema.equals(columns.DESCRIPTORS) else None
 
 
