@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import subprocess
 import sys
 
@@ -51,15 +52,15 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(name, tmp_path):
     os.truncate(sparse, 1 << 40)
     done = with_little_memory(name, sparse, tmp_path)
 
-    most = 64 if name == "horovod" else 4
-    said = f"otel-dltrace: {sparse} has more than {most} GiB, and is not read; give a part of it\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    most = "64" if name == "horovod" else r"\d+"
+    said = rf"otel-dltrace: {sparse} has more than {most} GiB, and is not read; give a part of it\n"
+    assert (done.returncode, re.fullmatch(said, done.stderr) is not None) == (2, True), done.stderr
 
 
 @FORMATS
 def test_a_pipe_is_read_as_far_as_there_is_room(name, tmp_path, monkeypatch, capsys):
     """It ends when its writer does, which may be never."""
-    monkeypatch.setattr(foreign_files, "MOST_HELD", 1 << 30)
+    monkeypatch.setattr(foreign_files, "room", lambda: 1 << 30)
     monkeypatch.setattr(horovod_in, "_MOST", 1 << 30)
     monkeypatch.setattr(foreign_files, "pieces_of", endless)
     monkeypatch.setattr(horovod_in, "pieces_of", endless)

@@ -84,7 +84,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 def train():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)))
+    layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
     for _ in range(3):
         model(torch.ones(8, 64)).sum().backward()
     dist.destroy_process_group()

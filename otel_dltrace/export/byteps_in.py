@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from otel_dltrace.export.byteps_find import find, natural
 from otel_dltrace.export.byteps_places import Told, server_places, told_by, worker_places
-from otel_dltrace.export.foreign_files import MOST_HELD, held, read_foreign, refuse_endless
+from otel_dltrace.export.foreign_files import held, read_foreign, refuse_endless, room
 from otel_dltrace.export.imported import Imported, ImportedRun, Place
 from otel_dltrace.formats import comm_spans, server_spans, van_spans
 from otel_dltrace.formats.byteps_kind import Kind, kind_of
@@ -98,7 +98,7 @@ def _ignore(_: int) -> None:
 
 def _look(path: Path) -> _File:
     with path.open("rb") as file:
-        refuse_endless(path, file, MOST_HELD)
+        refuse_endless(path, file, room())
         piped = None if file.seekable() else held(path, file)
         source = file if piped is None else io.BytesIO(piped)
         head = source.read(HEAD)

@@ -8,11 +8,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+from otel_dltrace.export.memory import available_memory
 from otel_dltrace.model.errors import TraceFormatError
 
-MOST_HELD = 4 << 30
-"""Bytes of a file that is read into memory; its events take some times as much."""
+LEAST_ROOM = 4 << 30
+"""So many bytes are tried anyway, as `run_size.LEAST` says."""
 _PIECE = 1 << 20
+
+
+def room() -> int:
+    """Return how many bytes of a file may be read into memory: its events take some times as much."""
+    return max(available_memory() // 4, LEAST_ROOM)
 
 
 def refuse_endless(path: Path, file: BinaryIO, most: int) -> None:
@@ -55,7 +61,7 @@ def read_foreign(path: Path) -> bytes:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        refuse_endless(path, file, MOST_HELD)
+        refuse_endless(path, file, room())
         return held(path, file)
 
 
@@ -66,7 +72,7 @@ def held(path: Path, file: BinaryIO) -> bytes:
         TraceFormatError: It is too large to be held.
     """
     whole = BytesIO()
-    for piece in at_most(path, MOST_HELD, pieces_of(file)):
+    for piece in at_most(path, room(), pieces_of(file)):
         whole.write(piece)
     return whole.getvalue()
 

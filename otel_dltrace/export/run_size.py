@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from otel_dltrace.export.columns import numbers_of
-from otel_dltrace.export.metrics.container import Container, Memory
+from otel_dltrace.export.memory import available_memory
 from otel_dltrace.export.run_reader import host_folders, read_processes, read_table
 from otel_dltrace.export.span_files import held_files, span_files
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window
-from otel_dltrace.record.guard import tried
 
 SPAN_BYTES = 520
 """What a report holds for each span at its most; 80 MB are there before.
@@ -31,20 +30,9 @@ LEAST = 1_000_000
 def spans_that_fit() -> int:
     """Return how many spans may be held here; any number where psutil is missing, which could tell."""
     try:
-        return max(_available_memory() // SPAN_BYTES, LEAST)
+        return max(available_memory() // SPAN_BYTES, LEAST)
     except ImportError:
         return sys.maxsize
-
-
-def _available_memory() -> int:
-    """Return how many bytes of memory may still be used here."""
-    import psutil
-
-    host = psutil.virtual_memory()
-    limited = tried(Container(host.total, 1).memory)
-    if not isinstance(limited, Memory):
-        return int(host.available)
-    return min(int(host.available), limited.limit - limited.used + limited.reclaimable)
 
 
 def latest_steps(run: Path, most: int, ranks: Collection[int] | None = None) -> Window | None:
