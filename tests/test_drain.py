@@ -328,6 +328,44 @@ def test_a_program_that_becomes_another_user_does_not_wait_for_its_drain(place, 
     assert said.count("\n") == 2
 
 
+def test_a_drain_is_started_once_at_a_time(place, capfd):
+    """What one in a thread imports collects garbage, which is recorded, and asks for a drain."""
+    started = []
+
+    def start_thread(ring):
+        started.append(ring)
+        starter.start(ring)
+        return launch.DrainThread(lambda: None, lambda _timeout: None)
+
+    starter = launch.DrainStarter("home", place.rings, "thread", {}, start_thread)
+    ring = SimpleNamespace(path=place.rings / "mine.ring", is_held=lambda: False)
+    starter.start(ring)
+    starter.start(ring)
+
+    assert (started, capfd.readouterr().err) == ([ring], "")
+
+
+def test_where_no_thread_may_be_started_the_end_says_what_reads_the_ring(place, monkeypatch, capfd):
+    """Nothing of the drain is imported: OpenBLAS interrupts the program where it gets no thread."""
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.setattr(launch.threading.Thread, "start", refuse)
+    starter = launch.DrainStarter("home", place.rings, "thread", {}, lambda _ring: pytest.fail("begun"))
+    ring = SimpleNamespace(path=place.rings / "mine.ring", is_held=lambda: False)
+    ring.path.touch()
+    starter.start(ring)
+    starter.start(ring)
+    say_where(place.folder / "run", starter.finish(ring.path, 0.0), starter, is_over=False)
+
+    first, last = capfd.readouterr().err.splitlines()
+    why = "(can't start new thread): spans wait in the ring while it has room; that is tried again"
+    assert first == f"otel_dltrace: no thread may drain {why}"
+    assert f"{place.rings}, which no drain serves (none could be started); `OTEL_DLTRACE_RING_DIR=" in last
+
+
 @pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "gone"])
 def test_what_a_drain_at_work_complained_of_is_no_reason(place, monkeypatch, is_at_work):
     """Unless it is of the ring that is waited for; of one that is gone the last words are."""

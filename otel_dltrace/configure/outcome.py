@@ -84,7 +84,8 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
         guard.say(f"{starter.lost}; the spans will be in {where}; {read}")
     elif starter.is_left_alone():
         cure = f"`{_recover(starter.rings)}`, or a drain that stays, puts them into {where}"
-        guard.say(f"the spans wait in {starter.rings}, which no drain serves (OTEL_DLTRACE_DRAIN=off); {cure}; {read}")
+        why = "OTEL_DLTRACE_DRAIN=off" if starter.mode == "off" else "none could be started"
+        guard.say(f"the spans wait in {starter.rings}, which no drain serves ({why}); {cure}; {read}")
     elif path.exists():
         so_far = "" if is_over else "so far "
         why = starter.lost if drained else starter.why_left()

@@ -22,15 +22,15 @@ def start_drain_thread(make: Callable[[], Drain], ring: RingWriter) -> DrainThre
     """
     if not ring.take_for_reading():
         return None
+    stop = threading.Event()
     try:
         drain = make()
+        drain.rings.own = (ring.path, ring.buffer)
+        thread = threading.Thread(target=_run, args=(drain, stop), name="otel_dltrace drain", daemon=True)
+        thread.start()
     except Exception:
-        ring.leave_reading()  # to a drain process, which may have better settings
+        ring.leave_reading()  # to a drain process, which may have better settings, or where we may have no thread
         raise
-    drain.rings.own = (ring.path, ring.buffer)
-    stop = threading.Event()
-    thread = threading.Thread(target=_run, args=(drain, stop), name="otel_dltrace drain", daemon=True)
-    thread.start()
 
     def hurry() -> None:
         drain.hurry = True

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -75,10 +76,22 @@ class DrainStarter:
         self._ring: Path | None = None
         self.lost = ""
         self.is_shut_out = False
+        self._turn = threading.Lock()
 
     @guard.guarded
     def start(self, ring: RingWriter | None) -> None:
-        """Start the drain unless it runs; called at this process's first record, and again now and then."""
+        """Start the drain unless it runs; called at this process's first record, and again now and then.
+
+        Once at a time: what a drain in a thread imports may take long, and be recorded (garbage that is collected), and
+        so may what other threads do meanwhile.
+        """
+        if self._turn.acquire(blocking=False):
+            try:
+                self._start(ring)
+            finally:
+                self._turn.release()
+
+    def _start(self, ring: RingWriter | None) -> None:
         if self._parent is not None:
             self._parent.poll()  # it may have taken long
         if self._thread is not None or self._is_removed(ring) or self._has_failed():
@@ -93,7 +106,13 @@ class DrainStarter:
                 guard.say(f"no drain process may be started ({error}); a thread drains instead")
                 self.mode = "thread"
         if self.mode == "thread" and ring is not None:
-            self._thread = self._start_thread(ring)
+            try:
+                # OpenBLAS, which the drain's numpy loads, interrupts the program where there is no thread to be had.
+                threading.Thread(target=bool, name="otel_dltrace").start()
+                self._thread = self._start_thread(ring)
+            except RuntimeError as error:  # Python's own for a thread that the system does not allow
+                why = "spans wait in the ring while it has room; that is tried again"
+                guard.say(f"no thread may drain ({error}): {why}")
 
     def _is_removed(self, ring: RingWriter | None) -> bool:
         """Return whether *ring* is removed, and read by who has it open alone, or closed to us; say so."""
@@ -118,6 +137,7 @@ class DrainStarter:
     def after_fork(self) -> None:
         """Forget the drain that is a thread: this child has none, and its ring is read by one of its own."""
         self._thread = self._parent = self._started = None
+        self._turn = threading.Lock()  # another thread of the parent's may have had it
         self.lost = ""
 
     def _has_failed(self) -> bool:
@@ -190,9 +210,13 @@ class DrainStarter:
             return self.trouble()
         return self.trouble(self._ring.stem)
 
+    def has_no_drain(self) -> bool:
+        """Return whether this process is to start no drain, or could start none, be it a thread."""
+        return self.mode == "off" or (self.mode == "thread" and self._thread is None)
+
     def is_left_alone(self) -> bool:
         """Return whether the ring that `finish` was told of is left to a drain that stays, and none is there."""
-        is_left = self.mode == "off" and self._ring is not None and self._ring.exists()
+        is_left = self.has_no_drain() and self._ring is not None and self._ring.exists()
         return is_left and not is_served(self.rings, self.bell.stem)
 
     def hurry(self) -> None:
