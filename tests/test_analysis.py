@@ -264,6 +264,15 @@ def test_ends_of_different_meaning_are_not_averaged():
     assert [(row.source, row.time.total) for row in found] == [("host_done", 5 * MS), ("host_issue", MS)]
 
 
+def test_sizes_that_do_not_fit_together_into_64_bits_are_added():
+    """Two of the largest made a negative number."""
+    most = (1 << 63) - 1
+    batch = Rank().collective(0, 0, 5, 1, size=most).collective(0, 5, 6, 2, size=most).batch()
+    (row,) = operations([batch], join([batch]))
+
+    assert row.bytes == (2 * most, 2 * most)
+
+
 @pytest.mark.parametrize("size", [1 << 63, (1 << 64) - 1], ids=["2**63", "-1"])
 def test_a_size_that_cannot_be_is_none(size):
     """A program told it: it neither makes the sum of the others smaller, nor is sent as a negative number."""

@@ -90,10 +90,14 @@ def _skews(joined: Joined) -> dict[Kind, Column]:
     return {kind: skew[which] for kind, which in kinds.items()}
 
 
+def _sum(sizes: Column) -> int:
+    """Return the sum of *sizes*, each of which fits into 63 bits; they may not."""
+    return (int((sizes >> 32).sum()) << 32) + int((sizes & 0xFFFF_FFFF).sum())
+
+
 def _row(kind: Kind, source: int, ranks: dict[int, tuple[Column, Column]], skews: dict[Kind, Column]) -> OperationRow:
     of_ranks = tuple(
-        RankOperation(rank, len(times), int(sizes.sum()), spread(times))
-        for rank, (sizes, times) in sorted(ranks.items())
+        RankOperation(rank, len(times), _sum(sizes), spread(times)) for rank, (sizes, times) in sorted(ranks.items())
     )
     counts, moved = [r.count for r in of_ranks], [r.bytes for r in of_ranks]
     everything = np.concatenate([times for _, times in ranks.values()])
