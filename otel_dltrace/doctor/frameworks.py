@@ -69,7 +69,7 @@ def _judge(called: str, answer: Mapping[str, Any]) -> Finding:
     placed, missing, absent = (answer[of] for of in ("placed", "missing", "absent"))
     if absent and not (placed or missing):
         what = f"{called} is not traced, since nothing that we trace of it can be imported: {answer['trouble']}"
-        return Finding(AREA, PROBLEM, what, f"mend it first: {sys.executable} -c 'import {absent[0]}'")
+        return Finding(AREA, NOTE, what, f"if it is to be, mend it first: {sys.executable} -c 'import {absent[0]}'")
     what = f"{called}: {len(placed)} of the {len(placed) + len(missing)} functions and hooks of our tables are in place"
     if absent:
         what += f"; without {', '.join(absent)}"
