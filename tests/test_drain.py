@@ -313,6 +313,7 @@ def test_a_program_that_becomes_another_user_does_not_wait_for_its_drain(place, 
     starter = launch.DrainStarter("home", place.rings, "auto", {}, lambda _ring: None)
     ring = SimpleNamespace(path=place.rings / "mine.ring", is_held=lambda: True)
     was, run = os.geteuid(), place.folder / "run"
+    ring.path.touch()
     place.rings.chmod(0)
     os.seteuid(65534 if was == 0 else was)
     try:
@@ -326,6 +327,9 @@ def test_a_program_that_becomes_another_user_does_not_wait_for_its_drain(place, 
     said = capfd.readouterr().err
     assert said.startswith(f"{shut} waited for nor replaced\n{shut} waited for nor replaced; the spans will be in ")
     assert said.count("\n") == 2
+
+    starter.look_at(ring)
+    assert (starter.is_shut_out, starter.lost) == (False, "")  # it was for a while
 
 
 def test_a_drain_is_started_once_at_a_time(place, capfd):

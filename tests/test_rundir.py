@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from otel_dltrace.export import columns, follower, member, run_reader, rundir
+from otel_dltrace.export import columns, follower, member, rundir, span_tables
 from otel_dltrace.export.compaction import compact, keep_within
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.drain_json import read_drain
@@ -129,7 +129,7 @@ def test_a_segment_torn_at_any_byte_is_read_as_far_as_it_goes(tmp_path):
 
     for length in range(len(data) + 1):
         segment.write_bytes(data[:length])
-        table = run_reader.read_table(segment)
+        table = span_tables.read_table(segment)
         whole = sum(length >= end for end in ends)
         assert (0 if table is None else table.num_rows) == 4 * whole, length
 

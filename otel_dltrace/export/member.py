@@ -13,11 +13,11 @@ from otel_dltrace.export.gate import Outgoing, StepGate
 from otel_dltrace.export.metrics.run import RankMetrics
 from otel_dltrace.export.outside_budget import OutsideBudget
 from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.run_reader import read_table
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.export.span_files import last_step, newest_segment, span_files
+from otel_dltrace.export.span_tables import read_table
 from otel_dltrace.export.step_ends import StepEnds
 from otel_dltrace.export.still_open import StillOpen
 from otel_dltrace.model import semconv

@@ -1,12 +1,10 @@
 """Read a run directory back: one batch per process, whatever state its writers left it in."""
 
-import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from otel_dltrace.export import columns
-from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet, read_stream, read_through, stream_batches
+from otel_dltrace.export.arrow_files import read_stream
 from otel_dltrace.export.authors import authors
 from otel_dltrace.export.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.files import read_object
-from otel_dltrace.export.span_files import OPEN, SpanFile, held_files, may_hold, span_files
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.export.host_copies import NAMES, copies_among
+from otel_dltrace.export.span_files import OPEN, SpanFile, held_files, may_hold
+from otel_dltrace.export.span_tables import read_pieces, read_table
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import Process, SpanBatch, concatenate, empty_rows
-from otel_dltrace.record.ring_file import open_for_reading, version_of
 
 FRESH_S = 120.0
 """What processes have open is written each ten seconds, or its drain is gone; hosts' clocks may differ."""
-_PIECE = 1 << 15
 _MOST_NAMES = 8
-_NAMES = "descriptors.arrows"
-_HEAD = 1 << 13
-"""Bytes of the names' file: behind the schema is the first process that described anything, which no other host has."""
 
 
 def host_folders(run: Path) -> list[Path]:
@@ -48,7 +42,7 @@ def host_folders(run: Path) -> list[Path]:
     try:
         if not _is_folder(run / "hosts"):
             raise RunNotFoundError(f"{run} is no run directory: {_instead(run)}")
-        folders = sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
+        folders = _folders_in(run)
         for folder in folders:
             with suppress(FileNotFoundError):  # removed just now
                 next(folder.iterdir(), None)
@@ -61,39 +55,17 @@ def host_folders(run: Path) -> list[Path]:
     schema = read_object(run / "run.json").get("schema")
     if isinstance(schema, int) and schema > columns.SCHEMA_VERSION:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
-    copies = _copies_among(folders)
+    copies = copies_among(folders)
     return [folder for folder in folders if folder not in copies]
 
 
 def copies_in(run: Path) -> dict[Path, Path]:
-    """Return the folders in *run* whose spans are all in another one as well, which is their value.
-
-    Somebody has copied that, and what is in it would count twice.
-    """
-    return _copies_among(sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir()))
+    """Return the folders in *run* that somebody has made of another one, which is their value (`copies_among`)."""
+    return copies_among(_folders_in(run))
 
 
-def _copies_among(folders: Sequence[Path]) -> dict[Path, Path]:
-    alike: dict[bytes, list[Path]] = {}
-    for folder in folders:
-        with suppress(OSError), os.fdopen(open_for_reading(folder / _NAMES), "rb") as names:
-            alike.setdefault(names.read(_HEAD), []).append(folder)
-    # The drain's own name is shorter than what file managers make of it.
-    groups = (sorted(group, key=lambda path: (len(path.name), path.name)) for group in alike.values())
-    return {copy: group[0] for group in groups for copy in group[1:] if _has_all_of(group[0], copy)}
-
-
-def _has_all_of(folder: Path, copy: Path) -> bool:
-    """Return whether there are spans in *copy*, and all of them in *folder*: other drains of a host have others."""
-    ids = _ids_in(copy, version_of(copy))
-    return bool(len(ids)) and bool(np.isin(ids, _ids_in(folder, version_of(folder))).all())
-
-
-@lru_cache(maxsize=16)
-def _ids_in(folder: Path, _version: tuple[int, int]) -> Column:
-    tables = (read_table(path, ["span_id"]) for path in span_files(folder))
-    found = [columns.numbers_of(table.column("span_id")) for table in tables if table is not None]
-    return np.concatenate([np.zeros(0, np.uint64), *found])
+def _folders_in(run: Path) -> list[Path]:
+    return sorted(folder for folder in (run / "hosts").iterdir() if folder.is_dir())
 
 
 def _instead(run: Path) -> str:
@@ -116,64 +88,6 @@ def _is_folder(path: Path) -> bool:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Table | None:
-    """Return a file's spans as Arrow columns, at least these *names* of the span schema; None if it holds none."""
-    if path.suffix == ".parquet":
-        try:
-            with open_parquet(path) as file:  # `pq.read_table` would import pandas, if there is one
-                return file.read(list(names)) if columns.are_spans(file.schema_arrow) else None
-        except UNREADABLE:
-            return None
-    table = read_stream(path)
-    return table if table is not None and columns.are_spans(table.schema) else None
-
-
-def read_pieces(path: Path) -> Iterator[pa.Table]:
-    """Yield a file's spans in its order as Arrow columns, some `_PIECE` at a time."""
-    parts: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in _record_batches(path):
-        for at in range(0, batch.num_rows, _PIECE):
-            parts.append(batch.slice(at, _PIECE))
-            rows += parts[-1].num_rows
-            if rows >= _PIECE:
-                yield pa.Table.from_batches(parts)
-                parts, rows = [], 0
-    if parts:
-        yield pa.Table.from_batches(parts)
-
-
-def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    if path.suffix != ".parquet":
-        yield from (batch for batch in stream_batches(path) if columns.are_spans(batch.schema))
-        return
-    with suppress(*UNREADABLE), open_parquet(path) as file:
-        if columns.are_spans(file.schema_arrow):
-            yield from file.iter_batches(_PIECE, columns=columns.SPANS.names)
-
-
-def spans_in(path: Path) -> int:
-    """Return how many spans a file says that it holds, -1 if it is damaged.
-
-    Raises:
-        OSError: It cannot be read now.
-    """
-    try:
-        if path.suffix == ".parquet":
-            with open_parquet(path) as file:
-                return int(file.metadata.num_rows)
-        stream = read_through(path)
-    except (pa.ArrowException, UnicodeDecodeError):
-        return -1
-    return sum(batch.num_rows for batch in stream.batches) if stream.is_read else -1
-
-
-def extent_of(path: Path) -> tuple[int, int]:
-    """Return when the first span of a file begins, in ns of its host's monotonic clock, and how many there are."""
-    table = read_table(path, ["start"])
-    return (pc.min(table.column("start")).as_py() or 0, table.num_rows) if table is not None else (0, 0)
 
 
 def read_batches(run: Path, steps: Window | None = None) -> Iterator[SpanBatch]:
@@ -317,7 +231,7 @@ def read_descriptors(folder: Path) -> dict[int, list[Descriptor]]:
 
 
 def _read_descriptors(folder: Path) -> pa.Table | None:
-    table = read_stream(folder / _NAMES) if (folder / _NAMES).exists() else None
+    table = read_stream(folder / NAMES) if (folder / NAMES).exists() else None
     return table if table is not None and table.schema.equals(columns.DESCRIPTORS) else None
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from otel_dltrace.export.columns import numbers_of
 from otel_dltrace.export.memory import available_memory
-from otel_dltrace.export.run_reader import host_folders, read_processes, read_table
+from otel_dltrace.export.run_reader import host_folders, read_processes
 from otel_dltrace.export.span_files import held_files, span_files
+from otel_dltrace.export.span_tables import read_table
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window

@@ -10,15 +10,9 @@ import numpy as np
 
 from otel_dltrace.export.columns import numbers_of, of_process
 from otel_dltrace.export.damage import nothing_in
-from otel_dltrace.export.run_reader import (
-    Host,
-    extent_of,
-    host_folders,
-    read_batches,
-    read_processes,
-    read_table,
-)
+from otel_dltrace.export.run_reader import Host, host_folders, read_batches, read_processes
 from otel_dltrace.export.span_files import SpanFile, held_files
+from otel_dltrace.export.span_tables import extent_of, read_table
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.errors import RunNotFoundError

@@ -12,9 +12,9 @@ from otel_dltrace.export.cursor import DOUBT_S
 from otel_dltrace.export.drain_json import read_drain
 from otel_dltrace.export.host_folder import host_folder_name, remove_tree, run_root
 from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.run_reader import read_pieces, read_table, spans_in
 from otel_dltrace.export.rundir import RunWriter
 from otel_dltrace.export.span_files import newest_segment, replaced_segments, span_files
+from otel_dltrace.export.span_tables import read_pieces, read_table, spans_in
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.record import guard
 

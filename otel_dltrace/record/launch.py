@@ -122,7 +122,7 @@ class DrainStarter:
         return bool(self.lost)
 
     def look_at(self, ring: RingWriter | None) -> None:
-        """Note whether *ring*, while its writer has it, is removed, or closed to who we are since `setuid`."""
+        """Note whether *ring*, while its writer has it, is removed, or closed to who we are since `seteuid`."""
         if ring is None or not ring.is_held():
             return
         try:
@@ -133,6 +133,9 @@ class DrainStarter:
             self.lost = f"{shut}: its drain is neither waited for nor replaced"
         except OSError:
             self.lost = f"somebody has removed {ring.path}: what the drain that reads it has not read is lost"
+        else:
+            if self.is_shut_out:  # and is who it was again
+                self.is_shut_out, self.lost = False, ""
 
     def after_fork(self) -> None:
         """Forget the drain that is a thread: this child has none, and its ring is read by one of its own."""
