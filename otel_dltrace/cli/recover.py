@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
         totals = [drain.runs.totals.get(root, {}) for drain in drains]
         spans, still_open = (sum(total.get(name, 0) for total in totals) for name in ("spans", "truncated"))
         print(f"{short_path(root)}: {spans} spans recovered, {still_open} of them open")
-    is_left = any(map(_is_left, drains))
-    if not recovered and not is_left:
+    if not recovered and not any(map(_is_left, drains)):
         print(f"no ring in {config.rings} is without its writer and its drain")
     elif recovered and drains[0].outlet is None:
         print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.runs:
         spills += _waiting_anywhere(Path(config.directory))
     is_all_ours = [_send_waiting(spill) for spill in dict.fromkeys(spills)]
-    return 2 if is_left or not all(is_all_ours) else 0
+    return 0 if all(is_all_ours) else 2
 
 
 def _drain_orphans(config: Config) -> list[Drain]:
