@@ -98,3 +98,11 @@ def test_memory_that_is_not_enough_is_one_sentence(tmp_path):
 
     said = "otel-dltrace: there is not enough memory for it; give it less at once, or run it where there is more\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_without_psutil_a_file_is_read(tmp_path, monkeypatch):
+    """How much memory there is cannot be told then."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    (tmp_path / "any").write_bytes(b"read")
+
+    assert foreign_files.read_foreign(tmp_path / "any") == b"read"

@@ -45,10 +45,10 @@ def at_most(path: Path, most: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
     Raises:
         TraceFormatError: They are more than *most* bytes.
     """
-    room = most
+    left = most
     for piece in pieces:
-        room -= len(piece)
-        if room < 0:
+        left -= len(piece)
+        if left < 0:
             raise _too_large(path, most)
         yield piece
 

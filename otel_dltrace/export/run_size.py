@@ -1,6 +1,5 @@
 """How much of a run can be looked at at once: who analyses it holds it in memory."""
 
-import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -29,11 +28,8 @@ LEAST = 1_000_000
 
 
 def spans_that_fit() -> int:
-    """Return how many spans may be held here; any number where psutil is missing, which could tell."""
-    try:
-        return max(available_memory() // SPAN_BYTES, LEAST)
-    except ImportError:
-        return sys.maxsize
+    """Return how many spans may be held here."""
+    return max(available_memory() // SPAN_BYTES, LEAST)
 
 
 def latest_steps(run: Path, most: int, ranks: Collection[int] | None = None) -> Window | None:
