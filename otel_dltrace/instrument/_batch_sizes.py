@@ -5,6 +5,8 @@ from collections.abc import Hashable, Iterable
 from itertools import islice
 from typing import Any
 
+from otel_dltrace.record.guard import pass_on
+
 MOST_PARTS = 8
 
 
@@ -40,7 +42,8 @@ def take(waiting: deque[tuple[Hashable, int]], given: object) -> int:
     """
     try:
         rows = batch_size(given)
-    except Exception:  # noqa: BLE001  -- an argument of a class of the program's own may say of its shape what it likes
+    except Exception as broken:  # noqa: BLE001  -- an argument of one's own class may say of its shape what it likes
+        pass_on(broken)
         rows = 0
     sizes = [size for _, size in waiting]
     if rows in sizes:

@@ -12,6 +12,7 @@ from otel_dltrace.instrument._mpi_groups import NOBODY, Group, number_of
 from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Source
+from otel_dltrace.record.guard import pass_on
 
 _HOST_DONE = int(Source.HOST_DONE)
 
@@ -216,7 +217,8 @@ def _can_be_given(module: Any, call: Call, args: Args, kwargs: Kwargs) -> bool:
         others = getattr(handle, "remote_size", handle.size)  # of an intercommunicator those on the other side
         has_parts = call.span not in _EACH_A_PART or len(list(given)) == others
         module.pickle.dumps(given)
-    except Exception:  # noqa: BLE001  -- whatever its classes raise
+    except Exception as broken:  # noqa: BLE001  -- whatever its classes raise
+        pass_on(broken)
         return False
     return has_parts
 

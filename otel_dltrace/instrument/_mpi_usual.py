@@ -16,7 +16,7 @@ from otel_dltrace.instrument._mpi_groups import NOBODY, Group
 from otel_dltrace.instrument._mpi_running import ask_for_status, has_moved
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
-from otel_dltrace.record.guard import failed, guarded
+from otel_dltrace.record.guard import failed, guarded, pass_on
 from otel_dltrace.record.operation import open_span
 from otel_dltrace.record.packing import CALL_BEGIN, CALL_SPAN, pack_call, pack_call_begin
 from otel_dltrace.record.tracer import live
@@ -109,7 +109,8 @@ def shortened(  # noqa: C901, PLR0915
                 seq = next(numbers)
             elif group.id and not is_message:
                 seq = group.last = group.last + 1  # `Group.number`, without its frame
-        except Exception:  # noqa: BLE001  -- the way of all calls will say what is wrong
+        except Exception as broken:  # noqa: BLE001  -- the way of all calls will say what is wrong
+            pass_on(broken)
             number = 0
         if not number:
             return traced(*args, **kwargs)

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.model.semconv import Level
-from otel_dltrace.record.guard import failed, guarded
+from otel_dltrace.record.guard import failed, guarded, pass_on
 from otel_dltrace.record.tracer import live
 
 log = logging.getLogger("otel_dltrace")
@@ -201,8 +201,10 @@ def _put_back_aliases(package: str, traced: dict[int, tuple[Any, Any]]) -> None:
 
 
 def _end_failed(name: str, broken: Exception) -> None:
-    if live.tracer is not None:  # else tracing was stopped within the call, and there is nobody to tell
+    if live.tracer is not None:
         failed(name, broken)
+    else:  # tracing was stopped within the call, and there is nobody to tell
+        pass_on(broken)
 
 
 def wrap(site: Site, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from otel_dltrace.instrument._torch_schedulers import ROWS as SCHEDULERS
 from otel_dltrace.instrument._torch_script import SCRIPT, graphs
 from otel_dltrace.instrument._torch_states import STATES
 from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
-from otel_dltrace.record.guard import failed
+from otel_dltrace.record.guard import failed, pass_on
 from otel_dltrace.record.tracer import live
 
 
@@ -55,7 +55,8 @@ def _fetched(span: tuple[Any, int], batch: Any) -> None:
     source = (_numbers.get(sampler, 0) or _number(sampler), in_training)
     try:
         size = batch_size(batch)
-    except Exception:  # noqa: BLE001  -- a batch of a class of the program's own may say of its shape what it likes
+    except Exception as broken:  # noqa: BLE001  -- a batch of a class of one's own may say of its shape what it likes
+        pass_on(broken)
         size = 0
     assert live.tracer is not None
     loop = live.tracer.loop or _loop()

@@ -1,9 +1,11 @@
 """The one place that swallows our own errors: training never pays for tracing."""
 
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
+from types import CodeType
 from typing import ParamSpec, TypeVar
 
 from otel_dltrace.model.text import harmless
@@ -24,9 +26,35 @@ def say(sentence: str, key: str = "") -> None:
 
 
 def failed(where: str, error: BaseException) -> None:
-    """Tell once that tracing gave up at *where*; the program goes on untraced there."""
+    """Tell once that tracing gave up at *where*; the program goes on untraced there.
+
+    Raises:
+        BaseException: *error*, if it is not ours; see `pass_on`.
+    """
+    pass_on(error)
     kind = type(error).__name__
     say(f"{where} failed and is not traced ({kind}: {text_of(error)})", f"{where} {kind}")
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise *error* again where a signal's handler of the program raised it, which interrupted what we did."""
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code in handlers:
+            raise error
+        at = at.tb_next
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """Return the code that a signal runs; None if *handler* is none of Python's."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    called = getattr(handler, "__func__", handler)  # a method
+    code = getattr(called, "__code__", None)
+    if code is None and callable(called):
+        code = getattr(type(called).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def text_of(error: BaseException) -> str:
@@ -56,4 +84,5 @@ def tried(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "R | E
     try:
         return function(*args, **kwargs)
     except Exception as error:
+        pass_on(error)
         return error
