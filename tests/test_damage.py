@@ -540,6 +540,76 @@ def test_a_file_of_somebody_else_is_left_out_and_said(tmp_path, capsys):
     assert columns.are_spans(pq.read_schema(next(folder.glob("steps-00000000-*"))))
 
 
+@pytest.mark.parametrize("path_of", [SEGMENT, PARQUET, NAMES], ids=["segment", "parquet", "names"])
+def test_a_value_that_is_missing_makes_a_file_none_of_ours(tmp_path, capsys, path_of):
+    """A gap in what always has a value is no number and no text: whoever made such a file, no command fails for it."""
+    run = a_run(tmp_path / "run", compacted=path_of != SEGMENT)
+    path = next((run / HOSTS[1]).glob(path_of))
+    in_parquet = path.suffix == ".parquet"
+    table = pq.read_table(path) if in_parquet else pa.ipc.open_stream(path.read_bytes()).read_all()
+    column = "kind" if path_of == NAMES else "process"
+    at = table.column_names.index(column)
+    table = table.set_column(at, table.field(at), pa.nulls(table.num_rows, table.field(at).type))
+    if in_parquet:
+        pq.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+
+    what = "is no file of a run" if in_parquet else "is damaged"
+    end = ": some spans have no names" if path_of == NAMES else ""
+    ranks = "0-1 of 2" if path_of == NAMES else "0 of 2, missing 1"
+    assert said_of(run, capsys) == (ranks, f"{path.relative_to(run)} {what}{end}")
+    assert main(["export", str(run), "--to", "chrome", "-o", str(tmp_path / "out.json")]) == 0
+
+
+def test_a_column_that_is_there_twice_makes_a_file_none_of_ours(tmp_path, capsys):
+    """Which of the two holds is not known."""
+    run = a_run(tmp_path / "run", compacted=True)
+    path = next((run / HOSTS[1]).glob(PARQUET))
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("start", table.column("start")), path)
+
+    assert said_of(run, capsys) == ("0 of 2, missing 1", f"{path.relative_to(run)} is no file of a run")
+
+
+def test_rows_that_name_nobody_without_a_summary_are_nobody_s(tmp_path):
+    """A wall time that is a text, or none at all: whose the rows are is not known, and they are read."""
+    for name, column in (("text", pa.array(["x"])), ("gap", pa.nulls(1, pa.int64()))):
+        run = a_run(tmp_path / name, compacted=True)
+        (run / HOSTS[1] / "drain.json").unlink()
+        path = next((run / HOSTS[1]).glob(PARQUET))
+        table = pq.read_table(path)
+        at = table.column_names.index("start_unix_ns")
+        values = pa.concat_arrays([column] * table.num_rows)
+        pq.write_table(table.set_column(at, "start_unix_ns", values), path)
+
+        assert [(batch.rank, len(batch) > 0) for batch in read_run(run)] == [(-1, True), (0, True)]
+
+
+def test_metrics_that_are_no_number_are_left_out(tmp_path):
+    """No sampler has seen them, and JSON has no word for them."""
+    run = a_run(tmp_path / "run", compacted=True)
+    writer = MetricSegments(run / HOSTS[0], 1 << 20)
+    values = (1.0, float("nan"), float("inf"))
+    writer.append(batch_of([(time, NO_STEP, Point(SYSTEM_CPU_TIME, value)) for time, value in enumerate(values)]))
+    writer.close()
+
+    assert [batch.value.tolist() for batch in read_metrics(run)] == [[1.0]]
+
+
+def test_a_source_that_no_time_has_is_told_as_the_loosest(tmp_path, capsys):
+    """A file may hold any number there."""
+    run = a_run(tmp_path / "run", compacted=True)
+    path = next((run / HOSTS[1]).glob(PARQUET))
+    table = pq.read_table(path)
+    at = table.column_names.index("source")
+    pq.write_table(table.set_column(at, table.field(at), pa.array([255] * table.num_rows, pa.uint8())), path)
+
+    assert main(["report", str(run), "--json"]) == 0
+    assert {row["source"] for row in json.loads(capsys.readouterr().out)["operations"]} == {"bound"}
+
+
 def wipe_the_second_batch(folder: Path) -> Path:
     """Put zeros where the second of three batches begins, as a file system may that lost power; return its segment."""
     rows = ddp(2, steps=10)[1]

@@ -71,7 +71,8 @@ def _of_batch(batch: SpanBatch) -> list[tuple[tuple[Kind, int], Column, Column]]
     kinds = list(dict.fromkeys(map(_kind, batch.descriptors)))
     index = {kind: i for i, kind in enumerate(kinds)}
     rows = batch.take(over)
-    classes = rows.lookup(lambda d: index.get(_kind(d), 0), np.int64) * len(s.SOURCE_NAMES) + rows["source"]
+    sources = np.minimum(rows["source"], s.Source.BOUND)  # a file of somebody else's may hold any number
+    classes = rows.lookup(lambda d: index.get(_kind(d), 0), np.int64) * len(s.SOURCE_NAMES) + sources
     order = np.argsort(classes, kind="stable")
     numbers, begins = np.unique(classes[order], return_index=True)
     sizes = np.maximum(rows["size"].astype(np.int64), 0)[order]

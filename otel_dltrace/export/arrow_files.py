@@ -13,6 +13,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from otel_dltrace.export.columns import has_gaps
+
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """What Arrow raises at files that are damaged, or not there."""
 
@@ -38,8 +40,19 @@ def stream_batches(path: Path, opened: Callable[[bytes], pa.NativeFile] = pa.OSF
     """Yield the same one by one; where the stream is torn or damaged, they end."""
     with suppress(*UNREADABLE), opened(arrow_name(path)) as source, pa.ipc.open_stream(source) as reader:
         for batch in reader:
-            batch.validate(full=True)  # else a flipped bit has a text end anywhere in memory
+            _check(batch)
             yield batch
+
+
+def _check(batch: pa.RecordBatch) -> None:
+    """Take *batch* for none where no writer of ours made it so.
+
+    Raises:
+        ArrowInvalid: It is none.
+    """
+    batch.validate(full=True)  # else a flipped bit has a text end anywhere in memory
+    if has_gaps(batch):
+        raise pa.ArrowInvalid("values are missing")
 
 
 class Stream(NamedTuple):
@@ -68,7 +81,7 @@ def read_through(path: Path) -> Stream:
     with pa.memory_map(arrow_name(path)) as source, pa.ipc.open_stream(source) as reader:
         with suppress(*UNREADABLE):
             for batch in reader:
-                batch.validate(full=True)
+                _check(batch)
                 batches.append(batch)
             is_whole = True
         is_read = source.tell() == source.size()  # zeros are the end of a stream, and nothing behind them is read

@@ -1,5 +1,6 @@
 """Who wrote a host's spans, by the columns of its Parquet files: for where its drain.json does not say it."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,8 @@ def authors(folder: Path) -> dict[int, Process]:
     found = {}
     for path in sorted(folder.glob(PARQUETS)):
         for row in _first_rows(path):
-            bind = _bind(run, row)
-            if bind is not None:
-                anchor = Anchor(row["start"], row["start_unix_ns"], 0)
-                found[row["process"]] = Process(row["process"], bind, folder.name, anchor=anchor)
+            with suppress(KeyError, TypeError):  # not known when the file was written, or none of ours
+                found[row["process"]] = _process(run, row, folder.name)
     return found
 
 
@@ -40,13 +39,14 @@ def _first_rows(path: Path) -> list[dict[str, Any]]:
             table = file.read(_COLUMNS)
     except UNREADABLE:
         return []
+    if columns.has_gaps(table.select(_COLUMNS[:2])):
+        return []
     _, first = np.unique(columns.numbers_of(table.column("process")), return_index=True)
     rows: list[dict[str, Any]] = table.take(columns.numbers(first.astype(np.int64), pa.int64())).to_pylist()
     return rows
 
 
-def _bind(run: dict[str, Any], row: dict[str, Any]) -> Bind | None:
-    try:
-        return whole(Bind.read({"job": "", "generation": "", **run, "rank": row["rank"], "role": row["role"]}))
-    except (KeyError, TypeError):  # not known when the file was written, or none of ours
-        return None
+def _process(run: dict[str, Any], row: dict[str, Any], host: str) -> Process:
+    bind = Bind.read({"job": "", "generation": "", **run, "rank": row["rank"], "role": row["role"]})
+    anchor = Anchor(row["start"], row["start_unix_ns"], 0)
+    return Process(row["process"], whole(bind), host, anchor=whole(anchor))

@@ -17,6 +17,8 @@ _TYPES = {name: pa.from_numpy_dtype(SPAN_DTYPE[name]) for name in _PLAIN}
 SPANS = pa.schema(
     [("process", pa.uint64()), *_TYPES.items(), ("error_type", pa.string()), ("error_message", pa.string())]
 )
+_WITH_GAPS = ("error_type", "error_message")
+"""The columns in which a gap means none; in Parquet what readers of others need may be not known."""
 _TEXT = ("kind", "name", "group", "backend", "tensor", "queue_type", "activity", "dtype")
 _INTEGERS = ("group_size", "key")
 DESCRIPTORS = pa.schema(
@@ -31,7 +33,17 @@ DESCRIPTORS = pa.schema(
 
 def are_spans(schema: pa.Schema, names: Sequence[str] = SPANS.names) -> bool:
     """Return whether a file of *schema* has these *names* of the span schema, as we write them."""
-    return all(name in schema.names and schema.field(name).type == SPANS.field(name).type for name in names)
+    places = {name: schema.get_field_index(name) for name in names}  # -1: none, or several
+    return all(at >= 0 and schema.field(at).type == SPANS.field(name).type for name, at in places.items())
+
+
+def has_gaps(part: pa.RecordBatch | pa.Table) -> bool:
+    """Return whether a value is missing in a column of *part* that is never written so."""
+    return any(
+        column.null_count or (isinstance(column, pa.DictionaryArray) and column.dictionary.null_count)
+        for name, column in zip(part.schema.names, part.columns, strict=True)
+        if name not in _WITH_GAPS
+    )
 
 
 def to_arrow(rows: Column, errors: Sequence[tuple[str, str]], process: int) -> pa.RecordBatch:

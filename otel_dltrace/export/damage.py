@@ -115,7 +115,11 @@ def _in_parquet(path: Path) -> str:
         if not columns.are_spans(file.schema_arrow):
             return _FOREIGN
         # Reading checks the pages. What is between and behind them has no checksum, but says how many rows there are.
-        read = sum(batch.num_rows for batch in file.iter_batches(columns=columns.SPANS.names))
+        read = 0
+        for batch in file.iter_batches(columns=columns.SPANS.names):
+            if columns.has_gaps(batch):
+                return _FOREIGN
+            read += batch.num_rows
         told, groups = file.metadata.num_rows, range(file.metadata.num_row_groups)
         # No more of a row group: where its columns are described a flipped bit has pyarrow end the process.
         in_groups = sum(file.metadata.row_group(i).num_rows for i in groups)

@@ -23,7 +23,10 @@ def read_metrics(run: Path) -> list[MetricBatch]:
 
 
 def read_host_metrics(folder: Path) -> MetricBatch:
-    """Return the metrics in a host's *folder*, ordered by time; each value once, though a drain was killed."""
+    """Return the metrics in a host's *folder*, ordered by time; each value once, though a drain was killed.
+
+    What is no number, or endless, is left out: no sampler has seen it.
+    """
     paths = sorted(folder.glob(METRICS), key=segment_number)
     tables = [table for path in paths if (table := read_stream(path)) is not None and table.schema.equals(SCHEMA)]
     table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
@@ -41,7 +44,7 @@ def read_host_metrics(folder: Path) -> MetricBatch:
         boot_id=process.boot_id if process else "",
         wall=process.anchor.offset if process else 0,
     )
-    return _each_once(batch)
+    return _each_once(batch.take(np.isfinite(batch.value)))
 
 
 def _each_once(batch: MetricBatch) -> MetricBatch:

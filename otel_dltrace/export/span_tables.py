@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ def read_table(path: Path, names: Sequence[str] = columns.SPANS.names) -> pa.Tab
     if path.suffix == ".parquet":
         try:
             with open_parquet(path) as file:  # `pq.read_table` would import pandas, if there is one
-                return file.read(list(names)) if columns.are_spans(file.schema_arrow) else None
+                table = file.read(list(names)) if columns.are_spans(file.schema_arrow) else None
+                return None if table is None or columns.has_gaps(table) else table
         except UNREADABLE:
             return None
     table = read_stream(path)
@@ -46,7 +48,8 @@ def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
         return
     with suppress(*UNREADABLE), open_parquet(path) as file:
         if columns.are_spans(file.schema_arrow):
-            yield from file.iter_batches(_PIECE, columns=columns.SPANS.names)
+            batches = file.iter_batches(_PIECE, columns=columns.SPANS.names)
+            yield from takewhile(lambda batch: not columns.has_gaps(batch), batches)
 
 
 def spans_in(path: Path) -> int:
