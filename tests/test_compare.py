@@ -108,6 +108,20 @@ def test_the_first_epoch_is_apart_where_it_is_known():
     )
 
 
+def test_later_steps_that_take_no_time_are_no_measure_of_the_first_ones():
+    """As in a file that has somebody else's times: nothing is divided by them."""
+    timeless = []
+    for batch in in_epochs(ddp(2, 12), 4):
+        rows = batch.rows.copy()
+        later = rows["step"] >= 4
+        rows["end"][later] = rows["start"][later]
+        timeless.append(replace(batch, rows=rows))
+    found = scaling({"one": in_epochs(ddp(1, 12), 4), "two": timeless})
+
+    assert found.runs[1].steady.step.mean == 0
+    assert not [sentence for sentence in sentences(found) if "do not measure" in sentence]
+
+
 @pytest.mark.parametrize(
     ("steps", "apart", "first"),
     [

@@ -58,9 +58,11 @@ def sentences(found: Scaling) -> list[str]:
 
 
 def _slow_begin(run: RunScaling, is_only: bool) -> str:
-    if run.first is None or not run.first.steps or run.first.step.mean < WORTH_A_WORD * run.steady.step.mean:
+    if run.first is None or not run.first.steps or not run.steady.step.mean:
         return ""
     times = run.first.step.mean / run.steady.step.mean
+    if times < WORTH_A_WORD:
+        return ""
     which = "a step of the first epoch" if run.apart == FIRST_EPOCH else "one of the first steps"
     on = f"{run.ranks} rank{'s' * (run.ranks != 1)}" + ("" if is_only else f" ({plain(run.title)})")
     return f"On {on} {which} takes {times:,.1f} times a later one: do not measure scaling by it."
