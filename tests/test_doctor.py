@@ -325,6 +325,26 @@ def test_a_certificate_of_ours_that_is_not_taken_is_named(said, told):
     assert str(diagnose(OtlpSettings.from_env(otlp("https://a")), said)) == told
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        pytest.param("certificate is not yet valid", " is not valid yet: set the clock of this host", id="too early"),
+        pytest.param("unsuitable certificate purpose", " is not one for a server: have its", id="a client's"),
+        pytest.param("unsupported certificate purpose", " is not one for a server: have its", id="a client's, to gRPC"),
+        pytest.param("Missing Authority Key Identifier", ", or its authority's, is not as it has to be", id="strict"),
+        pytest.param("EE certificate key too weak", ", or its authority's, is not as it has to be", id="weak"),
+        pytest.param("unable to get local issuer certificate", " is signed by nobody we trust: name", id="unknown"),
+        pytest.param("self-signed certificate", " is signed by nobody we trust: name", id="by itself"),
+    ],
+)
+def test_a_certificate_that_fails_for_another_reason_is_not_said_to_be_signed_by_nobody(said, told):
+    """Its authority is named already, and naming another would help nobody."""
+    settings = OtlpSettings.from_env(otlp("https://a"))
+    found = str(diagnose(settings, f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {said} (_ssl.c:1006)"))
+
+    assert found.startswith(f"the certificate of https://a/v1/traces{told}")
+
+
 def test_tls_to_a_socket_file_is_switched_off_by_the_variable_for_it():
     """It has no http:// that could be written."""
     settings = OtlpSettings.from_env(otlp("unix:///c.sock", "grpc"))

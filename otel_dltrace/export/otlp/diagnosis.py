@@ -75,6 +75,21 @@ _CASES = (
     ),
     _Case("certificate has expired", "the certificate of {where} has expired", "renew it"),
     _Case(
+        "certificate is not yet valid",
+        "the certificate of {where} is not valid yet",
+        "set the clock of this host, or see from when it is",
+    ),
+    _Case(
+        "certificate purpose",
+        "the certificate of {where} is not one for a server",
+        "have its authority sign one with the extended key usage serverAuth",
+    ),
+    _Case(  # what OpenSSL is strict about, in Python from 3.13 on
+        "verify failed: .*(Key Identifier|Basic Constraints|key ?usage|too weak)",
+        "the certificate of {where}, or its authority's, is not as it has to be ({said})",
+        "have it made anew",
+    ),
+    _Case(
         "certificate.verify.failed",
         "the certificate of {where} is signed by nobody we trust",
         f"name the PEM file of its authority in {CERTIFICATE}",
