@@ -793,6 +793,10 @@ def test_secrets_are_not_printed():
         otlp("user:secret@127.0.0.1:1", "grpc"),
         otlp("http://user:a@secret@127.0.0.1:1/v1?token=secret"),
         {"OTEL_DLTRACE_JAEGER_URL": "user:secret@jaeger:16686", "OTEL_RESOURCE_ATTRIBUTES": "owner=a@b"},
+        {"OTEL_EXPORTER_OTLP_HEADER": "a=secret", "OTEL_EXPORTER_OTLP_ENDPOINTS": "http://h:1/?token=secret"},
+        {"OTEL_EXPORTER_OTLP_TOKEN": "secret", "OTEL_EXPORTER_JAEGER_PASSWORD": "secret"},
+        {"OTEL_EXPORTER_OTLP_HEADERS": "Bearer secret", "OTEL_EXPORTER_OTLP_LOGS_HEADERS": "a=b,secret"},
+        {"OTEL_EXPORTER_OTLP_CLIENT_KEY": "-----BEGIN PRIVATE KEY-----\nsecret"},
     ]
     found = [finding for one in (env, *others) for finding in (*environment.check(one), *endpoint.check(one))]
     told = [finding.what for finding in found]

@@ -33,6 +33,8 @@ _PLUGINS = {
 _BYTEPS = "BYTEPS_"
 _FOLDERS = (VARIABLES["directory"], VARIABLES["ring_directory"])
 _PASSWORD = re.compile(r"//[^/\s]*@")
+_SECRET = re.compile(r"TOKEN|PASSWORD|SECRET|AUTHORIZATION|API_?KEY")
+"""What is in the names of variables that hold one; none of ours does."""
 _NAME = re.compile(r"\w+")
 _OF_MILLISECONDS = re.compile(r"OTEL_EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT=\d{4,}")
 """The specification means milliseconds, and OpenTelemetry's SDK for Python, which we do as, seconds."""
@@ -69,7 +71,8 @@ def _as(env: Mapping[str, str]) -> str:
 
 
 def _variable(name: str, value: str) -> Finding:
-    said = f"{name}={_shown(name, value)}"
+    near = nearest(name, [*OWN, *OBEYED])  # itself, where it is one of them
+    said = f"{name}={_shown(near or name, value)}"
     if _OF_MILLISECONDS.match(said):
         return Finding(AREA, NOTE, f"{said} is so many seconds, as in OpenTelemetry's SDK", "write 10 for ten of them")
     if name in OWN or name in OBEYED:
@@ -78,7 +81,6 @@ def _variable(name: str, value: str) -> Finding:
         return Finding(AREA, FINE, f"{said}, {OF_THE_SDK[name]}")
     if name in known_to_opentelemetry():
         return Finding(AREA, FINE, f"{said} is for OpenTelemetry's SDK, and does nothing here")
-    near = nearest(name, [*OWN, *OBEYED])
     cure = f"did you mean {near}?" if near else "`otel-dltrace run --help` lists the variables"
     if name.startswith("OTEL_") and not name.startswith(SWITCH) and not near:
         return Finding(AREA, FINE, f"{said} is not for us")
@@ -86,9 +88,12 @@ def _variable(name: str, value: str) -> Finding:
 
 
 def _shown(name: str, value: str) -> str:
-    """Return *value* without what is secret in it: of headers, the names."""
+    """Return *value*, of the variable *name* or one misspelt from it, less its secrets: of headers, the names stay."""
+    if _SECRET.search(name) or "-----BEGIN" in value:  # a key in place of its file
+        return "..."
     if name.endswith("HEADERS"):
-        return ",".join(f"{entry.partition('=')[0].strip()}=..." for entry in value.split(","))
+        parts = (entry.partition("=") for entry in value.split(","))
+        return ",".join(f"{header.strip()}=..." if equals else "..." for header, equals, _ in parts)
     if name.endswith(("ENDPOINT", "_URL")):
         return public(value)
     return _PASSWORD.sub("//", value)
