@@ -450,17 +450,45 @@ def test_a_summary_that_is_json_and_no_summary_is_damaged(tmp_path, capsys, told
     assert [told["summary"]["spans"] for told in read_summaries(run)][1:] == [3]
 
 
-@pytest.mark.parametrize(("field", "value"), [("rank", "one"), ("anchor", "one"), ("pid", float("inf"))])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rank", "one"),
+        ("rank", -5),
+        ("rank", 1 << 31),
+        ("world_size", 1 << 70),
+        ("anchor", "one"),
+        ("pid", float("inf")),
+        ("pid", 1 << 70),
+        ("nonce", "f" * 17),
+    ],
+)
 def test_a_process_with_a_field_of_another_kind_is_not_known(tmp_path, capsys, field, value):
-    """Nothing is reckoned with a rank that is text."""
+    """Nothing is reckoned with a rank that is text, or beyond what a rank can be."""
     run = a_run(tmp_path / "run", compacted=False)
     path = run / HOSTS[1] / "drain.json"
     told = json.loads(path.read_text())
     (entry,) = told["processes"]
-    (entry["bind"] if field == "rank" else entry)[field] = value
+    (entry["bind"] if field in entry["bind"] else entry)[field] = value
     path.write_text(json.dumps(told))
 
     assert said_of(run, capsys) == ("0 of 2, missing 1", f"{HOSTS[1]}/drain.json is damaged: {UNKNOWN}")
+
+
+@pytest.mark.parametrize("form", ["chrome", "otlp"])
+def test_what_a_summary_tells_beside_who_wrote_harms_no_export(tmp_path, form):
+    """Attributes that are none, and a generation that looks like a number: the spans are there with the rest."""
+    run = a_run(tmp_path / "run", compacted=True)
+    path = run / HOSTS[1] / "drain.json"
+    told = json.loads(path.read_text())
+    (entry,) = told["processes"]
+    entry["resource"] = {"a": {}, "b": [1], "c": 1 << 70, "d": "kept"}
+    entry["bind"]["generation"] = "\u00b2.0123456789abcdef"
+    path.write_text(json.dumps({**told, "summary": {"otlp": 5}}))
+
+    assert main(["export", str(run), "--to", form, "-o", str(tmp_path / "out.json")]) == 0
+    assert [batch.process.resource for batch in read_run(run) if batch.rank == 1] == [(("d", "kept"),)]
+    assert main(["open", str(run), "--step", "3"]) == 0
 
 
 def of_one_host(root: Path, *, compacted: bool) -> Path:

@@ -9,10 +9,9 @@ import pyarrow as pa
 
 from otel_dltrace.export import columns
 from otel_dltrace.export.arrow_files import UNREADABLE, open_parquet
-from otel_dltrace.export.drain_json import whole
+from otel_dltrace.export.drain_json import read_bind, whole
 from otel_dltrace.export.files import read_object
 from otel_dltrace.export.span_files import PARQUETS
-from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.spans import Process
 from otel_dltrace.model.time import Anchor
 
@@ -47,6 +46,5 @@ def _first_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _process(run: dict[str, Any], row: dict[str, Any], host: str) -> Process:
-    bind = Bind.read({"job": "", "generation": "", **run, "rank": row["rank"], "role": row["role"]})
-    anchor = Anchor(row["start"], row["start_unix_ns"], 0)
-    return Process(row["process"], whole(bind), host, anchor=whole(anchor))
+    bind = read_bind({"job": "", "generation": "", **run, "rank": row["rank"], "role": row["role"]})
+    return Process(row["process"], bind, host, anchor=whole(Anchor(row["start"], row["start_unix_ns"], 0)))

@@ -54,21 +54,45 @@ def entries_of(told: Mapping[str, Any]) -> list[Any]:
 def read_process(entry: Any) -> Process | None:
     """Return the process that *entry* of a drain.json tells of, None if that is damaged."""
     try:
-        bind = whole(Bind.read(entry["bind"])) if entry["bind"] else None
+        bind = read_bind(entry["bind"]) if entry["bind"] else None
         where = str(entry["host"]), str(entry["boot_id"]), int(entry["pid"])
-        resource = tuple((str(name), value) for name, value in entry.get("resource", {}).items())
-        return Process(int(entry["nonce"], 16), bind, *where, whole(Anchor(**entry["anchor"])), resource)
+        told = entry.get("resource", {}).items()
+        resource = tuple((str(name), value) for name, value in told if _is_attribute(value))
+        process = Process(int(entry["nonce"], 16), bind, *where, whole(Anchor(**entry["anchor"])), resource)
+        return process if _fits(process.pid) and 0 <= process.nonce < 1 << 64 else None
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
+def read_bind(told: dict[str, Any]) -> Bind:
+    """Return the bind that a JSON file has *told*.
+
+    Raises:
+        TypeError: A field is none, or the rank is no rank.
+    """
+    bind = whole(Bind.read(told))
+    if not 0 <= bind.rank < 1 << 31:
+        raise TypeError("rank")
+    return bind
+
+
+def _is_attribute(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and _fits(value))
+
+
+def _fits(number: int) -> bool:
+    """Return whether Arrow's columns and OTLP's attributes can hold *number*."""
+    return -(1 << 63) <= number < 1 << 63
+
+
 def whole(value: T) -> T:
-    """Return *value*, each of whose fields is of its type.
+    """Return *value*, each of whose fields is of its type, and a number of a size that can be reckoned with.
 
     Raises:
         TypeError: One is not.
     """
     for field in fields(value):
-        if not isinstance(getattr(value, field.name), field.type):  # type: ignore[arg-type]  # plain types all
+        held = getattr(value, field.name)
+        if not isinstance(held, field.type) or (isinstance(held, int) and not _fits(held)):  # type: ignore[arg-type]  # plain types all
             raise TypeError(field.name)
     return value

@@ -45,7 +45,7 @@ class HostFolder:
     def __init__(self, path: Path, begun: Path | None = None) -> None:
         self.path = path
         self._host, self._nth = path.name, 1
-        if begun is not None and (nth := begun.name.removeprefix(f"{path.name}-")).isdigit():
+        if begun is not None and (nth := begun.name.removeprefix(f"{path.name}-")).isdecimal():
             self.path, self._nth = begun, int(nth)
         self._lock = -1
 

@@ -89,7 +89,7 @@ def may_hold(path: Path, steps: Window) -> bool:
 def segment_number(path: Path) -> int:
     """Return the number in a segment's name, 0 if it has none."""
     digits = path.stem.rpartition("-")[2]
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if digits.isdecimal() else 0
 
 
 def replaced_segments(parquet: Path) -> list[str]:

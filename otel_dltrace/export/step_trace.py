@@ -82,8 +82,8 @@ def find_step(run: Path, step: int, rank: int | None, budget: int) -> StepTrace:
 
 def is_sent(run: Path) -> bool:
     """Return whether anything of *run* was taken by a collector."""
-    figures = [drain.get("summary", {}).get("otlp", {}) for drain in read_summaries(run)]
-    return any(figure.get("accepted") for figure in figures)
+    figures = [drain["summary"].get("otlp") for drain in read_summaries(run)]
+    return any(isinstance(figure, dict) and figure.get("accepted") for figure in figures)
 
 
 def _range(numbers: set[int], name: str) -> str:

@@ -11,6 +11,8 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _PREFIX = b"otel_dltrace.1"
 _HEAD = struct.Struct(">Q24x")  # the first 8 of a digest's 32 bytes
 _MOST_KNOWN = 4096
+_MOST_DIGITS = 18
+"""Of a number that an attribute can hold."""
 NO_STEP = 0xFFFF_FFFF
 """The step of a record made before the first step, or in a program without steps."""
 NO_USER_STEP = 0xFFFF_FFFF_FFFF_FFFF
@@ -124,7 +126,7 @@ class Bind:
     def generation_number(self) -> int:
         """The number before the random bytes; 0 where there is none."""
         head = self.generation.split(".", 1)[0]
-        return int(head) if head.isdigit() else 0
+        return int(head) if head.isdecimal() and len(head) <= _MOST_DIGITS else 0
 
     def fields(self) -> dict[str, Any]:
         """Return what is stored in the names file."""
