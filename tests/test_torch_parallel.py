@@ -173,6 +173,18 @@ def test_fsdp_says_which_module_it_gathers_and_reduces(trained: Trained) -> None
             assert seen[-len(REDUCTION) :] == REDUCTION
 
 
+def test_the_forward_of_fsdp_has_what_it_gathers_for_the_root(trained: Trained) -> None:
+    """Its hook is part of the call: who waits there for others prepares no batch."""
+    for recorded in trained[PHASE]:
+        said = scenarios(recorded)["fsdp2"]
+        roots = [s for s in spans_of(recorded, "fsdp2") if s.descriptor.tensor == "FSDPBlocks"]
+        forwards = {s.step: s.start for s in recorded.spans("stage") if s.name == "forward"}
+        for step in range(said["first"], said["first"] + said["steps"]):
+            gathered = next(s for s in roots if s.step == step)
+            assert gathered.name.startswith("all_gather")
+            assert forwards[step] <= gathered.start
+
+
 @pytest.mark.parametrize(
     ("group", "name"),
     [

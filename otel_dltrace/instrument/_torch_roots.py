@@ -216,7 +216,8 @@ class Roots:
     def _time(self, module: Any) -> None:
         if not isinstance(module, sys.modules["torch"].jit.ScriptModule):  # that takes none
             number_behind(module)
-            before = module.register_forward_pre_hook(Before(self.forward))
+            # FSDP's hook, which gathers the root's parameters, is part of the call.
+            before = module.register_forward_pre_hook(Before(self.forward), prepend=True)
             after = module.register_forward_hook(After(self.forward), always_call=True)
             self._restores.setdefault(module, []).extend((before.remove, after.remove))
 
