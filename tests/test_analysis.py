@@ -57,6 +57,18 @@ def test_without_waits_nobody_knows_where_handles_block_a_rank(backend):
     assert of_both == [None, 0.75]
 
 
+@pytest.mark.parametrize(("begun", "is_told"), [(6, True), (2, False)])
+def test_ddp_waits_for_what_a_communication_hook_launches(begun, is_told):
+    """The backward ends when that is done: only handles from before its buckets may be waited for in silence."""
+    handle = {"flags": int(Flag.ASYNC), "level": Level.COLLECTIVE}
+    rank = Rank(0, 2).step(0, 0, 20).stage(0, "backward", 1, 18)
+    for n, launched in enumerate((5, 12)):
+        rank.collective(0, launched, 18, 0, "comm_hook", tensor=f"bucket {n}", source=Source.BOUND, **handle)
+        rank.collective(0, launched + 1 if n else begun, 17, n + 1, dtype="float16", **handle)
+
+    assert steps_with_operations(*step_tables([rank.batch()])).tolist() == [is_told]
+
+
 # -- which part of a run -------------------------------------------------------------------------
 
 

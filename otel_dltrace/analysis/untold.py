@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from otel_dltrace.analysis.blocked import is_bucket, is_issued, is_wait
+from otel_dltrace.analysis.intervals import merged
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
@@ -63,10 +64,22 @@ def lacks_waits(t: StepTable) -> bool:
     So it is at level `collective`; of Horovod also where its own timeline alone tells of phases.
     """
     has_handle = t.batch.is_kind(s.COLLECTIVE, s.P2P) & (t.batch["flags"] & s.Flag.ASYNC != 0)
-    has_handle &= ~is_bucket(t) & ~is_issued(t)
+    has_handle &= ~is_bucket(t) & ~is_issued(t) & ~_of_hooks(t)
     of_horovod = has_handle & t.batch.lookup(lambda d: d.backend == h.BACKEND, bool)
     tells = t.batch.lookup(is_wait, bool) if of_horovod.any() else t.batch["level"] >= s.Level.PHASE
     return bool(has_handle.any() and not tells.any())
+
+
+def _of_hooks(t: StepTable) -> Column:
+    """Return a mask of what begins while buckets of communication hooks are under way: DDP waits for that itself."""
+    reduced = is_bucket(t) & t.batch.lookup(lambda d: d.name == s.COMM_HOOK, bool)
+    at: Column = t.batch["start"]
+    begin, end = merged(t.batch["start"][reduced], t.batch["end"][reduced])
+    if not len(begin):
+        return reduced
+    last = np.searchsorted(begin, at, "right") - 1
+    inside: Column = (last >= 0) & (at <= end[last])
+    return inside
 
 
 def _share_that_tells(t: StepTable, steps: Column) -> float:

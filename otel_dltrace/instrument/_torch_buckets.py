@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, is_counted
 from otel_dltrace.model.operation import Descriptor
-from otel_dltrace.model.semconv import COLLECTIVE, Source
+from otel_dltrace.model.semconv import COLLECTIVE, COMM_HOOK, Source
 from otel_dltrace.record.recorder import Recorder
 
 
@@ -80,7 +80,7 @@ def describe(recorder: Recorder, group: Any, backend: str, k: int, dtype: Any, p
     """Return the number of bucket *k*'s descriptor; what is not *plain* is a hook's, which may do anything."""
     descriptor = Descriptor(
         COLLECTIVE,
-        "all_reduce" if plain else "comm_hook",
+        "all_reduce" if plain else COMM_HOOK,
         group=group.group_name,
         group_size=group.size(),
         backend=backend,

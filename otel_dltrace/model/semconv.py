@@ -59,6 +59,7 @@ WAIT: Final = "wait"
 GC: Final = "gc"
 EXIT: Final = "exit"
 PUSH_PULL: Final = "push_pull"
+COMM_HOOK: Final = "comm_hook"  # a bucket of DDP's that a hook of the program's reduces, however it does
 ASYNC_PARAM: Final = "byteps.AsyncParam."  # how tensors begin whose push_pulls servers answer at once
 PUSH: Final = "push"  # a request, as the server sees it; a worker's stage is the queue type PUSH
 PULL: Final = "pull"
