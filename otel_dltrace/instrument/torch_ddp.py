@@ -140,9 +140,9 @@ def _record(tracer: Tracer, layout: Layout, backward: Backward) -> None:
     recorder, ready_at = tracer.recorder, backward.ready.__getitem__
     since, end, step, source = backward.since, backward.end, backward.step, layout.source
     # A second model, a user's own collective or a hook's breaks the count: no number, then.
-    certain = layout.counted and backward.is_alone and backward.advance == len(layout.buckets)
+    certain = layout.counted and backward.is_alone and backward.advance == layout.advance
     seq, launch = backward.seq if certain else 0, since
-    recorded = recorded_of(tracer) if certain and source == _HOST_ISSUE else None
+    recorded = recorded_of(tracer) if certain and source == _HOST_ISSUE and layout.is_last else None
     for bucket in layout.buckets:
         launch = max(launch, since + max(map(ready_at, bucket.parameters)))
         seq += certain
