@@ -1140,6 +1140,13 @@ def test_in_an_even_pipeline_nobody_is_named(ranks):
     assert [rank.last for rank in report.waits.ranks] == [10, *[0] * (ranks - 1)]
 
 
+def test_a_wait_in_a_stage_of_several_pieces_is_not_taken_for_the_one_around_it():
+    """Metrics are gathered before and, for 40 of its 60 ms, while a batch is prepared: there a rank waits for 36 ms."""
+    rank = Rank(0, 2).step(0, 0, 100).stage(0, "prepare_batch", 30, 90, 20).stage(0, "reduce_metrics", 10, 85, 48, 3)
+    rank.collective(0, 32, 68, 1)
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, (48 - 36) * MS, 20 * MS, (100 - 20 - 48) * MS]]
+
+
 HANDLES = {"flags": Flag.ASYNC, "level": Level.COLLECTIVE}
 
 

@@ -126,7 +126,7 @@ class StepTable:
     def stage_at(self, row: Column, at: Column) -> Column:
         """Return which stage of each *row* holds the time *at*, S where none does: the innermost of those of one piece.
 
-        Else one of several pieces, as `piece_at` tells.
+        Else, or where stages of several pieces have most of that one, one of these, as `piece_at` tells.
         """
         column, least = np.full(len(at), len(self.stages)), np.full(len(at), _FAR)
         for stage in range(len(self.stages)):
@@ -134,9 +134,25 @@ class StepTable:
             better = (self.pieces[row, stage] == 1) & (first <= at) & (at < last) & (last - first < least)
             column, least = np.where(better, stage, column), np.where(better, last - first, least)
         left = (column == len(self.stages)) & (self.pieces.max(axis=1, initial=0) > 1)[row]
+        left |= np.column_stack((self._is_interrupted, np.zeros(len(self.steps), bool)))[row, column]
         extents = (c[row[left]] for c in (self.first, self.last, self.total, self.pieces))
-        column[left] = piece_at(at[left], *extents)
+        likely = piece_at(at[left], *extents)
+        column[left] = np.where(likely < len(self.stages), likely, column[left])
         return column
+
+    @property
+    @once
+    def _is_interrupted(self) -> Column:
+        """Mask (n, S) of stages of one piece of whose extent stages of several have more than they have themselves."""
+        single = (self.pieces == 1) & ~self.device
+        own = np.where(single, self.total, 0)
+        inner = np.zeros_like(own)
+        for stage in range(len(self.stages)):
+            first, last = self.first[:, [stage]], self.last[:, [stage]]
+            inside = single & (first <= self.first) & (self.last <= last)
+            inner[:, stage] = np.where(inside, self.total, 0).sum(axis=1)
+        others = np.where(single, self.last - self.first, 0) - inner
+        return others > own
 
     def rows_of(self, steps: Column) -> Column:
         """Return a mask, shape (n,), of the rows of *steps*."""
