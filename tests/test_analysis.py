@@ -1147,6 +1147,14 @@ def test_a_wait_in_a_stage_of_several_pieces_is_not_taken_for_the_one_around_it(
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, (48 - 36) * MS, 20 * MS, (100 - 20 - 48) * MS]]
 
 
+def test_what_may_be_in_an_evaluation_or_in_sharing_its_metrics_is_in_the_latter():
+    """It is, until its pieces are full: a gather of 30 ms does not fit, and is one of a sharded model's."""
+    rank = Rank(0, 2).step(0, 0, 130).stage(0, "evaluate", 0, 110, 60, 4).stage(0, "reduce_metrics", 10, 110, 27, 3)
+    for seq, (begin, end) in enumerate(((10, 18), (30, 38), (45, 75), (101, 110)), 1):
+        rank.collective(0, begin, end, seq, "all_gather")
+    assert own(step_tables([rank.batch()])[0]).tolist() == [[0, (60 - 30) * MS, 2 * MS, (130 - 60 - 27) * MS]]
+
+
 HANDLES = {"flags": Flag.ASYNC, "level": Level.COLLECTIVE}
 
 

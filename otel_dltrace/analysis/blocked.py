@@ -36,9 +36,26 @@ def _in_columns(t: StepTable, intervals: Intervals, launches: Column) -> Column:
     time = np.zeros((len(t.steps), len(t.stages) + 2), np.int64)
     begin, end = intervals
     at, column = _place(t, begin, launches)
+    column = _of_metrics(t, at, column, begin, end - begin)
     known = column >= -1
     np.add.at(time, (at[known], column[known] + 1), (end - begin)[known])
     return time
+
+
+def _of_metrics(t: StepTable, row: Column, column: Column, begin: Column, length: Column) -> Column:
+    """Return *column* with what may be in a stage of several pieces or in that which shares metrics in the latter.
+
+    That one does little but communicate. It takes what comes first, until its pieces are full.
+    """
+    if s.REDUCE_METRICS not in t.stages:
+        return column
+    metrics = t.stages.index(s.REDUCE_METRICS)
+    first, last, room = (c[row, metrics] for c in (t.first, t.last, t.total))
+    several = np.column_stack((t.pieces > 1, np.zeros((len(t.steps), 2), bool)))  # two more that are no stages
+    may_be = several[row, column] & several[row, metrics] & (first <= begin) & (begin < last) & (length <= room)
+    taken = np.cumsum(np.where(may_be, length, 0))
+    before = np.append(0, taken)[np.searchsorted(row, row)]
+    return np.where(may_be & (taken - before <= room), metrics, column)
 
 
 def _outside_their_pieces(t: StepTable, time: Column, loose: Column) -> Column:
