@@ -906,6 +906,28 @@ def test_a_namesake_that_is_refused_ends_no_job(tmp_path):
     assert list(done.each("sum").values()) == [[2.0]] * 2
 
 
+def test_a_goodbye_while_the_servers_are_met_raises_nothing():
+    """The job fails, and so it is said on another thread, just when the worker calls a server: it hangs up."""
+    program = """
+import os
+from otel_dltrace.pushpull import client
+from otel_dltrace.pushpull.options import read_env
+meet, told = client.greet, []
+def greet(channel, where, options, *given_up):
+    meet(channel, where, options)
+    if given_up:
+        channel.close()
+client.greet = greet
+servers = client.Servers(*read_env(os.environ), told.append)
+try:
+    servers.open()
+except ValueError:  # gRPC's; the engine says why the job failed
+    servers.close("local rank 0 of worker 0 died or was killed")
+    print(told)
+"""
+    assert beside_a_server({}, {}, program) == "[]"
+
+
 def test_a_port_has_one_server():
     """The second one says that it is taken: it would get some of the first one's workers, and refuse them."""
     counts = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}

@@ -85,7 +85,10 @@ class Servers:
         """Say goodbye, with a *reason* if the job cannot go on without us; never raise."""
         self._closing = True
         body = pack_json(worker=self.layout.worker, session=self._session, reason=reason)
-        leaving = [self._small(channel, "Leave", body, _LEAVING_S) for channel in self._channels]
+        leaving = []
+        for channel in self._channels:
+            with suppress(ValueError):  # closed by `open`, which may be under way on another thread
+                leaving.append(self._small(channel, "Leave", body, _LEAVING_S))
         for call in leaving:
             call.exception()
         for channel in self._channels:
