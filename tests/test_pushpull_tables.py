@@ -230,7 +230,15 @@ def test_an_address_of_ipv6_is_told_from_its_port(host):
         ),
         pytest.param({"DMLC_WORKER_ID": "9" * 5000}, "is not a whole number from 0 to 2147483647", id="digits"),
         pytest.param({"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK=2 is one of 2: the highest is 1", id="rank"),
-        pytest.param({"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set", id="no server"),
+        pytest.param(
+            {"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set: several workers need one server", id="no server"
+        ),
+        pytest.param({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER=0: several workers need one server", id="0 servers"),
+        pytest.param(
+            {"DMLC_NUM_SERVER": "0", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", "BYTEPS_FORCE_DISTRIBUTED": "1"},
+            "DMLC_NUM_SERVER=0: BYTEPS_FORCE_DISTRIBUTED=1 needs one server or more (--servers of launch)",
+            id="forced",
+        ),
         pytest.param({"DMLC_SERVER_ID": "3"}, "'3' is not a whole number from 0 to 2", id="server"),
         pytest.param({"DMLC_PS_ROOT_PORT": "0"}, "'0' is not a whole number from 1 to 65535", id="port"),
         pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),

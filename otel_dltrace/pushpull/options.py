@@ -126,7 +126,9 @@ def _check(layout: Layout, env: Env) -> None:
         if value >= limit:
             raise ConfigError(f"{name}={value} is one of {limit}: the highest is {limit - 1}")
     if layout.distributed and not layout.num_servers:
-        raise ConfigError("DMLC_NUM_SERVER is not set: several workers need one server or more")
+        found = "=0" if env.get("DMLC_NUM_SERVER", "").strip() else " is not set"
+        why = "several workers need" if layout.num_workers > 1 else "BYTEPS_FORCE_DISTRIBUTED=1 needs"
+        raise ConfigError(f"DMLC_NUM_SERVER{found}: {why} one server or more (--servers of launch)")
     token = env.get("PUSHPULL_TOKEN", "")
     if not (token.isascii() and token.isprintable()):
         raise ConfigError("PUSHPULL_TOKEN has characters that do not travel, a line's end perhaps: use printable ASCII")
