@@ -53,6 +53,12 @@ def test_who_ended_by_itself_left_nothing_open():
     assert left_open([Rank(r, 2).step(0, 0, 10).collective(0, 5, 6, seq=7).batch() for r in range(2)]) == LeftOpen()
 
 
+def test_nobody_stands_in_a_step_that_is_passed():
+    """Where the ring overwrote the end of a step, and of what was in it, its process has gone on."""
+    passed = two_steps(0, 1).collective(1, 13, 20, seq=0, flags=CUT).step(2, 20, 30)
+    assert left_open([passed.batch()]) == LeftOpen()
+
+
 def absent() -> list[SpanBatch]:
     """Return a run in which ranks 0 and 2 stand in an all-reduce, and rank 1 never came."""
     standing = [two_steps(rank).collective(1, 13, 20, seq=0, flags=CUT) for rank in (0, 2)]

@@ -27,7 +27,10 @@ IN_A_STEP = """
         with d.step():
             with d.operation("exchange", size=8):
                 print("in it", flush=True)
-                sys.stdin.readline()
+                further = int(sys.stdin.readline() or 0)
+        for _ in range(further):
+            with d.step():
+                pass
     print("over", flush=True)
     sys.stdin.readline()
 """
@@ -47,9 +50,9 @@ class Standing:
         """Return where the program says it is."""
         return self.program.stdout.readline().strip()
 
-    def go_on(self) -> str:
-        """Have the program go on, and return where it says it is."""
-        self.program.stdin.write("\n")
+    def go_on(self, further: int = 0) -> str:
+        """Have the program go on, through so many *further* steps, and return where it says it is."""
+        self.program.stdin.write(f"{further}\n")
         self.program.stdin.flush()
         return self.wait()
 
@@ -123,3 +126,17 @@ def test_who_is_killed_leaves_no_file(standing):
     assert not standing.files()
     cut = int(Flag.TRUNCATED)
     assert standing.spans() == [("exchange", 1, cut), ("rank.step", 1, cut)]
+
+
+def test_nobody_stands_in_a_step_whose_end_was_overwritten(standing):
+    """The process has gone past it: the step was cut off, and nothing in it is known to be open."""
+    standing.tick()
+    assert standing.go_on(further=40_000) == "in it"
+    standing.tick()
+    standing.tick(11.0)
+    assert standing.drain.followers
+    assert [one for one in standing.spans() if one[1] == 1] == [("rank.step", 1, int(Flag.TRUNCATED))]
+    assert [one for one in standing.spans() if one[2] & Flag.OPEN] == [
+        ("exchange", 40_002, STANDS),
+        ("rank.step", 40_002, STANDS),
+    ]

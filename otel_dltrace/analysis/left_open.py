@@ -103,8 +103,11 @@ def _last_end(batch: SpanBatch) -> int:
 
 
 def _is_cut(batch: SpanBatch) -> Column:
+    """Return what was cut off; not in a step that the process has gone past: there the ring overwrote the end."""
     cut: Column = batch["flags"] & s.Flag.TRUNCATED != 0
-    return cut
+    steps = batch["step"][batch.is_rank_step]
+    overwritten = steps[cut[batch.is_rank_step] & (steps < steps.max(initial=0))]
+    return cut & ~np.isin(batch["step"], overwritten)
 
 
 def _rank(batch: SpanBatch) -> _Rank:

@@ -36,11 +36,14 @@ class OpenSpans:
         self._ended_before = np.zeros(0, np.uint32)
         self._closing: list[int] = []
         self._closed: set[int] = set()
+        self._reached: dict[int, int] = {}
+        self._passed, self._is_passed = 0, False
+        self._lost = np.zeros(0, np.uint32)
 
     @property
     def is_closing(self) -> bool:
-        """Whether stages wait for the next scan alone: their step is over."""
-        return bool(self._closing)
+        """Whether stages, or a step that was passed, wait for the next scan alone."""
+        return bool(self._closing) or self._is_passed
 
     @property
     def rows(self) -> Column:
@@ -66,6 +69,31 @@ class OpenSpans:
         self._begun = open_now.compress(~is_among(open_now["span_no"], over))
         if len(self._begun) > MAX_OPEN:
             self._begun = self._begun[-MAX_OPEN // 2 :]
+
+    def lost(self, decoded: Decoded, is_lapped: bool, is_last: bool) -> Column:
+        """Return the steps whose own spans were overwritten unread, cut off at the last that was read of each.
+
+        A process is in one step at a time: one that it had passed by the last scan has ended, and by this one if it
+        *is_last*. *is_lapped* says that something was overwritten. What is open in such a step may go on, on another
+        thread, and stays.
+        """
+        before = self._passed
+        self._passed = max([before, *self._steps_of(decoded.begun), *self._steps_of(decoded.own)])
+        is_step = self._table().is_kind(self._begun, semconv.STEP)
+        is_lost = is_step & (self._begun["step"] < (self._passed if is_last else before)) & is_lapped
+        self._reached = {step: self._last_of(step, decoded) for step in self.steps()}
+        lost, self._begun = newest(self._begun.compress(is_lost)), self._begun.compress(~is_lost)
+        steps = np.concatenate([self._lost, lost["step"]])
+        self._lost = steps.compress(is_among(steps, self._begun["step"]))
+        self._is_passed = is_lapped and min(self.steps(), default=self._passed) < self._passed
+        lost["end"] = [max(int(row["start"]), self._reached[int(row["step"])]) for row in lost]
+        lost["flags"] |= np.uint16(Flag.TRUNCATED)
+        return lost
+
+    def _last_of(self, step: int, decoded: Decoded) -> int:
+        """Return when the last of what was read of *step* ended."""
+        ends = (rows["end"].compress(rows["step"] == step) for rows in (decoded.spans, decoded.own))
+        return max(self._reached.get(step, 0), *(int(end.max(initial=0)) for end in ends))
 
     def release(self, rows: Column, early: int) -> Column:
         """Take in *rows*, steps and stages, of which *early* came before the last scan; return those that are final.
@@ -103,20 +131,24 @@ class OpenSpans:
 
     def truncate(self, last: int) -> Column:
         """Return what is still open, closed where the process's last record was, and hold nothing more."""
-        rows = self._cut_off(last, Flag.TRUNCATED)
+        rows = self._cut_off(self._begun, last, Flag.TRUNCATED)
         self._begun, self._stages = empty_rows(), empty_rows()
         return rows
 
     def standing(self, now: int) -> Column:
-        """Return what is open, cut off *now* (ns), if the process has been in a step or an operation for long."""
-        since = self._begun["start"].compress(self._begun["level"] <= Level.COLLECTIVE)
+        """Return what is open, cut off *now* (ns), if the process has been in a step or an operation for long.
+
+        In a step whose own end was overwritten nothing is known to be open.
+        """
+        known = self._begun.compress(~is_among(self._begun["step"], self._lost))
+        since = known["start"].compress(known["level"] <= Level.COLLECTIVE)
         if int(since.min(initial=now)) > now - LONG_NS:
             return empty_rows()
-        return self._cut_off(now, Flag.TRUNCATED | Flag.OPEN)
+        return self._cut_off(known, now, Flag.TRUNCATED | Flag.OPEN)
 
-    def _cut_off(self, end: int, flags: Flag) -> Column:
-        """Return the stages that wait for their step's end, and what is open with *end* and *flags*."""
-        begun = newest(self._begun).copy()
+    def _cut_off(self, begun: Column, end: int, flags: Flag) -> Column:
+        """Return the stages that wait for their step's end, and what has *begun* with *end* and *flags*."""
+        begun = newest(begun).copy()
         begun["end"] = np.maximum(begun["start"], end)
         begun["flags"] |= np.uint16(flags)
         return stack_rows([self._stages, begun])

@@ -149,8 +149,9 @@ class RingSource:
             self._counters = [*self._counters, decoded.counters][-MAX_COUNTERS:]
         self._late += self._errors.hold(decoded.errors)
         self.open.hold_begun(decoded)
+        lost = self.open.lost(decoded, any(self.lapped), is_last)
         placed = self._remote.place(decoded.spans, decoded.parents, is_last)
-        rows = stack_rows([placed, self.open.release(decoded.own, decoded.early)])
+        rows = stack_rows([placed, self.open.release(decoded.own, decoded.early), lost])
         if is_last:
             self.ended = True
             rows = stack_rows([rows, self.open.truncate(self._last)])
