@@ -13,6 +13,7 @@ from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export import ring_folder
 from otel_dltrace.export.damage import damage_of
+from otel_dltrace.export.files import read_object, write_json_again
 from otel_dltrace.export.otlp.spill import Spill
 from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_run, read_summaries
@@ -292,6 +293,28 @@ def test_what_waits_of_another_user_is_not_sent(capsys, monkeypatch):
 
     said = f"otel-dltrace: {short_path(spill)} cannot be written by you; who wrote the run can send what waits there\n"
     assert (code, capsys.readouterr().err, len(told.bodies)) == (2, said, 1)  # that of the other host
+
+
+def test_links_in_a_run_lead_nowhere(tmp_path, monkeypatch, capsys):
+    """Who made a run may have put some there: what they lead to is neither sent, nor written to, nor made."""
+    secret, made = tmp_path / "secret", tmp_path / "made"
+    secret.write_text("mine")
+    folder = tmp_path / "run" / "hosts" / "node-0"
+    (folder / "spill").mkdir(parents=True)
+    (folder / "spill" / "00000001-0003.otlp").symlink_to(secret)
+    (folder / ".lock").symlink_to(made)
+    (folder / ".drain.json.room").symlink_to(secret)
+    told = Told((200, {}, b""))
+    with http_server(told) as endpoint:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        monkeypatch.setenv("OTEL_DLTRACE_RING_DIR", str(tmp_path))
+        assert main(["recover", str(folder.parents[1])]) == 0
+    write_json_again(folder / "drain.json", {"schema": 1})
+
+    assert told.bodies == []
+    assert capsys.readouterr().out.endswith("spill: 0 spans sent, 0 still waiting\n")
+    assert (secret.read_text(), made.exists(), read_object(folder / "drain.json")) == ("mine", False, {"schema": 1})
+    assert (folder / "spill" / "00000001-0003.otlp").is_symlink()
 
 
 def test_a_run_whose_drain_was_killed_when_all_was_read_has_ended(place):

@@ -131,12 +131,19 @@ def write_json_again(path: Path, value: Any) -> None:
     It is the room of the version before; only between the two may another writer take it. `leave_room` gives it back.
     """
     data, room = _json(value), _room_beside(path)
-    with os.fdopen(os.open(room, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:
+    with os.fdopen(open_own(room, 0o666), "r+b") as file:
         file.write(data)
         file.truncate()
     room.replace(path)
     with suppress(OSError), room.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, len(data) + _GROWTH)
+
+
+def open_own(path: Path, mode: int) -> int:
+    """Open a file that is between our own processes, or make it; a link in its place goes, wherever it leads."""
+    if path.is_symlink():
+        path.unlink()
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
 def leave_room(path: Path) -> None:

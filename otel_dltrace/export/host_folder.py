@@ -6,6 +6,7 @@ import socket
 from itertools import count
 from pathlib import Path
 
+from otel_dltrace.export.files import open_own
 from otel_dltrace.model.identity import Bind, run_directory_name
 
 
@@ -80,7 +81,7 @@ class HostFolder:
 def lock_folder(folder: Path) -> int | None:
     """Make *folder*; return the descriptor that keeps it for this process alone, None if it is another's."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_own(folder / ".lock", 0o600)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # either says that it is locked

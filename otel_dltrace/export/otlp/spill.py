@@ -120,13 +120,16 @@ def is_in(run: Path | None, path: Path | None) -> bool:
 
 
 def _scan(folder: Path) -> list[Spilled]:
-    """Return the requests that an earlier process left, oldest first; what it left half written is deleted."""
+    """Return the requests that an earlier process left, oldest first; what it left half written is deleted.
+
+    A link is none: it may lead to what nobody means to send.
+    """
     if not folder.is_dir():
         return []
     found = []
     for path in folder.iterdir():
         name = _NAME.fullmatch(path.name)
-        if name and path.is_file():
+        if name and path.is_file() and not path.is_symlink():
             found.append(Spilled(path, int(name[1]), int(name[2]), path.stat().st_size))
         elif path.name.endswith(_UNFINISHED):
             path.unlink(missing_ok=True)
