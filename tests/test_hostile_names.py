@@ -5,7 +5,9 @@ import json
 import pytest
 
 from otel_dltrace.cli.main import main
+from otel_dltrace.export.otlp.spill import Spill
 from otel_dltrace.record import guard
+from tests.byteps_files import real
 from tests.support import a_place
 
 # What is recorded, and what of it is kept: what UTF-8 cannot say becomes a question mark, what is long is cut.
@@ -86,13 +88,31 @@ def test_the_report_is_safe_to_print(place):
 
 def test_what_commands_and_programs_say_is_safe_to_print(tmp_path, capfd, monkeypatch):
     """A folder may have any name, as one that was unpacked from a stranger's archive."""
-    folder = tmp_path / "\x1b]0;mine\x07\x9b31m größe"
+    folder = tmp_path / "\x1b]0;mine\x07\x9b31m\u202e größe"
     folder.mkdir()
     assert main(["report", str(folder)]) == 2
     monkeypatch.setattr(guard, "_said", set())
     guard.say(f"{folder} is full")
 
-    shown = f"{tmp_path}/?]0;mine??31m größe"
+    shown = f"{tmp_path}/?]0;mine??31m? größe"
     told, said = capfd.readouterr().err.splitlines()
     assert told.startswith(f"otel-dltrace: {shown} ")
     assert said == f"otel_dltrace: {shown} is full"
+
+
+def test_what_commands_print_of_files_is_safe_to_print(tmp_path, capfd, monkeypatch):
+    """Those that are looked for are another's, where a folder is shared; and so is what a file of theirs is called."""
+    monkeypatch.setenv("OTEL_DLTRACE_DIR", str(tmp_path))
+    monkeypatch.setenv("OTEL_DLTRACE_RING_DIR", str(tmp_path))
+    named = "\x1b[31m\u202e"
+    Spill(tmp_path / f"dltrace-{named}-1" / "hosts" / "node" / "spill").put(b"x", 1)
+    (tmp_path / f"traces{named}" / "0").mkdir(parents=True)
+    (tmp_path / f"traces{named}" / "0" / "comm.json").write_bytes(real("byteps_w2_s1/worker0/0")[:-2])
+    run, traces = tmp_path / f"run{named}", tmp_path / f"traces{named}"
+
+    assert main(["recover"]) == 0
+    assert main(["import", "byteps", str(traces), "-o", str(run)]) == 0
+    assert main(["export", str(run), "--to", "byteps", "-o", str(traces)]) == 0
+    said = capfd.readouterr()
+    assert said.out.count("?[31m?") == 4  # what waits, the run, a note, and what was written
+    assert not set(said.out + said.err) & set("\x1b\u202e")

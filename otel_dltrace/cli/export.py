@@ -20,7 +20,7 @@ from pathlib import Path
 from otel_dltrace.cli.export_formats import FORMATS, Format
 from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
-from otel_dltrace.cli.printing import tell
+from otel_dltrace.cli.printing import show, tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, keep_whole, naming_damage, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
@@ -124,7 +124,7 @@ def _tell(output: Path, places: Sequence[Path], what: str) -> None:
         tell(f"{what} written")
         return
     size = sum(path.stat().st_size for place in places for path in _files(place))
-    print(f"{_named(places)}: {what}, {size / 1e6:.1f} MB")
+    show(f"{_named(places)}: {what}, {size / 1e6:.1f} MB")
 
 
 def _tell_older(paths: Sequence[Path]) -> None:

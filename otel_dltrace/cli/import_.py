@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_dltrace.cli.formats_help import formats_help
+from otel_dltrace.cli.printing import show
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.byteps_in import Options, import_byteps
@@ -105,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
             imported = FORMATS[args.format].read(args, count)
         except OSError as error:
             raise DltraceError(f"{error.filename or args.output}: {error.strerror or error}") from None
-    print(
+    show(
         f"{short_path(args.output)}: {imported.spans:,} spans from {imported.files:,} file{'s' * (imported.files != 1)}"
     )
     for note in imported.notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
     return 0

@@ -6,6 +6,11 @@ import sys
 from otel_dltrace.model.text import harmless
 
 
+def show(line: str) -> None:
+    """Print *line*, which names files, on standard output."""
+    print(harmless(line))
+
+
 def tell(sentence: str) -> None:
     """Print *sentence* on standard error; nowhere if that is closed: `print` would take standard output for it."""
     if sys.stderr is not None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from otel_dltrace.model.text import harmless
+
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int], None]]:
@@ -17,7 +19,7 @@ def progress(title: str) -> Iterator[Callable[[int], None]]:
     text = TextColumn("{task.description} {task.fields[count]}", markup=False)  # a path may have brackets
     columns = (SpinnerColumn(), text, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None, count="")
+        task = bar.add_task(harmless(title), total=None, count="")
 
         def count(n: int) -> None:
             bar.update(task, count=f"{n:,}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from otel_dltrace.cli.printing import tell
+from otel_dltrace.cli.printing import show, tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
@@ -52,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
     for root in recovered:
         totals = [drain.runs.totals.get(root, {}) for drain in drains]
         spans, still_open = (sum(total.get(name, 0) for total in totals) for name in ("spans", "truncated"))
-        print(f"{short_path(root)}: {spans} spans recovered, {still_open} of them open")
+        show(f"{short_path(root)}: {spans} spans recovered, {still_open} of them open")
     if not recovered and not any(map(_is_left, drains)):
-        print(f"no ring in {config.rings} is without its writer and its drain")
+        show(f"no ring in {config.rings} is without its writer and its drain")
     elif recovered and drains[0].outlet is None:
-        print(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
+        show(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
     for root in args.runs:
         _end(root)
     roots = dict.fromkeys([*(root.absolute() for root in args.runs), *recovered])
@@ -103,7 +103,7 @@ def _end(root: Path) -> None:
         if lock is None:
             continue
         if end_if_read(folder):
-            print(f"{short_path(folder)}: its drain is gone and had read all, so nothing more comes")
+            show(f"{short_path(folder)}: its drain is gone and had read all, so nothing more comes")
         os.close(lock)
 
 
@@ -128,14 +128,14 @@ def _send_waiting(spill: Path) -> bool:
         return True  # it was removed while others were sent
     settings, where = OtlpSettings.from_env(os.environ), short_path(spill)
     if settings is None:
-        print(f"requests wait in {where} and are not sent: {_why_not()}")
+        show(f"requests wait in {where} and are not sent: {_why_not()}")
         return True
     try:
         with _taken(spill) as is_free:
             if is_free:
                 _send(settings, spill)
             else:
-                print(f"{where}: the drain that writes there is at work, and sends what waits itself")
+                show(f"{where}: the drain that writes there is at work, and sends what waits itself")
     except PermissionError:
         tell(f"{where} cannot be written by you; who wrote the run can send what waits there")
         return False
@@ -148,7 +148,7 @@ def _send(settings: OtlpSettings, folder: Path) -> None:
     told = as_told(settings, delivery)
     add_delivered(folder.parent, told)
     trouble = f" ({told['diagnosis']})" if delivery.spilled else ""
-    print(f"{short_path(folder)}: {delivery.accepted} spans sent, {delivery.spilled} still waiting{trouble}")
+    show(f"{short_path(folder)}: {delivery.accepted} spans sent, {delivery.spilled} still waiting{trouble}")
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Text as files and requests can hold it, and terminals."""
 
-_OBEYED = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "?")
-"""Control characters, but for tabs and ends of lines."""
+_TURNING = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Unicode's marks that say in which direction text runs."""
+_OBEYED = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160), *_TURNING], "?")
+"""They and control characters, but for tabs and ends of lines."""
 
 
 def clean(text: str) -> str:
