@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import itertools
 import json
 import logging
 import math
@@ -450,6 +451,20 @@ def test_exporters_do_not_share_a_file(tmp_path, caplog):
     ]
     for exporter in exporters:
         exporter.shutdown()
+
+
+def test_a_link_in_place_of_the_hidden_copy_leads_nowhere(tmp_path, monkeypatch):
+    """Its name can be guessed, and others may write where the file is."""
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    monkeypatch.setattr(live, "_numbers", itertools.count())
+    for number in range(4):
+        (tmp_path / f".trace.json.{os.getpid()}-{number}").symlink_to(mine)
+    exporter = ChromeTraceExporter(tmp_path / "trace.json")
+
+    assert exporter.export([span(1, 0, 5)]) is SpanExportResult.SUCCESS
+    exporter.shutdown()
+    assert (mine.read_text(), (tmp_path / "trace.json").is_symlink()) == ("kept", False)
 
 
 def test_a_name_in_capitals_says_gzip_as_well(tmp_path):

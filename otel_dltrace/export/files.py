@@ -135,7 +135,7 @@ def write_json_again(path: Path, value: Any) -> None:
         file.write(data)
         file.truncate()
     room.replace(path)
-    with suppress(OSError), room.open("wb") as file:
+    with suppress(OSError), room.open("xb") as file:
         os.posix_fallocate(file.fileno(), 0, len(data) + _GROWTH)
 
 

@@ -118,7 +118,8 @@ class LiveTrace:
     def _renamed(self, parts: Sequence[bytes], new: bool) -> None:
         """Write what is used of the file, and *parts*, to another, lock that, and give it the file's name."""
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}-{next(_numbers)}")
-        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        partial.unlink(missing_ok=True)  # of a killed process, or a link of somebody's who may write here
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             _copy(self._fd, fd, self._used)
             for part in parts:
