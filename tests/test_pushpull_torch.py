@@ -752,3 +752,46 @@ def test_who_has_shut_down_joins_no_servers_again(counts, says, tmp_path):
     assert {who: lines[-1] for who, lines in done.said.items() if "worker" in who} == {
         f"worker{rank}": says for rank in range(counts[0] * counts[1])
     }, done.stderr
+
+
+FORKED = """
+bps.push_pull(torch.ones(2), name="before")
+under_way = bps.push_pull_async(torch.ones(2), name="under way")
+def refused(does):
+    try:
+        return does()
+    except bps.PushPullError as error:
+        return str(error)
+if child := os.fork():
+    os.waitpid(child, 0)
+    after = bps.push_pull(torch.ones(2), average=False, name="after")
+    say(sum=after.tolist(), still=bps.synchronize(under_way).tolist())
+    bps.shutdown()
+else:
+    bps.init()
+    says = [
+        refused(does)
+        for does in (
+            lambda: bps.push_pull(torch.ones(2), name="after"),
+            lambda: bps.synchronize(under_way),
+            lambda: bps.poll(under_way),
+        )
+    ]
+    say(child=says, rank=[bps.rank(), bps.size(), bps.local_rank(), bps.local_size()])
+    bps.shutdown()
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("counts", [pytest.param((1, 2, 0), id="one machine"), pytest.param((2, 1, 1), id="servers")])
+def test_a_fork_knows_its_rank_and_is_told_that_it_cannot_push(counts, tmp_path):
+    """As a DataLoader's worker: it would wait for threads that it does not have, and then end its parent's job."""
+    done = run_job(tmp_path, START + FORKED, counts, torch=True)
+    says = "this process is a fork of one of the job's, which alone can push and pull: do it there"
+    ranks = range(2)
+    assert done.code == 0, done.stderr
+    assert done.each("child") == {f"worker{rank}": [says] * 3 for rank in ranks}
+    places = {rank: [rank, 2, rank % counts[1], counts[1]] for rank in ranks}
+    assert done.each("rank") == {f"worker{rank}": places[rank] for rank in ranks}
+    assert done.each("sum") == {f"worker{rank}": [2.0, 2.0] for rank in ranks}
+    assert done.each("still") == {f"worker{rank}": [1.0, 1.0] for rank in ranks}

@@ -13,11 +13,13 @@ from torch import Tensor
 from otel_dltrace.pushpull.compression import Compressor, Fp16, TopK
 from otel_dltrace.pushpull.engine import Engine
 from otel_dltrace.pushpull.errors import MismatchError, PushPullError
+from otel_dltrace.pushpull.layout import Layout
 from otel_dltrace.pushpull.options import read_env
 from otel_dltrace.pushpull.tasks import Operation
 from otel_dltrace.pushpull.wire import DTYPES, Values
 
 _PREFIX = "byteps."
+_FORKED = "this process is a fork of one of the job's, which alone can push and pull: do it there"
 _CARRIED_AS = {torch.bfloat16: torch.float32, torch.bool: torch.uint8, torch.int16: torch.int32}
 """Types that the servers do not know, and what their values travel as."""
 
@@ -51,9 +53,21 @@ class _Live:
     """The names of what all optimizers train."""
     left: set[tuple[str, str]] = field(default_factory=set)
     """Root and secret of the jobs whose servers we have said goodbye to."""
+    parents: Engine | None = None
+    """That of the process that we are a fork of. It is kept: closed, it would end that process's connections."""
+
+    def forked(self) -> None:
+        """Leave the engine to the parent, whose threads alone do its work: a push_pull here would wait in vain."""
+        self.parents, self.engine = self.engine or self.parents, None
+
+    @property
+    def layout(self) -> Layout:
+        """This process's place in the job, or that of the one it is a fork of, as a DataLoader's worker is."""
+        return (self.engine or self.parents or engine()).layout
 
 
 _live = _Live()
+os.register_at_fork(after_in_child=_live.forked)
 
 
 def init(env: Mapping[str, str] | None = None) -> None:
@@ -71,6 +85,8 @@ def init(env: Mapping[str, str] | None = None) -> None:
     if _live.engine is not None:
         return
     layout, options = read_env(os.environ if env is None else env)
+    if _live.parents is not None and options.token and options.token == _live.parents.options.token:
+        return  # a fork has its parent's place, and is told so when it pushes
     if layout.distributed and (options.root, options.token) in _live.left:
         raise PushPullError(
             "pushpull was shut down in this process, and its job has servers: those let a worker in once"
@@ -94,22 +110,22 @@ def shutdown() -> None:
 
 def rank() -> int:
     """Return this process's rank in the job."""
-    return engine().layout.rank
+    return _live.layout.rank
 
 
 def size() -> int:
     """Return how many training processes the job has."""
-    return engine().layout.size
+    return _live.layout.size
 
 
 def local_rank() -> int:
     """Return this process's rank within its worker."""
-    return engine().layout.local_rank
+    return _live.layout.local_rank
 
 
 def local_size() -> int:
     """Return how many training processes the worker has."""
-    return engine().layout.local_size
+    return _live.layout.local_size
 
 
 def declare(name: str, priority: int = 0, compression: Compressor | None = None) -> None:
@@ -180,6 +196,8 @@ def synchronize(handle: int) -> Tensor:
 def engine() -> Engine:
     """Return what `init` made."""
     if _live.engine is None:
+        if _live.parents is not None:
+            raise PushPullError(_FORKED)
         raise PushPullError("pushpull is not running; call init() first")
     return _live.engine
 
