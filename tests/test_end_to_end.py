@@ -276,3 +276,12 @@ def test_what_a_user_gets_wrong_is_one_sentence(recorded, args, sentence):
     assert result.returncode == 2, result.stdout
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_run_that_can_start_no_drain_says_so(place):
+    """Nothing is run then: with as few open files as here no program could be."""
+    command = f"ulimit -n 9; exec {sys.executable} -m otel_dltrace run -- true"
+    result = place.finish(place.popen(["sh", "-c", command]))
+
+    assert result.returncode == 2
+    assert result.stderr == "otel-dltrace: the drain cannot be started: [Errno 24] Too many open files\n"

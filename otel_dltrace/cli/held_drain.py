@@ -13,6 +13,7 @@ from otel_dltrace.configure.drains import drain_for, may_print
 from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import check_certificates
+from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.locks import lock_is_held
@@ -65,6 +66,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
     Raises:
         ConfigError: A variable of OTLP cannot be used.
         RingError: The folder for rings cannot be.
+        DltraceError: No process can be started.
     """
     drain_for(config, config.home)  # says at once what is wrong with an OTLP variable
     if settings := OtlpSettings.from_env(os.environ):
@@ -80,7 +82,10 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
             prints=may_print(),
         )
     )
-    drain = held.starter.start_process(piped=True)
+    try:
+        drain = held.starter.start_process(piped=True)
+    except OSError as error:
+        raise DltraceError(f"the drain cannot be started: {error}") from error
     held.is_ours = drain is not None
     began = time.time()
     try:
