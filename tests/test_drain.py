@@ -710,6 +710,16 @@ def test_a_run_whose_ranks_come_again_is_taken_up_again(place, staying):
     assert [len(batch) for batch in read_run(run)] == [1, 1]
 
 
+def test_a_run_goes_on_while_ranks_come_and_go(place, staying):
+    """However short each is: else there would be a Parquet for each."""
+    for now in (0.0, 4.0, 8.0):
+        assert place.run(ONE_STEP, OTEL_DLTRACE_DRAIN="off", OTEL_DLTRACE_RUN="one", **ALONE).returncode == 0
+        assert staying(now) == (3, [False])
+
+    assert staying(13.0) == (0, [True])
+    assert [path.suffix for path in place.folder.glob("dltrace-*/hosts/*/s*")] == [".parquet"]
+
+
 @pytest.mark.parametrize("outlet", [Away()])
 def test_a_run_whose_spans_wait_on_disk_is_finished_and_kept(place, staying, outlet):
     """Its folder is the drain's until they are sent, and its figures say so then; those of the next time are added."""

@@ -194,6 +194,7 @@ class Drain:
         root = run_root(self.serving.parent(source.names.home), bind, source.nonce)
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
         self._sent.begin(root)
+        self._ends.forget(root)
         slow = self.dispatch.run_of(bind, root).slow
         member = Member(source, bind, process, writer, self.serving, slow, goes_out=self.outlet is not None)
         member.metrics = self.metering.rank_of(member) if self.metering is not None else None
