@@ -66,8 +66,10 @@ def read_header(view: memoryview) -> RingHeader:
     magic, version, record, chunk, chunks, nonce, boot, pid, namespace, monotonic, wall = fields
     if magic != MAGIC:
         raise RingError(f"magic {magic!r} is not that of a ring")
-    if (version, record, chunk) != (VERSION, RECORD, CHUNK) or not 0 < chunks * CHUNK <= len(view) - PAGE:
+    if (version, record, chunk) != (VERSION, RECORD, CHUNK):
         raise RingError(f"version {version}, {record}-byte records, {chunks} chunks: not a ring this version reads")
+    if not 0 < chunks * CHUNK <= len(view) - PAGE:
+        raise RingError(f"{len(view)} bytes are not those of {chunks} chunks, which take {PAGE + chunks * CHUNK}")
     return RingHeader(nonce, boot, pid, namespace, monotonic, wall, chunks)
 
 
