@@ -733,6 +733,27 @@ def test_workers_that_disagree_about_the_job_are_refused(name, first, second, tm
     assert done.each("message") == {"worker0": says, "worker1": says}
 
 
+def test_of_a_worker_that_does_not_come_no_other_is_to_blame(tmp_path):
+    """A local rank that does not talk to servers waits for the one that does, which knows for whom it waits."""
+    program = """
+    import time
+    import numpy as np
+    from otel_dltrace.pushpull.engine import Engine
+    from otel_dltrace.pushpull.errors import PushPullError
+    while layout.worker:
+        time.sleep(1)
+    engine = Engine(layout, options)
+    try:
+        engine.start()
+        engine.wait(engine.push_pull(engine.declare("w"), np.ones(1, np.float32), average=False))
+    except PushPullError as error:
+        say(message=str(error).partition(" server 0 ")[0])
+        sys.exit(3)
+    """
+    done = run_job(tmp_path, program, (2, 2, 1), {"PUSHPULL_TIMEOUT": "8"}, torch=True, grace_s=2.0)
+    assert done.each("message") == {f"worker{rank}": "not all workers came to" for rank in range(2)}
+
+
 SERVE = [sys.executable, "-m", "otel_dltrace", "pushpull", "serve"]
 STRANGER = """
 import os

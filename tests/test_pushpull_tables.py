@@ -517,6 +517,13 @@ def test_a_tensor_without_elements_has_no_shared_file(nbytes, files, tmp_path):
     assert len([*tmp_path.iterdir()]) == files
 
 
+def test_a_root_that_stands_still_is_waited_for_no_longer_than_it_may_take():
+    """It waits three times as long as anybody does: for server 0, for the others, for all workers."""
+    peers = Peers(Layout(num_workers=2, num_servers=1, local_size=2), Options(timeout_s=0.01), SimpleNamespace())
+    with pytest.raises(PeerLostError, match=r"^local rank 1 did not meet the servers in 0\.03 s$"):
+        peers.wait_for_root()
+
+
 def test_a_folder_with_too_long_a_path_is_one_sentence(tmp_path):
     """The kernel has 108 bytes for the path of a socket, and says no more than that it is too long."""
     folder = tmp_path / ("x" * 200)

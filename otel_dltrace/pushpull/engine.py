@@ -48,7 +48,7 @@ class Engine:
         self._by_signal = _by_signal(self._queues.values())
 
     def start(self) -> None:
-        """Meet the other local ranks and the servers.
+        """Meet the other local ranks and the servers, and so all other workers.
 
         Raises:
             PeerLostError: One of them did not come, or does not trust us.
@@ -58,6 +58,9 @@ class Engine:
             self._peers.open()
             if self._servers is not None:
                 self._servers.open()
+                self._peers.served()
+            elif self.layout.distributed:
+                self._peers.wait_for_root()
             if self.error is not None:
                 raise self.error
         except (PushPullError, ValueError) as error:

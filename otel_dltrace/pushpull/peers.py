@@ -19,11 +19,13 @@ from otel_dltrace.pushpull.stages import Signal
 
 _MESSAGE = struct.Struct("<BxxxIQ")
 _HELLO = struct.Struct("<I")
-_FAILED, _BYE = 254, 255
+_SERVED, _FAILED, _BYE = 253, 254, 255
 _LONGEST = 4096
 _LONGEST_PATH = 107
 """Linux's unix(7): sun_path has 108 bytes, the last of which is 0."""
 _RETRY_S = 0.02
+_ROOT_WAITS = 3
+"""How often the root waits for as long as anybody does: for server 0, for the others, and for all workers."""
 _GOODBYE_S = 1.0
 """How long the other local ranks have to make room for the last word, all together: one of them may stand still."""
 
@@ -49,6 +51,7 @@ class Peers:
         self.options = options
         self.listener = listener
         self._sockets: dict[int, socket.socket] = {}
+        self._served = threading.Event()
         self._closing = threading.Event()
 
     def open(self) -> None:
@@ -76,6 +79,22 @@ class Peers:
         path.unlink(missing_ok=True)
         threading.Thread(target=self._read, name="pushpull-peers", daemon=True).start()
 
+    def served(self) -> None:
+        """Tell the other local ranks that we, the root, have met the servers, and with them all workers."""
+        for sock in self._sockets.values():
+            with suppress(OSError):  # as in `send`
+                sock.send(bytes([_SERVED]))
+
+    def wait_for_root(self) -> None:
+        """Return when the root has met the servers, or the job has failed, which is told: the root says who is late.
+
+        Raises:
+            PeerLostError: The root stands still.
+        """
+        limit = _ROOT_WAITS * self.options.timeout_s
+        if not self._served.wait(limit):
+            raise PeerLostError(f"local rank {self.layout.root} did not meet the servers in {limit:g} s")
+
     def send(self, signal: Signal, key: int, mark: int, receivers: frozenset[int]) -> None:
         """Send *signal* to *receivers*."""
         for rank in receivers:
@@ -86,6 +105,7 @@ class Peers:
     def close(self, reason: str = "") -> None:
         """Say goodbye, or with a *reason* that the job cannot go on; who reads nothing is not told."""
         self._closing.set()
+        self._served.set()
         message = bytes([_FAILED if reason else _BYE]) + reason.encode()[: _LONGEST - 1]
         end = time.monotonic() + _GOODBYE_S
         for sock in self._sockets.values():
@@ -157,14 +177,17 @@ class Peers:
             return False
         if not message:
             self.listener.fail(PeerLostError(f"local rank {rank} of worker {self.layout.worker} died or was killed"))
-        elif message[0] == _FAILED:
-            self.listener.fail(PeerLostError(message[1:].decode(errors="replace")))
-        elif message[0] == _BYE:
-            self.listener.left(rank)
-        else:
+        elif message[0] < _SERVED:
             signal, mark, key = _MESSAGE.unpack(message)
             self.listener.signalled(rank, Signal(signal), key, mark)
             return True
+        elif message[0] == _SERVED:
+            self._served.set()
+            return True
+        elif message[0] == _FAILED:
+            self.listener.fail(PeerLostError(message[1:].decode(errors="replace")))
+        else:
+            self.listener.left(rank)
         return False
 
 
