@@ -24,16 +24,19 @@ class Bucket:
 class Layout:
     """The buckets of one model in the order of their launch; *counted*: each is one all-reduce, which has a number.
 
-    A backward with nothing else in it brings the group on by *advance*: where DDP looks for unused parameters one more
-    comes behind the buckets, which tells who used which. Where *is_last*, none does.
+    Where DDP looks for unused parameters, one more comes behind them (*tells_usage*), which tells who used which.
     """
 
     buckets: tuple[Bucket, ...]
     counted: bool
     source: int
     group: str
-    advance: int
-    is_last: bool
+    tells_usage: bool
+
+    @property
+    def advance(self) -> int:
+        """By how much a backward with nothing else in it brings the group on."""
+        return len(self.buckets) + self.tells_usage
 
 
 hooks_told = 0
@@ -79,9 +82,8 @@ def _describe(
         described.append(Bucket(tuple(members), size, number))
     # On a device the end of backward is no bound: the transfer may go on after it.
     source = int(Source.BOUND if backend in HOST_BACKENDS else Source.HOST_ISSUE)
-    is_last = model.static_graph or not model.find_unused_parameters
-    advance = len(described) + (not is_last)
-    return Layout(tuple(described), plain and is_counted(group, backend), source, group.group_name, advance, is_last)
+    tells_usage = model.find_unused_parameters and not model.static_graph
+    return Layout(tuple(described), plain and is_counted(group, backend), source, group.group_name, tells_usage)
 
 
 def describe(recorder: Recorder, group: Any, backend: str, k: int, dtype: Any, plain: bool) -> int:

@@ -142,7 +142,7 @@ def _record(tracer: Tracer, layout: Layout, backward: Backward) -> None:
     # A second model, a user's own collective or a hook's breaks the count: no number, then.
     certain = layout.counted and backward.is_alone and backward.advance == layout.advance
     seq, launch = backward.seq if certain else 0, since
-    recorded = recorded_of(tracer) if certain and source == _HOST_ISSUE and layout.is_last else None
+    recorded = recorded_of(tracer) if certain and source == _HOST_ISSUE and not layout.tells_usage else None
     for bucket in layout.buckets:
         launch = max(launch, since + max(map(ready_at, bucket.parameters)))
         seq += certain
