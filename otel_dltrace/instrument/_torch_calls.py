@@ -222,14 +222,9 @@ METHODS = (
         each=True,
     ),
     _method("gather", "output_tensors input_tensors opts", "gather", "input_tensors", each=True, options="opts"),
-    _method(
-        "gather_single",
-        "output_tensor input_tensor opts",
-        "gather_single",
-        "input_tensor",
-        each=True,
-        options="opts",
-        since="2.14",
+    *(
+        _method(name, "output input opts", "gather_single", "input", each=True, options="opts", since="2.14")
+        for name in ("gather_single", "gather_into_tensor")
     ),
     _method("scatter", "output_tensors input_tensors opts", "scatter", "output_tensors", each=True, options="opts"),
     _method("reduce_scatter", "output_tensors input_tensors opts", "reduce_scatter", "input_tensors"),
