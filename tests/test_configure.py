@@ -211,6 +211,20 @@ print("asked twice")
     assert (result.stdout, result.stderr) == ("asked twice\n", "")
 
 
+def test_of_folders_under_one_path_each_has_a_drain_of_its_own(tmp_path, monkeypatch):
+    """As of containers that share /dev/shm: one's drain would write the other's spans into the first one's files."""
+    here, config = tmp_path / "workspace", Config()
+    homes = []
+    for other in ("one", "another"):
+        here.mkdir()
+        monkeypatch.chdir(here)
+        homes.append([config.home, config.home_from(str(here))])
+        here.rename(tmp_path / other)
+
+    assert [len(set(of_one)) for of_one in homes] == [1, 1]
+    assert homes[0] != homes[1]
+
+
 def test_a_drain_is_told_nothing_that_its_configuration_has_not(place):
     """A program that says itself what to record is drained, whatever BytePS's variables say."""
     program = f"""

@@ -22,6 +22,7 @@ from otel_dltrace.settings.paths import (
     check_writable,
     ring_directory,
     seen_from,
+    which,
     working_directory,
 )
 from otel_dltrace.settings.said import said
@@ -193,11 +194,13 @@ class Config:
         """Return the name of the drain that serves this for a process that began to record in the folder *here*.
 
         There is one per host, user, folder, configuration, receiver and job. Ranks of a run that has an id may be
-        started by several launchers; it is one job all the same.
+        started by several launchers; it is one job all the same. Of containers that share the rings each has folders of
+        its own under the same paths: one's drain would write the other's spans where they end with it.
         """
+        began = began_in(os.environ, here)
         receiver = sorted(pair for pair in os.environ.items() if pair[0].startswith(_OF_EXPORTERS))
         job = "" if self.run else job_from_env(os.environ)
-        return f"{h64(str(os.getuid()), began_in(os.environ, here), repr(self), repr(receiver), job):016x}"
+        return f"{h64(str(os.getuid()), began, which(began), repr(self), repr(receiver), job):016x}"
 
     @property
     def rings(self) -> Path:

@@ -25,6 +25,15 @@ def began_in(env: Mapping[str, str], here: str) -> str:
     return began if os.access(began, os.W_OK) else here
 
 
+def which(folder: str) -> str:
+    """Return what tells *folder* from others of its path, as containers that share ``/dev/shm`` have; "" if unknown."""
+    try:
+        found = os.stat(folder)  # noqa: PTH116  -- "", which is nowhere, would be `Path.cwd()`
+    except OSError:
+        return ""
+    return f"{found.st_dev}.{found.st_ino}"
+
+
 def ring_directory() -> str:
     """Return where rings live unless told."""
     return str(private_folder())
