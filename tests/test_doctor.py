@@ -355,6 +355,21 @@ def test_tls_to_a_socket_file_is_switched_off_by_the_variable_for_it():
     )
 
 
+def test_a_grpc_server_that_hangs_up_over_tls_is_not_said_to_speak_it():
+    """As one in Python or C++ that wants a certificate; https:// is in the endpoint already."""
+    said = "UNAVAILABLE: failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed"
+    plain, secure = (
+        str(diagnose(OtlpSettings.from_env(otlp(f"{way}://a:1", "grpc")), said)) for way in ("http", "https")
+    )
+
+    assert plain == "a:1 hangs up: if it speaks TLS, write https:// in OTEL_EXPORTER_OTLP_ENDPOINT"
+    assert secure == (
+        "a:1 hangs up, as one does that does not accept our certificate: "
+        "name one that its authority signed in OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _CLIENT_KEY, "
+        "or write http:// in OTEL_EXPORTER_OTLP_ENDPOINT if it speaks no TLS"
+    )
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_who_wants_our_certificate_is_told_whatever_the_network_says(protocol, certificates, tmp_path):
     """A request of some length is often cut off before the reason can be read."""

@@ -104,11 +104,10 @@ _CASES = (
         "{where} does not accept our certificate",
         f"name one that its authority signed in {_CLIENT}",
     ),
-    _Case(  # the same over HTTP, where the connection is often closed before its reason is read
-        "EOF occurred in violation",
+    _Case(  # the same, where the connection is closed before its reason is read
+        "EOF occurred in violation|Socket closed, over TLS",
         "{where} hangs up, as one does that does not accept our certificate",
         f"name one that its authority signed in {_CLIENT}, or write http:// in {ENDPOINT} if it speaks no TLS",
-        HTTP,
     ),
     _Case(
         "unix.*wrong.version.number",
@@ -191,6 +190,7 @@ def by_own_names(settings: OtlpSettings, cure: str) -> str:
 
 def _case_of(settings: OtlpSettings, message: str) -> Diagnosis:
     heard = f"elsewhere: {message}" if _is_elsewhere(settings, message) else message
+    heard = heard.replace("Socket closed", "Socket closed, over TLS") if settings.tls else heard
     for case in _CASES:
         if case.only in ("", settings.protocol) and re.search(case.seen, heard, re.IGNORECASE):
             what = case.what.format(where=settings.where, said=message)
