@@ -215,6 +215,7 @@ def test_without_an_endpoint_nothing_is_sent(env):
     [
         ("ENDPOINT", "localhost:4318", "ENDPOINT='localhost:4318' is not a URL: write http://host:4318 or https"),
         ("ENDPOINT", "http://u:pw@h:x", "ENDPOINT='http://h:x' is not a URL (Port could not be cast"),
+        ("ENDPOINT", "http://a b:4318", "ENDPOINT='http://a b:4318' is not a URL (a space in the host): write http"),
         ("ENDPOINT", "u:pw@h:4318", "ENDPOINT='h:4318' is not a URL: write http://host:4318 or https"),
         ("PROTOCOL", "http/json", "PROTOCOL='http/json' is not a protocol we speak: write grpc or http/protobuf"),
         ("TRACES_TIMEOUT", "10s", "TRACES_TIMEOUT='10s' is not a number of seconds above 0: write 10"),

@@ -171,6 +171,8 @@ def _split(name: str, value: str) -> SplitResult:
         _ = url.port  # checked only when it is read
     except ValueError as error:
         raise ConfigError(f"{name}={public(value)!r} is not a URL ({error}): write http://host:port") from None
+    if re.search(r"\s", url.hostname or ""):  # `urlsplit` takes it
+        raise ConfigError(f"{name}={public(value)!r} is not a URL (a space in the host): write http://host:port")
     return url
 
 
