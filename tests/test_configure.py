@@ -518,6 +518,17 @@ def test_only_true_disables_the_sdk(place):
     assert sum(map(len, place.spans())) == 1
 
 
+def test_an_attribute_that_is_no_pair_is_told_and_left_out(place):
+    """OpenTelemetry's SDK warns of it, too; the others are there, and so are the spans."""
+    code = "import otel_dltrace\nwith otel_dltrace.step():\n    pass"
+    result = place.run(code, OTEL_DLTRACE="1", OTEL_RESOURCE_ATTRIBUTES="team:red, run=5%2C6,")
+    warning, _summary = result.stderr.splitlines()
+    place.wait_for_rings()
+
+    assert warning == "otel_dltrace: OTEL_RESOURCE_ATTRIBUTES: 'team:red' is not name=value, and is left out"
+    assert [dict(batch.process.resource)["run"] for batch in place.spans()] == ["5,6"]
+
+
 @pytest.mark.parametrize(("variable", "value", "cure"), BAD)
 def test_a_bad_value_in_the_environment_leaves_the_program_alone(place, variable, value, cure):
     """One sentence on standard error, no tracing, the program's own exit code."""

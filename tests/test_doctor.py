@@ -656,6 +656,11 @@ def test_a_framework_that_ends_its_process_is_a_finding():
             id="two bad values",
         ),
         pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": "h"}, ["OTEL_EXPORTER_OTLP_ENDPOINT='h' is not a URL"], id="URL"),
+        pytest.param(
+            {"OTEL_RESOURCE_ATTRIBUTES": "run=5,team:red, ,=x"},
+            [f"OTEL_RESOURCE_ATTRIBUTES: '{entry}' is not name=value" for entry in ("team:red", "=x")],
+            id="no attributes",
+        ),
         pytest.param({"OTEL_TRACES_EXPORTER": "nix"}, ["OTEL_TRACES_EXPORTER: no exporter"], id="exporter"),
         pytest.param({"OTEL_DLTRACE": "maybe"}, ["OTEL_DLTRACE='maybe' is neither"], id="switch"),
         pytest.param(

@@ -15,6 +15,7 @@ from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.model.numbers import share, size
 from otel_dltrace.settings.config import SWITCH, VARIABLES, Config
 from otel_dltrace.settings.known import OWN, UNKNOWN, nearest
+from otel_dltrace.settings.process import no_attributes
 from otel_dltrace.settings.switch import INSTRUMENTOR_PREFIX, SDK_DISABLED, is_sdk_disabled, is_switched_on
 from otel_dltrace.settings.viewers import VIEWERS, viewer_url
 
@@ -44,7 +45,7 @@ _UNTRACED, _UNMEASURED = "with it, programs run untraced", "with it, no metrics 
 def check(env: Mapping[str, str]) -> list[Finding]:
     """Return what the variables in *env* do, one finding for each, and whether tracing is on."""
     set_here = {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES) and value.strip()}
-    bad = [*_bad_values(env), *_not_found(env)]
+    bad = [*_bad_values(env), *_not_found(env), *_no_pairs(env)]
     named = {found.group() for finding in bad if (found := _NAME.match(finding.what))}
     fine = [name for name in set_here if name not in named]
     return [_switch(env), *(_variable(name, set_here[name]) for name in fine), *bad]
@@ -127,6 +128,12 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
     for sentence, effect in found.items():
         if not sentence.startswith(VARIABLES["directory"]):  # the host's checks say that
             yield Finding(AREA, PROBLEM, sentence, effect)
+
+
+def _no_pairs(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield each entry of ``OTEL_RESOURCE_ATTRIBUTES`` that is left out."""
+    for sentence in no_attributes(env):
+        yield Finding(AREA, PROBLEM, sentence, "write name=value,name2=value2")
 
 
 def _not_found(env: Mapping[str, str]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 from otel_dltrace.model.identity import Bind, h64
 from otel_dltrace.model.semconv import DL_LAUNCHER_SPAN_ID, DL_LAUNCHER_TRACE_ID
 from otel_dltrace.model.topology import TORCHRUN, World
+from otel_dltrace.record import guard
 from otel_dltrace.record.carrier import read_traceparent
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.program import own_program_name
@@ -13,6 +14,7 @@ from otel_dltrace.settings.said import said
 
 _YES = ("y", "yes", "1", "t", "true")
 """What PyTorch takes for a yes."""
+RESOURCE_ATTRIBUTES = "OTEL_RESOURCE_ATTRIBUTES"
 JOB_NAME = "_OTEL_DLTRACE_JOB_NAME"
 """Set by a launcher of ours for processes that run other programs than the job's own."""
 UNDER_RUN = "_OTEL_DLTRACE_UNDER_RUN"
@@ -79,10 +81,12 @@ def job_name_of(env: Mapping[str, str], job: str = "") -> str:
 def resource_of(env: Mapping[str, str]) -> dict[str, str]:
     """Return ``OTEL_RESOURCE_ATTRIBUTES``, and the launcher's span that ``TRACEPARENT`` names.
 
-    A pair that is none is left out, as the specification says. A step is a trace of its own, so
+    What is no pair is left out, and told, as OpenTelemetry's SDK does. A step is a trace of its own, so
     the launcher's span is nobody's parent: it is named.
     """
-    pairs = (pair.partition("=") for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","))
+    for sentence in no_attributes(env):
+        guard.say(sentence)
+    pairs = (pair.partition("=") for pair in _attributes(env))
     out = {name.strip(): unquote(value.strip()) for name, equals, value in pairs if equals and name.strip()}
     if service := said(env, "OTEL_SERVICE_NAME"):
         out["service.name"] = service
@@ -90,3 +94,14 @@ def resource_of(env: Mapping[str, str]) -> dict[str, str]:
     if launcher is not None:
         out |= {DL_LAUNCHER_TRACE_ID: launcher.trace_id, DL_LAUNCHER_SPAN_ID: launcher.span_id}
     return out
+
+
+def no_attributes(env: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each entry of ``OTEL_RESOURCE_ATTRIBUTES`` that is no pair, and so describes nothing."""
+    pairs = ((entry, *entry.partition("=")[:2]) for entry in _attributes(env) if entry.strip())
+    wrong = [entry.strip() for entry, name, equals in pairs if not equals or not name.strip()]
+    return [f"{RESOURCE_ATTRIBUTES}: {entry!r} is not name=value, and is left out" for entry in wrong]
+
+
+def _attributes(env: Mapping[str, str]) -> list[str]:
+    return env.get(RESOURCE_ATTRIBUTES, "").split(",")
