@@ -19,7 +19,7 @@ from otel_dltrace.analysis.stragglers import Stragglers
 from otel_dltrace.analysis.utilisation import UtilisationRow
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import COLLECTIVE
+from otel_dltrace.model.semconv import COLLECTIVE, STAGES
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.machine import MOST_ROWS, figure, utilisation_parts
@@ -191,6 +191,19 @@ def test_a_rank_that_came_later_has_no_first_steps():
         r"The first steps apart(.+?)\n\n", rendered(analyse([early, late.take(late["step"] >= 5)])), re.DOTALL
     )
     assert re.findall(r"^\d", table, re.MULTILINE) == ["0"]
+
+
+def test_a_table_of_many_stages_keeps_its_columns():
+    """Squeezed to the usual width it would lose the ranks, and what lies between steps."""
+    rank = Rank(7, 8)
+    for start in range(0, 400, 100):
+        rank.step(start // 100, start, start + 90)
+        for number, name in enumerate(STAGES):
+            rank.stage(start // 100, name, start + 2 * number, start + 2 * number + 1)
+    text = rendered(analyse([rank.batch()]), width=120)
+    table = text.split("mean ms of each stage per step\n")[1].split("\n\n")[0].splitlines()
+    assert table[-1].split() == ["7", *["1.00"] * len(STAGES), "79.0", "10.0"]
+    assert max(len(line) for line in text.splitlines() if "Rests on" in line) <= 120
 
 
 @pytest.mark.parametrize("name", ["[/]", "[red]x"])

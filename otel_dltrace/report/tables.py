@@ -8,12 +8,29 @@ from rich.table import Table
 from rich.text import Text
 
 MOST_ROWS = 16
+BETWEEN = 2
+"""Characters from one column to the next: a padding, and the box's."""
 
 
 def show(parts: Sequence[RenderableType], console: Console, fold: int | None) -> None:
-    """Write *parts* to *console*: tables as wide as it is, sentences in lines of *fold* characters if it is given."""
+    """Write *parts* to *console*: tables as wide as it is, sentences in lines of *fold* characters if it is given.
+
+    A table of more columns than have room there is wider: squeezed, it would lose them.
+    """
+    usual = console.width
     for part in parts:
+        console.width = max(usual, least_width(part, console)) if isinstance(part, Table) else usual
         console.print(part, highlight=False, width=fold if isinstance(part, Text) else None)
+    console.width = usual
+
+
+def least_width(table: Table, console: Console) -> int:
+    """Return how many characters *table* takes if the names in it fold: its numbers may not."""
+    width = BETWEEN * (len(table.columns) - 1)
+    for column in table.columns:
+        numbers = column.cells if column.no_wrap else ()
+        width += max([column.min_width or 0, *(console.measure(number).maximum for number in numbers)])
+    return width
 
 
 def new_table(left: Sequence[str], right: Sequence[str]) -> Table:
