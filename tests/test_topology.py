@@ -109,6 +109,26 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
             id="srun --mpi=pmix of a job that was requeued",
         ),
         pytest.param(
+            {**SRUN, "SLURM_JOB_ID": "7"},
+            World(3, 5, 1, 1, 3, launcher="slurm", job="7.0", run="slurm.7.0"),
+            id="srun without PMIx",
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "PMI_RANK": "3", "PMI_SIZE": "5"},
+            World(3, 5, 1, 1, 3, launcher="mpich", job="7.0", run="slurm.7.0.1"),
+            id="srun --mpi=pmi2 of a job that was requeued",
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"},
+            World(local_rank=1, local_world_size=2, launcher="slurm", job="7.0"),
+            id="a single task, which may run several programs",
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_JOB_ID": "7", "PMI_RANK": "0", "PMI_SIZE": "5", "PMI_SPAWNED": "1"},
+            World(0, 5, 1, 1, 3, launcher="mpich", job="7.0", is_spawned=True),
+            id="MPICH, spawned in a step of Slurm's",
+        ),
+        pytest.param(
             {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-a-1@1", "SLURM_RESTART_COUNT": "1"},
             World(3, 4, 1, 0, 2, launcher="openmpi", job="prterun-a-1@1", run="prterun-a-1@1"),
             id="Open MPI's mpirun in one",

@@ -194,15 +194,22 @@ def world_from_env(env: Env) -> World:
 
 def _with_job(world: World, env: Env) -> World:
     """Add what the variables say about the job: its id, and the id of this run of it."""
-    return replace(world, job=job_from_env(env), run=_run_from_env(env))
+    return replace(world, job=job_from_env(env), run=_run_from_env(world, env))
 
 
-def _run_from_env(env: Env) -> str:
-    """Return the id that PMIx gives this run, "" for none; Slurm gives a job that is requeued the same again."""
-    namespace = env.get("PMIX_NAMESPACE", "")
+def _run_from_env(world: World, env: Env) -> str:
+    """Return the id that PMIx gives this run, else Slurm, "" for none; a job that is requeued has the same again."""
+    namespace = env.get("PMIX_NAMESPACE") or _slurm_step(world, env)
     # Only of Slurm's own ranks all have the count: mpirun's on other hosts get what mpirun passes on.
     restarts = env.get("SLURM_RESTART_COUNT", "") if namespace.startswith("slurm.") else ""
     return f"{namespace}.{restarts}".rstrip(".")
+
+
+def _slurm_step(world: World, env: Env) -> str:
+    """Return what the ranks of *world* are called if srun has started them as one step, "" for nothing."""
+    is_step = world.launcher in ("slurm", "mpich") and world.world_size > 1 and not world.is_spawned
+    job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID")
+    return f"slurm.{job}.{step}" if is_step and job and step else ""
 
 
 def job_from_env(env: Env) -> str:
