@@ -129,6 +129,11 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
             id="MPICH, spawned in a step of Slurm's",
         ),
         pytest.param(
+            {**SRUN, "SLURM_JOB_ID": "7", "PMI_RANK": "3", "PMI_SIZE": "5", "MPI_LOCALRANKID": "1"},
+            World(3, 5, 1, 1, 3, launcher="mpich", job="7.0"),
+            id="MPICH's mpiexec in a step of Slurm's, as another may be after it",
+        ),
+        pytest.param(
             {**OPEN_MPI, "PMIX_NAMESPACE": "prterun-a-1@1", "SLURM_RESTART_COUNT": "1"},
             World(3, 4, 1, 0, 2, launcher="openmpi", job="prterun-a-1@1", run="prterun-a-1@1"),
             id="Open MPI's mpirun in one",

@@ -10,6 +10,8 @@ TORCHRUN = "torchrun"
 
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _MANY_NODES = 1 << 17
+_OF_HYDRA = "MPI_LOCALRANKID"
+"""What MPICH's and Intel's own mpiexec sets, and Slurm does not."""
 _MOST, _DIGITS = (1 << 31) - 1, 64
 """The largest number, and how many digits are read: Python refuses 4,300."""
 
@@ -155,7 +157,7 @@ def _pmi(env: Env) -> World:
         _number(env, "PMI_RANK"),
         _number(env, "PMI_SIZE", default=1),
         # Hydra's, Cray's, and Slurm's own, whose srun --mpi=pmi2 sets PMI_RANK alone.
-        _number(env, "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+        _number(env, _OF_HYDRA, "PMI_LOCAL_RANK", "SLURM_LOCALID"),
         _number(env, "SLURM_NODEID"),
         _number(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or _tasks_here(env) or 1,
         launcher="mpich",
@@ -206,10 +208,14 @@ def _run_from_env(world: World, env: Env) -> str:
 
 
 def _slurm_step(world: World, env: Env) -> str:
-    """Return what the ranks of *world* are called if srun has started them as one step, "" for nothing."""
-    is_step = world.launcher in ("slurm", "mpich") and world.world_size > 1 and not world.is_spawned
+    """Return what the ranks of *world* are called if srun has started them as one step, "" for nothing.
+
+    Those of MPICH's own mpiexec are within a step, a batch script's or another's, as those of its next job may be.
+    """
+    is_step = world.launcher == "slurm" or (world.launcher == "mpich" and _OF_HYDRA not in env)
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID")
-    return f"slurm.{job}.{step}" if is_step and job and step else ""
+    is_known = world.world_size > 1 and not world.is_spawned and job and step
+    return f"slurm.{job}.{step}" if is_step and is_known else ""
 
 
 def job_from_env(env: Env) -> str:
