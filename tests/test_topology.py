@@ -85,6 +85,16 @@ KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "auto
             id="MPICH",
         ),
         pytest.param(
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "I_MPI_HYDRA_UUID": "52430000-6de3"},
+            World(3, 4, launcher="mpich", run="52430000-6de3", start="52430000-6de3"),
+            id="Intel MPI",
+        ),
+        pytest.param(
+            {"PMI_RANK": "0", "PMI_SIZE": "4", "I_MPI_HYDRA_UUID": "52430000-6de3", "PMI_SPAWNED": "1"},
+            World(0, 4, launcher="mpich", start="52430000-6de3", is_spawned=True),
+            id="Intel MPI, spawned: the id is its parents'",
+        ),
+        pytest.param(
             {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_SPAWNED": "1"},
             World(3, 4, launcher="mpich", is_spawned=True),
             id="MPICH, spawned",

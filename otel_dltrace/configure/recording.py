@@ -18,13 +18,14 @@ from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.model.errors import ConfigError, FieldError
 from otel_dltrace.model.identity import bind_from_home, run_directory_name
 from otel_dltrace.model.plan import parse_level
-from otel_dltrace.model.topology import World, world_from_env
+from otel_dltrace.model.topology import MPICH, World
 from otel_dltrace.record import guard
 from otel_dltrace.record.blocks import note_end
 from otel_dltrace.record.launch import DrainStarter
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
 from otel_dltrace.settings.config import VARIABLES, Config, known_fields
+from otel_dltrace.settings.hydra import own_world
 from otel_dltrace.settings.known import misspelt
 from otel_dltrace.settings.paths import working_directory
 from otel_dltrace.settings.process import (
@@ -97,7 +98,7 @@ def _tracer(config: Config, prints: bool) -> Tracer:
     """Return what records as *config* and the environment say, and starts the drain at its first record."""
     if config.metrics and importlib.util.find_spec("psutil") is None:
         guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
-    world, job_name = world_from_env(os.environ), job_name_of(os.environ, config.job)
+    world, job_name = own_world(), job_name_of(os.environ, config.job)
     world = replace(world, job=config.job or world.job)  # whoever binds this process asks the world
     starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), drain_in_thread(config), prints)
     recorder = Recorder(
@@ -195,6 +196,15 @@ def bind_by_environment(tracer: Tracer) -> None:
     if recorder.bound is not None or recorder.ring is None:
         return
     recorder.bind(bind_from_home(recorder.home, recorder.ring.nonce.hex()))
+    _say_whether_ranks_are_apart(tracer)
+
+
+def _say_whether_ranks_are_apart(tracer: Tracer) -> None:
+    """Say, for rank 0 of MPICH's, that nothing names the run of all, which MPI knows to be one."""
+    world, said = tracer.environment, tracer.recorder.home["bind"]
+    if world.launcher == MPICH and not (world.rank or world.is_spawned or said["generation"]) and world.world_size > 1:
+        cure = "start them below `otel-dltrace run`, or set OTEL_DLTRACE_RUN, for all alike and anew each time"
+        guard.say(f"nothing says which {world.world_size} ranks of MPI are one run, so each has its own: {cure}")
 
 
 def stop() -> None:

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 Env = Mapping[str, str]
 TORCHRUN = "torchrun"
+MPICH = "mpich"
 
 _TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _MANY_NODES = 1 << 17
@@ -23,7 +24,7 @@ class World:
     *store* is ``host:port`` of a server of the launcher's that keeps what ranks tell each other, "" for none; where it
     *is_elastic*, ranks may come later. A world that *is_spawned* was begun by the ranks of another one, and has none of
     them; only MPICH and Intel MPI say so. *start* is what all ranks have that were started together, and those of
-    another start have not; only torchrun says so.
+    another start have not; only torchrun and Intel MPI say so.
     """
 
     rank: int = 0
@@ -160,8 +161,9 @@ def _pmi(env: Env) -> World:
         _number(env, _OF_HYDRA, "PMI_LOCAL_RANK", "SLURM_LOCALID"),
         _number(env, "SLURM_NODEID"),
         _number(env, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE") or _tasks_here(env) or 1,
-        launcher="mpich",
+        launcher=MPICH,
         is_spawned=bool(_number(env, "PMI_SPAWNED")),
+        start=env.get("I_MPI_HYDRA_UUID", ""),
     )
 
 
@@ -200,8 +202,11 @@ def _with_job(world: World, env: Env) -> World:
 
 
 def _run_from_env(world: World, env: Env) -> str:
-    """Return the id that PMIx gives this run, else Slurm, "" for none; a job that is requeued has the same again."""
-    namespace = env.get("PMIX_NAMESPACE") or _slurm_step(world, env)
+    """Return the id that PMIx gives this run, else Slurm or Intel MPI, "" for none.
+
+    A job that is requeued has Slurm's again.
+    """
+    namespace = env.get("PMIX_NAMESPACE") or _slurm_step(world, env) or _intel_start(world)
     # Only of Slurm's own ranks all have the count: mpirun's on other hosts get what mpirun passes on.
     restarts = env.get("SLURM_RESTART_COUNT", "") if namespace.startswith("slurm.") else ""
     return f"{namespace}.{restarts}".rstrip(".")
@@ -212,10 +217,16 @@ def _slurm_step(world: World, env: Env) -> str:
 
     Those of MPICH's own mpiexec are within a step, a batch script's or another's, as those of its next job may be.
     """
-    is_step = world.launcher == "slurm" or (world.launcher == "mpich" and _OF_HYDRA not in env)
+    is_step = world.launcher == "slurm" or (world.launcher == MPICH and _OF_HYDRA not in env)
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID")
     is_known = world.world_size > 1 and not world.is_spawned and job and step
     return f"slurm.{job}.{step}" if is_step and is_known else ""
+
+
+def _intel_start(world: World) -> str:
+    """Return what Intel MPI calls the start of its *world*, "" where that is spawned: it is called as its parent's."""
+    is_one = world.launcher == MPICH and world.world_size > 1 and not world.is_spawned
+    return world.start if is_one else ""
 
 
 def job_from_env(env: Env) -> str:

@@ -7,10 +7,11 @@ from opentelemetry.sdk.resources import Resource, ResourceDetector
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.resource import Attributes, job_attributes, merge
-from otel_dltrace.model.topology import World, world_from_env
+from otel_dltrace.model.topology import World
 from otel_dltrace.record.process_id import boot_id, process_nonce
 from otel_dltrace.record.tracer import live
 from otel_dltrace.settings.config import Config
+from otel_dltrace.settings.hydra import own_world
 from otel_dltrace.settings.process import environment_bind, is_alone, job_name_of, resource_of
 
 _PLACE = (s.DL_RANK, s.DL_LOCAL_RANK, s.DL_NODE_RANK, s.DL_WORLD_SIZE, s.DL_ROLE)
@@ -33,7 +34,7 @@ def _job() -> Attributes:
     bound = live.tracer.recorder.bound if live.tracer is not None else None
     if bound is not None:
         return job_attributes(bound)
-    world = world_from_env(os.environ)
+    world = own_world()
     bind, alone = _said(world)
     unknown = set() if world.launcher else set(_PLACE)  # a launcher itself, or ranks yet to be spawned
     if not bind.job:
