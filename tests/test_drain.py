@@ -396,11 +396,14 @@ def test_a_pipe_where_a_drain_was_to_complain_holds_nobody_up(place):
     assert starter.trouble() == ""
 
 
-def test_what_drains_complained_of_goes_after_a_day(place):
-    """With the next drain of the folder, unless its own is still at work."""
-    logs = {name: place.rings / f"{name}.log" for name in ("old", "new", "working")}
+def test_what_drains_left_goes_after_a_day(place):
+    """With the next drain of the folder, unless its own is still at work; one that was killed has left its lock."""
+    logs = {name: place.rings / f"{name}.log" for name in ("old", "killed", "new", "working")}
     for name, path in logs.items():
         path.write_text("a variable is wrong")
+        if name != "old":
+            path.with_suffix(".lock").touch()
+            path.with_suffix(".bell").touch()
         if name != "new":
             os.utime(path, (0, 0))
     holds = "from otel_dltrace.record.locks import take_lock as t; from pathlib import Path as P; "
@@ -411,7 +414,8 @@ def test_what_drains_complained_of_goes_after_a_day(place):
         Drain(Serving(place.rings, place.folder, linger=0.0)).run()
         working.communicate("\n")
 
-    assert sorted(path.stem for path in place.rings.glob("*.log")) == ["new", "working"]
+    left = sorted(path.name for path in place.rings.iterdir())
+    assert left == [f"{name}.{kind}" for name in ("new", "working") for kind in ("bell", "lock", "log")]
 
 
 def test_a_program_may_wait_for_all_its_children(place):

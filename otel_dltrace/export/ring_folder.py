@@ -113,12 +113,15 @@ class RingFolder:
                 continue  # it got its name, or another drain was faster
 
     def remove_old_logs(self) -> None:
-        """Remove what drains complained of that ended long ago: nobody else does, and each configuration has one."""
+        """Remove what drains that ended long ago complained of, and what those left that were killed: nobody else does.
+
+        Each configuration and job has its own.
+        """
         for path in self._serving.rings.glob("*.log"):
             try:
                 is_old = time.time() - path.stat().st_mtime > LOG_S
-                if is_old and not lock_is_held(path.with_suffix(".lock")):
-                    path.unlink(missing_ok=True)
+                if is_old and is_ours_to_take(lock := path.with_suffix(".lock")):
+                    _remove_unheld(lock)
             except OSError:
                 continue  # another user's, or another drain was faster
 
@@ -132,6 +135,15 @@ class RingFolder:
                     log.unlink()
             lock.unlink(missing_ok=True)
             os.close(fd)
+
+
+def _remove_unheld(lock: Path) -> None:
+    """Remove a drain's files unless it is at work; meanwhile none is started, which would have the same names."""
+    fd = take_lock(lock)
+    if fd is not None:
+        for kind in (".bell", ".log", ".lock"):
+            lock.with_suffix(kind).unlink(missing_ok=True)
+        os.close(fd)
 
 
 def _rings_in(folder: Path) -> set[Path]:
