@@ -252,6 +252,24 @@ LOOPS: Loops = {
         # The order of fetches and steps is a race: they neither begin steps nor count.
         [NO_LOADER] * 6,
     ),
+    "in another thread, a batch ahead, after a look at what there is": (
+        """
+        import threading
+        def train():
+            with torch.no_grad():
+                model(next(iter(loader))[0])
+            batches = iter(loader)
+            held = next(batches)
+            while held is not None:
+                ahead = next(batches, None)
+                learn(*held)
+                held = ahead
+        training = threading.Thread(target=train)
+        training.start()
+        training.join()
+        """,
+        [PLAIN | {"dataloader_next": 2, "evaluate": 2}] + [PLAIN] * 4 + [NO_LOADER],
+    ),
     "steps marked by the program": (
         """
         from otel_dltrace.record.blocks import step
@@ -394,9 +412,10 @@ def test_a_step_begins_where_the_evaluation_before_it_began(recorded: Ran) -> No
     assert [before.end for before in steps[:-1]] == [after.start for after in steps[1:]]
 
 
-def test_a_step_knows_its_batch_size(recorded: Ran) -> None:
-    """The step carries the number of samples of its last batch."""
-    assert [step.a for step in recorded["plain"][0].spans("step")] == [4] * 6
+@pytest.mark.parametrize("name", ["plain", "in another thread, a batch ahead, after a look at what there is"])
+def test_a_step_knows_its_batch_size(name: str, recorded: Ran) -> None:
+    """The step carries the number of samples of its last batch, the first one too."""
+    assert [step.a for step in recorded[name][0].spans("step")] == [4] * 6
 
 
 class Batches:

@@ -420,8 +420,7 @@ DATA: Loops = {
         thread.start()
         thread.join()
         """,
-        # Whose batches these are shows at the first forward.
-        [NO_LOADER] + [PLAIN] * 5,
+        [PLAIN] * 6,
     ),
     "fetched by another thread during the forward": (
         """

@@ -27,6 +27,10 @@ MAX_HELD = 64
 """Batches whose size is known and that are not trained on yet; pieces of stages whose step is not known yet."""
 
 
+_Elsewhere = tuple[int, Callable[[], object]]
+"""Which thread has fetched a batch, and from what iterator, while no step has begun."""
+
+
 def _nobody() -> None:
     return None
 
@@ -49,7 +53,8 @@ class Loop:
     which count from then on.
 
     What a batch is for shows only when it is used: batches from a source that is not known yet are
-    held back until then, and a source is taken to be used as it was the time before.
+    held back until then, and a source is taken to be used as it was the time before. So are those that
+    another thread than the main one fetches before the first step: the thread may be the one that trains.
 
     What happens in every step is flat, and only what is rare is a function of its own: between two
     kernels Python's code is cold, and every frame costs microseconds.
@@ -88,7 +93,7 @@ class Loop:
         """Whether the last batch had a forward without gradients and no training since."""
         self._is_aside = False
         """Whether one has been fetched since without gradients, for which such a forward is."""
-        self._ahead: list[tuple[Hashable, int, int, int]] = []
+        self._ahead: list[tuple[Hashable, int, int, int, _Elsewhere | None]] = []
         self._optimizer = 0
         self._optimizing = 0
         """When the optimizer began."""
@@ -122,6 +127,9 @@ class Loop:
             training: False where nothing can be learned now, as gradients are off.
         """
         if get_ident() != self.home and (training or self._forward_seen):
+            if training and not self.steps.upcoming:
+                self._hold(batches, source, start, end, size)
+                return
             # A prefetching thread is ahead by a number of batches that no other rank shares.
             self._stage(DATALOADER_NEXT, start, end)
             if self._cycle_done and self._batches() is batches:
@@ -144,9 +152,17 @@ class Loop:
         elif use or not self._cycle_done or self.steps.marked or not self.steps.upcoming:
             self._take(source, start, end, size)
         else:
-            self._ahead.append((source, start, end, size))
+            self._ahead.append((source, start, end, size, None))
             if len(self._ahead) > AHEAD:
                 self._settle(training=False)
+
+    def _hold(self, batches: object, source: Hashable, start: int, end: int, size: int) -> None:
+        """Hold a batch of another thread than the main one, until it is seen which of them trains."""
+        if self._evaluated:
+            self._ahead, self._evaluated = [], False
+        self._source = source
+        self._ahead.append((source, start, end, size, (get_ident(), weakref.ref(batches))))
+        del self._ahead[:-AHEAD]
 
     def _take(self, source: Hashable, start: int, end: int, size: int) -> None:
         steps = self.steps
@@ -191,17 +207,26 @@ class Loop:
             leading = self._leading()
             if leading is not None and leading is self._last():  # the first step began with a batch of an evaluation
                 self._leading, self._is_passed = _nobody, False
+        if self._ahead:
+            self._use(training=training)
+        self._place_pieces()
+        if len(self._uses) > MAX_USES:
+            self._uses.clear()
+
+    def _use(self, *, training: bool) -> None:
+        """Give the batches that were held to their steps."""
         ahead, self._ahead = self._ahead, []
-        for source, start, end, size in ahead:
+        for source, start, end, size, elsewhere in ahead:
+            if elsewhere is not None:
+                if elsewhere[0] != self.home:
+                    continue  # fetched ahead for this thread, or for nothing
+                self._last = elsewhere[1]
             self._uses[source] = training
             self._place_pieces(start)
             if training:
                 self._take(source, start, end, size)
             else:
                 self._evaluate(start, end)
-        self._place_pieces()
-        if len(self._uses) > MAX_USES:
-            self._uses.clear()
 
     def exhausted(self, batches: object) -> None:
         """Know that *batches* has no more: loops that prefetch train on the last one after this."""
