@@ -329,6 +329,7 @@ SITES = [row for row in ROWS if isinstance(row, Site) and not row.module.startsw
 
 
 @needs_torch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, as torch.distributed.optim is imported
 @pytest.mark.parametrize("row", SITES, ids=lambda site: f"{site.module}.{site.name}")
 def test_every_row_is_there_in_the_installed_framework(row: Site) -> None:
     """A renamed function is found here, not by a user who misses spans; a row for other versions has nothing here."""

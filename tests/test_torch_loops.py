@@ -270,6 +270,25 @@ LOOPS: Loops = {
         """,
         [PLAIN | {"dataloader_next": 2, "evaluate": 2}] + [PLAIN] * 4 + [NO_LOADER],
     ),
+    "an optimizer of parameters that other ranks may have": (
+        """
+        import tempfile, warnings
+        from torch.distributed import autograd, rpc
+        from torch.distributed.optim import DistributedOptimizer
+        warnings.warn = lambda *_args, **_kwargs: None  # torch insists on telling of its own old ways
+        folder = tempfile.TemporaryDirectory()
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder.name}/store")
+        rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options)
+        spread = DistributedOptimizer(torch.optim.SGD, [rpc.RRef(p) for p in model.parameters()], lr=0.1)
+        for x, y in loader:
+            with autograd.context() as context:
+                autograd.backward(context, [nn.functional.mse_loss(model(x), y)])
+                spread.step(context)
+        rpc.shutdown()
+        folder.cleanup()
+        """,
+        [PLAIN] * 6,
+    ),
     "steps marked by the program": (
         """
         from otel_dltrace.record.blocks import step

@@ -265,6 +265,17 @@ ROWS: tuple[Row, ...] = (
         finish=_scaler_ended,
         fail=_scaler_failed,
     ),
+    Site(
+        "torch.distributed.autograd", "backward", begin=_backward_begins, finish=_backward_ended, fail=_backward_ended
+    ),
+    # It steps on the ranks that have the parameters, mostly by functions, which no hook sees.
+    Site(
+        "torch.distributed.optim.optimizer",
+        "DistributedOptimizer.step",
+        begin=_scaler_begins,
+        finish=_scaler_ended,
+        fail=_scaler_failed,
+    ),
     *SCHEDULERS,
     stage_site("torch.serialization", "save", CHECKPOINT, is_one=_is_of_program),
     *(stage_site("torch.distributed.checkpoint.state_dict_saver", name, CHECKPOINT) for name in DCP_SAVES),
