@@ -950,6 +950,20 @@ def test_the_doctor_looks_on_without_what_cannot_be_used(env, kept, tmp_path, mo
     assert worst([*environment.check(env), *host.run_directory(env, Config())]) == PROBLEM
 
 
+def test_folders_that_cannot_be_written_are_those_that_are_looked_at(tmp_path):
+    """Others that would do are none that a program will have: what lies there is not its last run."""
+    file = tmp_path / "file"
+    file.touch()
+    env = {"OTEL_DLTRACE_DIR": f"{file}/runs", "OTEL_DLTRACE_RING_DIR": f"{file}/rings"}
+
+    found = examine(env, import_frameworks=False)
+
+    assert [(one.verdict, one.what) for one in found if one.area in ("rings", "last run")] == [
+        (PROBLEM, f"{file}/rings cannot be made: {file} cannot be written"),
+        (FINE, f"there is no run in {file}/runs yet"),
+    ]
+
+
 def test_without_any_folder_the_doctor_says_so(monkeypatch):
     """It has nowhere to look then."""
     monkeypatch.chdir("/proc/self")

@@ -10,6 +10,7 @@ from otel_dltrace.record.guard import text_of, tried
 def examine(env: Mapping[str, str], *, import_frameworks: bool = True) -> list[Finding]:
     """Return everything that is found under *env*; a check that fails is a finding itself."""
     config = environment.config_of(env)
+    asked = environment.as_asked(env, config)
     checks: dict[str, Callable[[], list[Finding]]] = {
         "environment": lambda: environment.check(env),
         "versions": installation.versions,
@@ -19,10 +20,10 @@ def examine(env: Mapping[str, str], *, import_frameworks: bool = True) -> list[F
         "frameworks": lambda: frameworks.check(import_them=import_frameworks),
         "endpoint": lambda: _endpoint(env),
         "clock": host.clocks,
-        "rings": lambda: host.shared_memory(config),
+        "rings": lambda: host.shared_memory(asked),
         "run directory": lambda: host.run_directory(env, config),
         "fork": lambda: host.forks(env, config),
-        "last run": lambda: runs.check(config),
+        "last run": lambda: runs.check(asked),
     }
     return [finding for area, check in checks.items() for finding in _made(area, check)]
 

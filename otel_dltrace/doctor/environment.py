@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from otel_dltrace.doctor.variables import CHROME_NUMBERS, OBEYED, OF_THE_SDK, known_to_opentelemetry
@@ -161,6 +162,16 @@ def config_of(env: Mapping[str, str]) -> Config:
             _mend(left, str(error))
         else:
             return config
+
+
+def as_asked(env: Mapping[str, str], config: Config) -> Config:
+    """Return *config*, in which `config_of` may have put other folders, with those that *env* asks for."""
+    named = {variable: value for variable in _FOLDERS if (value := env.get(variable, "").strip())}
+    try:
+        asked = Config.from_env(named)
+    except ConfigError:  # one is no folder at all
+        return config
+    return replace(config, directory=asked.directory, ring_directory=asked.ring_directory)
 
 
 def _mend(left: dict[str, str], sentence: str) -> None:
