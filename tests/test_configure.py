@@ -365,6 +365,23 @@ def test_where_the_spans_will_be_is_said_of_a_drain_that_is_slow(capsys, tmp_pat
     )
 
 
+def test_figures_that_cannot_be_written_are_told_of_a_ring_that_has_been_read(capsys, tmp_path, monkeypatch):
+    """As where the run directory has become somebody else's: the drain is not at work any more."""
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.chdir(tmp_path)
+    run, why = tmp_path / "dltrace-job-1", "cannot be written ([Errno 13] Permission denied); they are tried again"
+    run.mkdir()
+    (tmp_path / "home.log").write_text(
+        f"otel_dltrace: the figures of {run} {why}\notel_dltrace: the figures of {run}2 x\n"
+    )
+    say_where(run, True, DrainStarter("home", tmp_path, "auto", {}, lambda _ring: None), is_over=False)
+
+    assert capsys.readouterr().err == (
+        f"otel_dltrace: so far the figures of {run} {why}; in dltrace-job-1; "
+        "read them with: otel-dltrace report dltrace-job-1\n"
+    )
+
+
 @pytest.mark.parametrize(
     "env",
     [

@@ -88,7 +88,8 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
         guard.say(f"the spans wait in {starter.rings}, which no drain serves ({why}); {cure}; {read}")
     elif path.exists():
         so_far = "" if is_over else "so far "
-        why = starter.lost if drained else starter.why_left()
+        # Of a ring that has been read it is the figures that do not say so yet.
+        why = (starter.lost or starter.trouble(f"the figures of {path} ")) if drained else starter.why_left()
         left = "" if is_over else why
         guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; {read}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
