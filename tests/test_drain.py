@@ -349,6 +349,21 @@ def test_a_drain_is_started_once_at_a_time(place, capfd):
     assert (started, capfd.readouterr().err) == ([ring], "")
 
 
+def test_why_a_thread_has_left_the_ring_is_told_at_the_end(place, monkeypatch, capfd):
+    """As of a full disk: it is not at work any more."""
+    why = f"{place.rings}/mine.ring cannot be emptied into its run directory (No space left) and stays where it is"
+    monkeypatch.setattr(guard, "_said", {why, f"{place.rings}/other.ring is no ring"})
+    thread = launch.DrainThread(lambda: None, lambda _timeout: None)
+    starter = launch.DrainStarter("home", place.rings, "thread", {}, lambda _ring: thread)
+    ring = SimpleNamespace(path=place.rings / "mine.ring", is_held=lambda: False)
+    ring.path.touch()
+    (place.folder / "run").mkdir()
+    starter.start(ring)
+    say_where(place.folder / "run", starter.finish(ring.path, 0.0), starter, is_over=False)
+
+    assert f"so far {why}; in " in capfd.readouterr().err
+
+
 def test_where_no_thread_may_be_started_the_end_says_what_reads_the_ring(place, monkeypatch, capfd):
     """Nothing of the drain is imported: OpenBLAS interrupts the program where it gets no thread."""
 

@@ -26,6 +26,11 @@ def say(sentence: str, key: str = "") -> None:
         print(f"otel_dltrace: {harmless(sentence)}", file=sys.stderr, flush=True)
 
 
+def said_of(about: str) -> str:
+    """Return a sentence that was said here and has *about* in it, "" if none was."""
+    return next((sentence for sentence in tuple(_said) if about in sentence), "")
+
+
 def failed(where: str, error: BaseException) -> None:
     """Tell once that tracing gave up at *where*; the program goes on untraced there.
 

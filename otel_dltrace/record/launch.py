@@ -209,6 +209,8 @@ class DrainStarter:
 
         One that is at work may have complained of anything: only what it said of the ring is a reason.
         """
+        if self._ring is not None and self._thread is not None:
+            return guard.said_of(self._ring.stem)  # it has no log
         if self._ring is None or self._is_gone():
             return self.trouble()
         return self.trouble(self._ring.stem)
