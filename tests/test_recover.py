@@ -251,6 +251,27 @@ def test_what_waits_of_any_run_is_sent_by_a_recover_that_names_none(place, tmp_p
     ]
 
 
+def test_a_run_directory_that_cannot_be_made_keeps_no_others_from_being_sent(place):
+    """One sentence is said of it, by the drain: nobody gave a run that is none."""
+    away = {**ON, "OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    place.run(STEPS, **away)
+    place.wait_for_drains()
+    (spill,) = place.folder.glob("dltrace-*/hosts/*/spill")
+    gone = place.folder / "gone"
+    gone.mkdir()
+    place.run(STEPS, **ON, OTEL_DLTRACE_DIR=gone, OTEL_DLTRACE_DRAIN="off")
+    gone.rmdir()
+    gone.touch()
+    told = Told((200, {}, b""))
+    with http_server(told) as endpoint:
+        done = place.command("recover", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_METRICS_EXPORTER="none")
+
+    (ring,) = place.rings.glob("*.ring")
+    assert f"otel_dltrace: {ring} cannot be emptied into its run directory (" in done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert f"{spill.relative_to(place.folder)}: 6 spans sent, 0 still waiting" in done.stdout
+
+
 def test_what_was_sent_later_is_no_longer_said_to_wait(place, tmp_path):
     """By `doctor` and `open`; once everything is there nothing is to be done."""
     env = {**ON, "OTEL_METRICS_EXPORTER": "none"}

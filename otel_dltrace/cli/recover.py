@@ -25,6 +25,7 @@ from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.outlet import as_told
 from otel_dltrace.export.run_reader import host_folders
+from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.settings.config import Config
 
 
@@ -108,8 +109,13 @@ def _end(root: Path) -> None:
 
 
 def _waiting_in(root: Path) -> list[Path]:
-    """Return where requests wait that an absent collector left on disk in the run *root*."""
-    return [folder / "spill" for folder in host_folders(root) if any((folder / "spill").glob("*.otlp"))]
+    """Return where requests wait that an absent collector left on disk in the run *root*.
+
+    Of one that could not be made, or written, the drain has said why.
+    """
+    with suppress(RunNotFoundError):
+        return [folder / "spill" for folder in host_folders(root) if any((folder / "spill").glob("*.otlp"))]
+    return []
 
 
 def _waiting_anywhere(directory: Path) -> list[Path]:
