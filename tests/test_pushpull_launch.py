@@ -1,6 +1,7 @@
 """The launcher and its command: what a job's processes are given, and how they end."""
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -17,9 +19,12 @@ import pytest
 from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import host_is_drained
 from otel_dltrace.export.host_folder import host_folder_name
+from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull import folder as folder_module
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.record.process_id import boot_id
 from tests.servers import free_port, wait_until
+from tests.test_damage import nobody
 
 HOME = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "otel_dltrace", "pushpull", "launch"]
@@ -29,6 +34,31 @@ def launched(*arguments: str, program: str) -> "subprocess.CompletedProcess[str]
     """Run a Python *program* under the launcher."""
     command = [*LAUNCH, *arguments, "--", sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_local_ranks_meet_among_temporary_files_where_dev_shm_takes_no_folder(monkeypatch):
+    """As in a container whose user may not write there."""
+    with TemporaryDirectory() as closed, TemporaryDirectory() as open_to_all:
+        for folder, mode in ((closed, 0o755), (open_to_all, 0o777)):
+            Path(folder).chmod(mode)
+        monkeypatch.setattr(folder_module, "_SHARED", Path(closed))
+        monkeypatch.setattr("tempfile.tempdir", open_to_all)
+        with nobody(), folder_module.job_folder() as ours:
+            assert (ours.parent, ours.is_dir()) == (Path(open_to_all), True)
+
+
+def test_without_any_folder_a_launch_says_so(monkeypatch):
+    """And old ones of ours are looked for in /dev/shm all the same."""
+
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(folder_module, "_SHARED", Path("/proc/none"))
+    monkeypatch.setattr("tempfile.gettempdir", none)
+
+    folder_module.remove_orphans()
+    with pytest.raises(ConfigError, match="no folder that can be written: set TMPDIR"), folder_module.job_folder():
+        pass
 
 
 def test_each_process_is_told_its_place():

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from otel_dltrace.model.errors import ConfigError
+
 _SHARED = Path("/dev/shm")  # noqa: S108 - what is made in it is ours alone
 _PREFIX = "dltrace-pushpull-job-"
 _NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
@@ -29,10 +31,16 @@ def job_folder() -> Iterator[Path]:
 
 def remove_orphans() -> None:
     """Remove our folders whose launcher was killed: nobody has locked them."""
-    for folder in [one for parent in (_SHARED, _other()) for one in parent.glob(f"{_PREFIX}*")]:
+    for folder in [one for parent in _parents() for one in parent.glob(f"{_PREFIX}*")]:
         if _NAME.fullmatch(folder.name):
             with suppress(OSError):  # it is gone by now, or somebody else's, or has its launcher
                 _remove_orphan(folder)
+
+
+def _parents() -> set[Path]:
+    with suppress(ConfigError):
+        return {_SHARED, temporary()}
+    return {_SHARED}
 
 
 def _remove_orphan(folder: Path) -> None:
@@ -66,8 +74,21 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _memory() -> Path:
-    return _SHARED if _SHARED.is_dir() and shutil.disk_usage(_SHARED).free else _other()
+    return _SHARED if takes_folders(_SHARED) and shutil.disk_usage(_SHARED).free else temporary()
 
 
-def _other() -> Path:
-    return Path(tempfile.gettempdir())
+def takes_folders(parent: Path) -> bool:
+    """Return whether we may make folders in *parent*, as in a container not everybody may in ``/dev/shm``."""
+    return os.access(parent, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def temporary() -> Path:
+    """Return where temporary files go.
+
+    Raises:
+        ConfigError: No folder can be written.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise ConfigError("local ranks find no folder that can be written: set TMPDIR to one that can be") from None

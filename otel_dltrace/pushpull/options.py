@@ -1,12 +1,12 @@
 """The one place that reads pushpull's variables, from a mapping it is given."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
+from otel_dltrace.pushpull.folder import takes_folders, temporary
 from otel_dltrace.pushpull.keys import BUILT_IN, HASH_NAMES, MIXED, KeyHash, mixed_share
 from otel_dltrace.pushpull.layout import Layout
 
@@ -204,5 +204,5 @@ def _tls(env: Env) -> Tls | None:
 def _default_folder(env: Env, layout: Layout) -> Path:
     """Return a folder that the local ranks of one worker find without being told."""
     shared = Path("/dev/shm")  # noqa: S108 - as above
-    parent = shared if shared.is_dir() else Path(tempfile.gettempdir())
+    parent = shared if takes_folders(shared) else temporary()
     return parent / f"dltrace-pushpull-{os.getuid()}-{env.get('DMLC_PS_ROOT_PORT') or _PORT}-{layout.worker}"
