@@ -143,6 +143,9 @@ def ids(spans):
         pytest.param({"ENDPOINT": "http://[::1]:7", "PROTOCOL": "grpc"}, "[::1]:7", False, id="grpc IPv6"),
         pytest.param({"ENDPOINT": "h:4317", "PROTOCOL": "grpc"}, "h:4317", True, id="grpc without scheme"),
         pytest.param({"ENDPOINT": "me:pass@h:4317", "PROTOCOL": "grpc"}, "h:4317", True, id="grpc with a password"),
+        pytest.param({"ENDPOINT": "h:4317/v1/traces", "PROTOCOL": "grpc"}, "h:4317", True, id="grpc with a path"),
+        pytest.param({"ENDPOINT": "[::1]/", "PROTOCOL": "grpc"}, "[::1]", True, id="grpc IPv6 without scheme"),
+        pytest.param({"ENDPOINT": "unix:/run/o.sock", "PROTOCOL": "grpc"}, "unix:/run/o.sock", True, id="grpc file"),
         pytest.param(
             {"ENDPOINT": "h:4317", "PROTOCOL": "grpc", "INSECURE": "true"}, "h:4317", False, id="grpc insecure"
         ),
@@ -245,6 +248,12 @@ def test_a_header_that_grpc_does_not_know_is_a_bad_setting():
     with pytest.raises(ConfigError, match="_HEADERS: gRPC takes no header 'x!y': write letters, digits") as raised:
         settings_for("http://h:4317", "grpc", HEADERS="a=b,x!y=secret")
     assert "secret" not in str(raised.value)
+
+
+def test_an_address_without_a_scheme_is_one_that_grpc_can_dial():
+    """It takes a port above the last one for another, and says that nobody answers there."""
+    with pytest.raises(ConfigError, match="_ENDPOINT='h:70000' is not a URL"):
+        settings_for("u:secret@h:70000", "grpc")
 
 
 def test_secrets_stay_out_of_the_repr():

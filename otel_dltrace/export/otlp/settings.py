@@ -17,6 +17,7 @@ GRPC = "grpc"
 HTTP = "http/protobuf"
 _GRPC_RESOLVERS = {"dns", "ipv4", "ipv6", "unix", "unix-abstract"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST_AND_PATH = re.compile(r"((?:\[[^]]*\]|[^:/]+)(?::\d+)?)(?:/.*)?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
 """What gRPC lets a header be called, of what HTTP does."""
@@ -154,7 +155,11 @@ def _http_url(name: str, value: str, signal: str) -> tuple[str, bool]:
 
 def _grpc_target(name: str, value: str, insecure: bool) -> tuple[str, bool]:
     if "://" not in value:  # gRPC takes a name and a password for a part of the host, and tells of it in errors
-        return re.sub(r"^[^/]*@", "", value), not insecure
+        target = re.sub(r"^[^/]*@", "", value)
+        if bare := _HOST_AND_PATH.fullmatch(target):  # a path says nothing to gRPC, as in a URL
+            _split(name, target)
+            target = bare[1]
+        return target, not insecure
     url = _split(name, value)
     if url.scheme in _GRPC_RESOLVERS:
         return value, not insecure
@@ -167,7 +172,7 @@ def _grpc_target(name: str, value: str, insecure: bool) -> tuple[str, bool]:
 
 def _split(name: str, value: str) -> SplitResult:
     try:
-        url = urlsplit(value)
+        url = urlsplit(value if "://" in value else f"//{value}")
         _ = url.port  # checked only when it is read
     except ValueError as error:
         raise ConfigError(f"{name}={public(value)!r} is not a URL ({error}): write http://host:port") from None
