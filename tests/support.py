@@ -215,3 +215,14 @@ def room_for(size: int) -> Iterator[None]:
 def but_for_rings(stderr: str) -> str:
     """Return what a program has said, but for where its spans wait that a test leaves to no drain."""
     return "".join(line for line in stderr.splitlines(keepends=True) if "which no drain serves" not in line)
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """Be a user whom permissions bind, as root is not."""
+    was = os.geteuid()
+    os.seteuid(65534 if was == 0 else was)
+    try:
+        yield
+    finally:
+        os.seteuid(was)

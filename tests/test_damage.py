@@ -5,8 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile, copytree
@@ -31,6 +30,7 @@ from otel_dltrace.model.metrics import SYSTEM_CPU_TIME, attributes_of
 from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.spans import SpanBatch
 from tests.runs import ddp
+from tests.support import nobody
 
 HOSTS = ("hosts/a-boot", "hosts/b-boot")
 SEGMENT, PARQUET, NAMES = "spans-00001.arrows", "steps-*.parquet", "descriptors.arrows"
@@ -309,17 +309,6 @@ def test_what_leads_nowhere_is_said_in_a_sentence(tmp_path, capsys):
     for run, why in ((tmp_path, "Too many levels of symbolic links"), (tmp_path / ("x" * 300), "File name too long")):
         assert main(["report", str(run)]) == 2
         assert capsys.readouterr().err == f"otel-dltrace: {run} cannot be read: {why}\n"
-
-
-@contextmanager
-def nobody() -> Iterator[None]:
-    """Be a user whom permissions bind, as root is not."""
-    was = os.geteuid()
-    os.seteuid(65534 if was == 0 else was)
-    try:
-        yield
-    finally:
-        os.seteuid(was)
 
 
 @pytest.mark.parametrize("closed", [".", "hosts", HOSTS[0]])

@@ -24,7 +24,7 @@ from otel_dltrace.pushpull import folder as folder_module
 from otel_dltrace.pushpull.launch import Plan, launch
 from otel_dltrace.record.process_id import boot_id
 from tests.servers import free_port, wait_until
-from tests.test_damage import nobody
+from tests.support import nobody
 
 HOME = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "otel_dltrace", "pushpull", "launch"]

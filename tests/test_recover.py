@@ -19,8 +19,7 @@ from otel_dltrace.export.ring_source import RingSource
 from otel_dltrace.export.run_reader import read_run, read_summaries
 from otel_dltrace.model.summary import summary_line
 from tests import servers
-from tests.support import LONG_S, waiting
-from tests.test_damage import nobody
+from tests.support import LONG_S, nobody, waiting
 from tests.told import Told, http_server
 
 KILLED = """
