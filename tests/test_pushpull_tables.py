@@ -531,6 +531,15 @@ def test_a_folder_with_too_long_a_path_is_one_sentence(tmp_path):
         Peers(Layout(local_size=2), Options(folder=folder), SimpleNamespace()).open()
 
 
+@pytest.mark.parametrize(("below", "why"), [("", "File exists"), ("/x", "Not a directory")], ids=["file", "below"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(below, why, tmp_path):
+    """And not an error of `pathlib` that does not say which variable names it."""
+    folder = Path(f"{tmp_path}/file{below}")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"^{folder} cannot be made: {why}; set PUSHPULL_DIR to one that can be$"):
+        Peers(Layout(local_size=2), Options(folder=folder), SimpleNamespace()).open()
+
+
 @pytest.mark.parametrize("local_rank", [0, 9, 10], ids=["first", "last of one digit", "longest"])
 def test_a_path_too_long_for_one_local_rank_is_so_for_all(local_rank, tmp_path, monkeypatch):
     """Else the others would wait for it until the timeout, or call it and have the kernel's bare word."""

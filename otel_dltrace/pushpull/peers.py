@@ -195,7 +195,7 @@ def _check_length(path: Path) -> None:
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(
             f"{path} has {len(os.fsencode(path))} bytes, and a socket's path {_LONGEST_PATH} at most; "
-            "set PUSHPULL_DIR to a shorter one"
+            "set PUSHPULL_DIR to a shorter one, or where `pushpull launch` makes it TMPDIR"
         )
 
 
@@ -203,9 +203,12 @@ def make_private(folder: Path) -> None:
     """Make *folder* for us alone, or see that it is.
 
     Raises:
-        ConfigError: It belongs to somebody else, or others may write there.
+        ConfigError: It cannot be made, belongs to somebody else, or others may write there.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}; set PUSHPULL_DIR to one that can be") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(f"{folder} is not a folder of ours alone; set PUSHPULL_DIR to one")
