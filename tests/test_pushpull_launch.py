@@ -41,7 +41,7 @@ def test_local_ranks_meet_among_temporary_files_where_dev_shm_takes_no_folder(mo
     with TemporaryDirectory() as closed, TemporaryDirectory() as open_to_all:
         for folder, mode in ((closed, 0o755), (open_to_all, 0o777)):
             Path(folder).chmod(mode)
-        monkeypatch.setattr(folder_module, "_SHARED", Path(closed))
+        monkeypatch.setattr(folder_module, "SHARED", Path(closed))
         monkeypatch.setattr("tempfile.tempdir", open_to_all)
         with nobody(), folder_module.job_folder() as ours:
             assert (ours.parent, ours.is_dir()) == (Path(open_to_all), True)
@@ -53,7 +53,7 @@ def test_without_any_folder_a_launch_says_so(monkeypatch):
     def none():
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
-    monkeypatch.setattr(folder_module, "_SHARED", Path("/proc/none"))
+    monkeypatch.setattr(folder_module, "SHARED", Path("/proc/none"))
     monkeypatch.setattr("tempfile.gettempdir", none)
 
     folder_module.remove_orphans()

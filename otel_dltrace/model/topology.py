@@ -206,27 +206,25 @@ def _run_from_env(world: World, env: Env) -> str:
 
     A job that is requeued has Slurm's again.
     """
-    namespace = env.get("PMIX_NAMESPACE") or _slurm_step(world, env) or _intel_start(world)
+    namespace = env.get("PMIX_NAMESPACE") or _common_start(world, env)
     # Only of Slurm's own ranks all have the count: mpirun's on other hosts get what mpirun passes on.
     restarts = env.get("SLURM_RESTART_COUNT", "") if namespace.startswith("slurm.") else ""
     return f"{namespace}.{restarts}".rstrip(".")
 
 
-def _slurm_step(world: World, env: Env) -> str:
-    """Return what the ranks of *world* are called if srun has started them as one step, "" for nothing.
+def _common_start(world: World, env: Env) -> str:
+    """Return what Slurm or Intel MPI calls the start of the ranks of *world*, "" for nothing.
 
-    Those of MPICH's own mpiexec are within a step, a batch script's or another's, as those of its next job may be.
+    A single one agrees with nobody, and those that are spawned have the variables of another world. What MPICH's own
+    mpiexec starts within a step of Slurm's is not that step, for its next job may be within it, too.
     """
+    if world.world_size < 2 or world.is_spawned:
+        return ""
     is_step = world.launcher == "slurm" or (world.launcher == MPICH and _OF_HYDRA not in env)
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID")
-    is_known = world.world_size > 1 and not world.is_spawned and job and step
-    return f"slurm.{job}.{step}" if is_step and is_known else ""
-
-
-def _intel_start(world: World) -> str:
-    """Return what Intel MPI calls the start of its *world*, "" where that is spawned: it is called as its parent's."""
-    is_one = world.launcher == MPICH and world.world_size > 1 and not world.is_spawned
-    return world.start if is_one else ""
+    if is_step and job and step:
+        return f"slurm.{job}.{step}"
+    return world.start if world.launcher == MPICH else ""
 
 
 def job_from_env(env: Env) -> str:

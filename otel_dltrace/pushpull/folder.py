@@ -11,7 +11,7 @@ from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
 
-_SHARED = Path("/dev/shm")  # noqa: S108 - what is made in it is ours alone
+SHARED = Path("/dev/shm")  # noqa: S108 - what is made in it is ours alone
 _PREFIX = "dltrace-pushpull-job-"
 _NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` has it; those of processes without a launcher (options.py) go on with a number and a hyphen."""
@@ -39,8 +39,8 @@ def remove_orphans() -> None:
 
 def _parents() -> set[Path]:
     with suppress(ConfigError):
-        return {_SHARED, temporary()}
-    return {_SHARED}
+        return {SHARED, temporary()}
+    return {SHARED}
 
 
 def _remove_orphan(folder: Path) -> None:
@@ -74,12 +74,17 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _memory() -> Path:
-    return _SHARED if takes_folders(_SHARED) and shutil.disk_usage(_SHARED).free else temporary()
+    parent = where_ranks_meet()
+    return parent if shutil.disk_usage(parent).free else temporary()
 
 
-def takes_folders(parent: Path) -> bool:
-    """Return whether we may make folders in *parent*, as in a container not everybody may in ``/dev/shm``."""
-    return os.access(parent, os.W_OK | os.X_OK, effective_ids=True)
+def where_ranks_meet() -> Path:
+    """Return where folders for local ranks are made: in memory, unless we may make none there, as in some containers.
+
+    Raises:
+        ConfigError: No folder can be written.
+    """
+    return SHARED if os.access(SHARED, os.W_OK | os.X_OK, effective_ids=True) else temporary()
 
 
 def temporary() -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from otel_dltrace.model.errors import ConfigError
-from otel_dltrace.pushpull.folder import takes_folders, temporary
+from otel_dltrace.pushpull.folder import SHARED, where_ranks_meet
 from otel_dltrace.pushpull.keys import BUILT_IN, HASH_NAMES, MIXED, KeyHash, mixed_share
 from otel_dltrace.pushpull.layout import Layout
 
@@ -49,7 +49,7 @@ class Options:
     token: str = ""
     """The job's secret."""
     tls: Tls | None = None
-    folder: Path = Path("/dev/shm")  # noqa: S108 - shared memory is what it is for; what is made in it is private
+    folder: Path = SHARED
     """Where the local ranks of a worker meet: sockets and shared memory."""
     bereft: Path | None = None
     """The file by which this process tells who launched it that it fails since another one did."""
@@ -203,6 +203,5 @@ def _tls(env: Env) -> Tls | None:
 
 def _default_folder(env: Env, layout: Layout) -> Path:
     """Return a folder that the local ranks of one worker find without being told."""
-    shared = Path("/dev/shm")  # noqa: S108 - as above
-    parent = shared if takes_folders(shared) else temporary()
-    return parent / f"dltrace-pushpull-{os.getuid()}-{env.get('DMLC_PS_ROOT_PORT') or _PORT}-{layout.worker}"
+    name = f"dltrace-pushpull-{os.getuid()}-{env.get('DMLC_PS_ROOT_PORT') or _PORT}-{layout.worker}"
+    return where_ranks_meet() / name
