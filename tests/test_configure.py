@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace import Config
-from otel_dltrace.configure.outcome import host_is_drained, say_where, short_path
+from otel_dltrace.configure.outcome import host_is_drained, read_summary, say_where, short_path
 from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import Bind, run_directory_name
@@ -450,6 +450,29 @@ def test_a_host_waits_for_its_own_processes(tmp_path):
         drained.append([host_is_drained(tmp_path, ranks, 0.0) for ranks in (1, 2)])
 
     assert drained == [[False, False], [True, False], [True, True]]
+
+
+def test_of_several_hosts_each_tells_its_own_spans_and_run_all_with_their_names(tmp_path, monkeypatch, capsys):
+    """Nobody knows yet that none is lost on a host whose ranks have not been read to their end."""
+    monkeypatch.setattr(guard, "_said", set())
+    monkeypatch.chdir(tmp_path)
+    run, here = tmp_path / "dltrace-job-1", os.uname().nodename
+    for name, host, spans, read in (
+        (host_folder_name(here, boot_id().hex()), here, 6, 2),
+        ("node-0123abcd", "~", 4, 1),
+    ):
+        told = {"summary": {"spans": spans, "processes": read}, "processes": [{"host": host}, {"host": host}]}
+        (run / "hosts" / name).mkdir(parents=True)
+        (run / "hosts" / name / "drain.json").write_text(json.dumps(told))
+    say_where(run, True, DrainStarter("home", tmp_path, "auto", {}, lambda _ring: None), is_over=True)
+
+    assert capsys.readouterr().err == (
+        f"otel_dltrace: {here}: 6 spans recorded, none lost; in dltrace-job-1; "
+        "read them with: otel-dltrace report dltrace-job-1\n"
+    )
+    assert sorted(read_summary(run).split("; ")) == sorted(
+        [f"{here}: 6 spans recorded, none lost", "~: 4 spans recorded so far"]
+    )
 
 
 def test_a_folder_may_be_a_path(tmp_path):

@@ -21,16 +21,39 @@ def short_path(path: Path) -> str:
     return relative if len(relative) + 1 < len(str(path)) else str(path)
 
 
-def read_summary(run: Path, *, is_over: bool = True, left: str = "") -> str:
+def read_summary(run: Path, hosts: str = "*", *, is_over: bool = True, left: str = "") -> str:
     """Return in one line what became of the spans of *run*, as far as its drains, which may be at work, have told.
 
+    Of a run on several hosts each is named, and what *hosts* matches alone is told.
     *left* is why they have left some in the rings.
     """
     is_over = is_over and not left
-    lines = [summary_line(told["summary"], is_over=is_over) for told in _told(run)]
+    whose = sorted({_host_of(told) for told in _told(run)})
+    lines = [_line_of(told, is_over=is_over, is_one_of=len(whose) > 1) for told in _told(run, hosts)]
     if not (lines and is_over):
         lines.append(left or "the drain is still at work")
     return "; ".join(lines)
+
+
+def _line_of(told: dict[str, Any], *, is_over: bool, is_one_of: bool) -> str:
+    """Return what a drain tells, of one of several hosts with its name; only its own says whether it has read all."""
+    if not is_one_of:
+        return summary_line(told["summary"], is_over=is_over)
+    is_read = _is_drained([told], 1)
+    line = f"{_host_of(told)}: {summary_line(told['summary'], is_over=is_over and is_read)}"
+    return line if is_read or not is_over else f"{line} so far"
+
+
+def _host_of(told: dict[str, Any]) -> str:
+    """Return the host of whose processes a drain tells; "" where it knows none yet."""
+    return next((str(one["host"]) for one in told["processes"] if isinstance(one, dict) and "host" in one), "")
+
+
+def _here() -> str:
+    """Return what matches this host's folders: another drain of it has one that is called after the first one's."""
+    from otel_dltrace.export.host_folder import host_folder_name  # not at the start of every traced process
+
+    return f"{host_folder_name(os.uname().nodename, boot_id().hex())}*"
 
 
 def _told(run: Path, hosts: str = "*") -> list[dict[str, Any]]:
@@ -46,10 +69,7 @@ def host_is_drained(run: Path, ranks: int, deadline: float) -> bool:
 
     There are more where servers or other workers of a push_pull job are here as well.
     """
-    from otel_dltrace.export.host_folder import host_folder_name  # not at the start of every traced process
-
-    # Another drain of this host has a folder that is called after the first one's.
-    here = f"{host_folder_name(os.uname().nodename, boot_id().hex())}*"
+    here = _here()
     while not _is_drained(_told(run, here), ranks):
         if time.monotonic() >= deadline:
             return False
@@ -91,7 +111,7 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
         # Of a ring that has been read it is the figures that do not say so yet.
         why = (starter.lost or starter.trouble(f"the figures of {path} ")) if drained else starter.why_left()
         left = "" if is_over else why
-        guard.say(f"{so_far}{read_summary(path, is_over=is_over, left=left)}; in {where}; {read}")
+        guard.say(f"{so_far}{read_summary(path, _here(), is_over=is_over, left=left)}; in {where}; {read}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
         guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} before they were read")
     elif starter.mode == "auto":
