@@ -1444,6 +1444,11 @@ def test_who_comes_last_is_told_even_if_no_stage_shows_why():
             id="a world that nobody has, without steps",
         ),
         pytest.param(
+            lambda: [Rank(r, 4).collective(NO_STEP, r, 9, 1, group_size=4).batch() for r in (0, 2)],
+            "no rank has done a step, and 2 of 4 ranks are not here: 1, 3",
+            id="ranks of another host, without steps",
+        ),
+        pytest.param(
             lambda: ddp(2, steps=1), "only 1 steady step was done by all ranks, and it takes 5", id="one step"
         ),
         pytest.param(

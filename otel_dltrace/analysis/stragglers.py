@@ -97,8 +97,8 @@ def _with_phase(one: Straggler, found: Sequence[Straggler], tables: Sequence[Ste
 
 def _by_arrivals(tables: Sequence[StepTable], joined: Joined, expected: int) -> Judgement:
     """Judge a run without steps by its collectives."""
-    if missing := _missing([t.rank for t in tables], expected, "are not here"):
-        return cannot_tell(f"{NO_STEPS}, and {missing}")
+    if (why := _no_steps(tables, expected)) != NO_STEPS:
+        return cannot_tell(why)
     worst = last_comer(tables, joined)
     if worst is None:
         return cannot_tell(f"{NO_STEPS}, and no rank alone is known to cost the others {SHARE_OF_TIME:.0%} of the time")
@@ -120,7 +120,7 @@ def _times(tables: Sequence[StepTable], steps: Column) -> Column:
 def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted: Sequence[int]) -> str:
     present = [t.rank for t in tables if len(t.steps)]
     if not present:
-        return NO_STEPS
+        return _no_steps(tables, expected)
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
     if missing := _missing(present, expected, "have no step in what is looked at"):
@@ -131,6 +131,12 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
         steady = "steady step was" if len(steps) == 1 else "steady steps were"
         return f"only {len(steps)} {steady} done by all ranks, and it takes {MIN_STEPS}"
     return ""
+
+
+def _no_steps(tables: Sequence[StepTable], expected: int) -> str:
+    """Return that no rank has done a step and, where some are here, which ones are not."""
+    missing = _missing([t.rank for t in tables], expected, "are not here") if tables else ""
+    return f"{NO_STEPS}, and {missing}" if missing else NO_STEPS
 
 
 def _missing(present: Collection[int], expected: int, what: str) -> str:
