@@ -507,6 +507,27 @@ def test_a_slow_backward_is_told_by_its_bucket_launches():
     assert found.found == (Straggler(1, "backward", 28 * MS, 8 * MS, 20 * MS, 19, 19, 19, 20 * MS),)
 
 
+@pytest.mark.parametrize("source", [Source.BOUND, Source.HOST_DONE])
+def test_a_slow_communication_hook_is_told_by_its_first_call(source):
+    """What the hook computes before it calls is the rank's own, in the backward; the others wait in their hooks."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(10):
+        done = 100 * n + 36
+        for r, rank in enumerate(ranks):
+            at = 100 * n
+            rank.step(n, at, at + 40).stage(n, "forward", at, at + 5).stage(n, "backward", at + 5, done)
+            for number, launch, call in ((0, at + 8, at + 9), (1, at + 10, at + 14 + 20 * r)):
+                hook = {"tensor": f"bucket {number}", "source": source, "flags": Flag.ASYNC}
+                rank.collective(n, launch, done, 0, "comm_hook", **hook)
+                rank.collective(n, call, done, 2 * n + number + 1, dtype="float16", flags=Flag.ASYNC)
+    batches = [rank.batch() for rank in ranks]
+    report = analyse(batches)
+
+    assert report.stragglers.found == (Straggler(1, "backward", 29 * MS, 9 * MS, 20 * MS, 9, 9, 9, 20 * MS),)
+    (grad_sync,) = (stage for stage in report.timings.stages if stage.name == "grad_sync")
+    assert [timing.mean for timing in grad_sync.ranks] == [22 * MS, 2 * MS]
+
+
 def test_a_slow_backward_without_buckets_accuses_and_acquits_nobody():
     """At level step the victims' backward is as long as the culprit's, and a wait in it looks like computing."""
     found = analyse(ddp(2, slow={(1, "backward"): 20.0}, buckets=False)).stragglers

@@ -190,6 +190,23 @@ SEEN = {"level": Level.COLLECTIVE, "source": s.Source.HOST_DONE, "flags": Flag.A
             [1.0],
             id="one backward through two models, from its last bucket on",
         ),
+        pytest.param(
+            lambda r: (
+                r.stage(0, "backward", 105, 110)
+                .collective(0, 106, 110, 0, "comm_hook", tensor="bucket 0", **BOUND)
+                .collective(0, 108, 109, 1, **SEEN)
+                .collective(0, 109.5, 110, 2, **SEEN)
+            ),
+            [2.0],
+            id="a communication hook, from its first call on",
+        ),
+        pytest.param(
+            lambda r: r.stage(0, "backward", 105, 109).collective(
+                0, 106, 109, 0, "comm_hook", tensor="bucket 0", **BOUND
+            ),
+            [3.0],
+            id="a communication hook whose calls nobody sees",
+        ),
         pytest.param(lambda r: r.collective(0, 101, 101.5, 1, **SYNC), [0.0], id="while data is fetched"),
         pytest.param(lambda r: r.wait(5, 200, 210), [], id="in a step that has not ended"),
         pytest.param(lambda r: r, [], id="no operations: nobody knows"),

@@ -13,7 +13,7 @@ from otel_dltrace.analysis.once import once
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column, latest
-from otel_dltrace.model.buckets import backwards, bucket_number
+from otel_dltrace.model.buckets import backwards, bucket_number, first_calls, is_hooked
 from otel_dltrace.model.operation import Descriptor
 
 
@@ -102,7 +102,8 @@ def is_bucket(t: StepTable) -> Column:
 def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     """Return (row, stage, when, until) of the last launch of DDP's buckets in each backward of each step.
 
-    For what a program launches itself it waits itself, in ``wait``.
+    That of one with a communication hook is the hook's first call. For what a program launches itself it waits itself,
+    in ``wait``.
     """
     batch = t.batch
     is_bound = batch["source"] == s.Source.BOUND
@@ -123,8 +124,15 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     number = batch.lookup(bucket_number, np.int64)[launched][inside]
     begins, ends = backwards(number[seen], at[seen], end[seen])
     until[seen] = np.where(_is_told(t, row[seen], stage[seen], begins), ends, until[seen])
+    at = np.where(batch.lookup(is_hooked, bool)[launched][inside], first_calls(at, end, _calls(t)), at)
     (row, stage, until), last = latest((row, stage, until), at)
     return row, stage, last, np.where(unseen[row, stage], until, np.minimum(until, done[row, stage]))
+
+
+def _calls(t: StepTable) -> Column:
+    """Return when what the program communicates itself, its hooks too, begins."""
+    begins: Column = t.batch["start"][t.batch.is_kind(s.COLLECTIVE, s.P2P) & ~is_bucket(t)]
+    return begins
 
 
 def _is_told(t: StepTable, row: Column, stage: Column, begins: Column) -> Column:

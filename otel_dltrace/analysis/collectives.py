@@ -12,6 +12,7 @@ from otel_dltrace.analysis.once import once
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import collective_ids
+from otel_dltrace.model.buckets import is_hooked
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
@@ -112,10 +113,21 @@ def is_joint(d: Descriptor) -> bool:
 
 @once
 def lateness_unknown(batch: SpanBatch) -> Column:
-    """Return a mask of the rows to which nobody knows who came late: messages, and collectives without an id."""
+    """Return a mask of the rows to which nobody knows who came late: messages, and collectives without an id.
+
+    To a bucket that a communication hook reduces, what the hook calls tells it.
+    """
     joint = batch.lookup(lambda d: is_joint(d) and d.name not in s.MPI_SETUP, bool)
     unknown: Column = batch.is_kind(s.P2P) | (batch.is_kind(s.COLLECTIVE) & joint & (collective_ids(batch) == 0))
-    return unknown
+    return unknown & ~_told_by_calls(batch)
+
+
+def _told_by_calls(batch: SpanBatch) -> Column:
+    """Return a mask of the buckets of communication hooks in which calls are seen to begin."""
+    hooked, is_bucket = batch.lookup(is_hooked, bool), batch.lookup(lambda d: d.is_bucket, bool)
+    calls = np.sort(batch["start"][batch.is_kind(s.COLLECTIVE, s.P2P) & ~is_bucket])
+    told: Column = hooked & (np.searchsorted(calls, batch["start"]) < np.searchsorted(calls, batch["end"], "right"))
+    return told
 
 
 @lru_cache

@@ -10,6 +10,7 @@ from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.buckets import is_hooked
 
 SHARE_OF_STEPS = 0.5
 _WAITED_IN = frozenset((s.BACKWARD, s.OPTIMIZER))
@@ -72,7 +73,7 @@ def lacks_waits(t: StepTable) -> bool:
 
 def _of_hooks(t: StepTable) -> Column:
     """Return a mask of what begins while buckets of communication hooks are under way: DDP waits for that itself."""
-    reduced = is_bucket(t) & t.batch.lookup(lambda d: d.name == s.COMM_HOOK, bool)
+    reduced = t.batch.lookup(is_hooked, bool)
     at: Column = t.batch["start"]
     begin, end = merged(t.batch["start"][reduced], t.batch["end"][reduced])
     if not len(begin):

@@ -10,7 +10,7 @@ import numpy as np
 from otel_dltrace.export.metrics.last_launches import after_last_launch, is_within
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.buckets import bucket_number
+from otel_dltrace.model.buckets import bucket_number, first_calls, is_hooked
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import empty_rows, stack_rows
@@ -30,6 +30,7 @@ class Exposed:
         self._table = Descriptors(())
         self._is_wait: Column = np.zeros(0, bool)
         self._bucket: Column = np.zeros(0, np.int64)
+        self._is_hooked: Column = np.zeros(0, bool)
         self._names: Column = np.zeros(0, object)
 
     def add(self, rows: Column, descriptors: Descriptors, ended: Column) -> dict[int, int]:
@@ -64,6 +65,7 @@ class Exposed:
             self._table = descriptors
             self._is_wait = descriptors.column(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
             self._bucket = descriptors.column(lambda d: bucket_number(d) if d.is_bucket else _NONE, np.int64)
+            self._is_hooked = descriptors.column(is_hooked, bool)
             self._names = descriptors.column(lambda d: d.name, object)
 
     def _concerns(self, rows: Column) -> Column:
@@ -76,11 +78,21 @@ class Exposed:
     def _blocked(self, operations: Column, stages: Column) -> dict[int, int]:
         names = self._names[self._table.numbers(stages)]
         numbers = self._table.numbers(operations)
-        return _blocked(operations, self._is_wait[numbers], self._bucket[numbers], stages, names)
+        is_wait, bucket, hooked = self._is_wait[numbers], self._bucket[numbers], self._is_hooked[numbers]
+        begun = operations["start"].copy()
+        if hooked.any():
+            calls = begun[~is_wait & (bucket == _NONE)]
+            begun[hooked] = first_calls(begun[hooked], operations["end"][hooked], calls)
+        return _blocked(operations, is_wait, bucket, begun, stages, names)
 
 
-def _blocked(operations: Column, is_wait: Column, bucket: Column, stages: Column, names: Column) -> dict[int, int]:
-    """Return the ns for which *operations*, calls and waits, some of them buckets of DDP's, block each step."""
+def _blocked(
+    operations: Column, is_wait: Column, bucket: Column, begun: Column, stages: Column, names: Column
+) -> dict[int, int]:
+    """Return the ns for which *operations*, calls and waits, some of them buckets of DDP's, block each step.
+
+    What a bucket communicates is *begun* with its launch, or in its hook.
+    """
     is_async = operations["flags"] & np.uint16(s.Flag.ASYNC) != 0
     is_bound = operations["source"] == s.Source.BOUND
     backward, is_bucket = stages.compress(names == s.BACKWARD), bucket != _NONE
@@ -90,7 +102,7 @@ def _blocked(operations: Column, is_wait: Column, bucket: Column, stages: Column
     counts = blocking & np.isin(within, np.array(["", s.BACKWARD, s.OPTIMIZER], object))
     begin, end = operations["start"][counts], operations["end"][counts]
     step = operations["step"][counts]
-    tail = after_last_launch(operations.compress(launched), bucket[launched], backward)
+    tail = after_last_launch(operations.compress(launched), begun[launched], bucket[launched], backward)
     begin, end, step = (np.concatenate(pair) for pair in zip((begin, end, step), tail, strict=True))
     out = dict.fromkeys(operations["step"].tolist(), 0)
     # A device comes to what the host has issued when it does: how long such a step waits is not known.

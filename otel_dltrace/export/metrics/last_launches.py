@@ -17,20 +17,23 @@ def is_within(rows: Column, backward: Column) -> Column:
     return within
 
 
-def after_last_launch(launched: Column, number: Column, backward: Column) -> tuple[Column, Column, Column]:
+def after_last_launch(
+    launched: Column, begun: Column, number: Column, backward: Column
+) -> tuple[Column, Column, Column]:
     """Return (begin, end, step) from each backward's last launch until it waits no more.
 
     Bounds tell its end, and buckets that are seen to be done; else it is that of the stage.
 
     Args:
         launched: Buckets.
+        begun: When what each of them communicates begins: with its launch, or in its hook.
         number: Which bucket each of them is.
         backward: That stage of each step.
     """
-    step, at, until = launched["step"].astype(np.int64), launched["start"], launched["end"].copy()
+    step, until = launched["step"].astype(np.int64), launched["end"].copy()
     loose = launched["source"] != Source.BOUND
     until[loose] = _ends(launched.compress(loose), number[loose], backward)
-    (step, until), last = latest((step, until.astype(np.int64)), at)
+    (step, until), last = latest((step, until.astype(np.int64)), begun)
     return last, np.maximum(until, last), step.astype(np.uint32)
 
 
