@@ -336,6 +336,7 @@ def test_the_worst_of_many_slow_steps_is_told():
     [
         pytest.param(lambda r, n: r == 1 and n >= 10, {1: 11}, id="from the middle on"),
         pytest.param(lambda r, n: r == n % 2, {0: 10, 1: 10}, id="in turn"),
+        pytest.param(lambda r, n: r == n % 2 or n == 7, {0: 10, 1: 9}, id="in turn, and once both"),
     ],
 )
 def test_a_rank_that_is_slow_in_half_of_the_steps_is_told_beside_the_others(is_slow, steps):

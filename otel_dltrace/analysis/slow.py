@@ -23,6 +23,8 @@ OUTLIER_SHARE = 0.2
 """A step's stage is an outlier if it exceeds the rank's median by more than this share of the median step ..."""
 OUTLIER_LEAST = 5_000_000
 """... and by more than this many ns."""
+IN_TURN = 0.4
+"""Who is an outlier beside the others in so many of the steps has, of two in turn, a median that tells nothing."""
 Against = Literal["others", "usual"]
 
 
@@ -69,7 +71,8 @@ def slow_stages(tables: Sequence[StepTable], warm_up: int) -> SlowStages:
     """Return the slow stages in the steps from *warm_up* on that all ranks closed.
 
     A stage is slow against the others if it exceeds their median in as many of the steps as
-    a straggler does, and by as much, or in half of them by what makes an outlier: then its own median tells nothing.
+    a straggler does, and by as much, or in two fifths of them by what makes an outlier: its own median may lie between
+    its slow steps and the others then, or be a slow one.
     Else it is slow in those steps in which it is an outlier on its own rank.
     """
     steps = common_steps(tables)
@@ -93,7 +96,7 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
         longer[2 * np.stack([elsewhere(t.batch, steps) for t in tables])[:, :, None] > longer] = 0
     often, outliers = stands_out(longer, excess), times - usual > outlier
     over_others = np.where(often[:, None], longer > excess, longer > outlier)
-    often |= (2 * over_others.sum(axis=1) >= len(steps)) & (len(steps) >= MIN_STEPS)
+    often |= (over_others.sum(axis=1) >= IN_TURN * len(steps)) & (len(steps) >= MIN_STEPS)
     others = beside_the_rest(of_all, often) if len(tables) > 1 else times
     for r, t in enumerate(tables):
         hidden = untold(t, steps) if len(tables) > 1 else frozenset()

@@ -87,7 +87,7 @@ def basis(found: Saturation) -> str:
     """Return from when on a stage is slow and a sign is told, as one note."""
     slow = (
         f"Slow: more than {ms(found.excess)} ms above the other ranks in most steps, or {ms(found.outlier)} ms above "
-        "the rank's own median; waiting for others left out."
+        "them in two fifths of the steps, or above the rank's own median; waiting for others left out."
     )
     if not (found.sampled or any(stage.signs for stage in found.stages)):
         return slow
