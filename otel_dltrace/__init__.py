@@ -34,8 +34,9 @@ _ROOMS = {
     "uninstrument": "configure.sources",
 }
 
-# The room of that name is imported above, so that no later import puts it in the place of the function.
-del globals()["instrument"]
+# The room of that name is imported above, so that no later import puts it in the place of the function; who reloads us
+# has it imported already.
+globals().pop("instrument", None)
 
 
 def __getattr__(name: str) -> object:

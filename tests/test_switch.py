@@ -71,6 +71,20 @@ def test_import_loads_no_framework():
     assert (result.stdout.strip(), result.stderr) == ("set()", "")
 
 
+def test_the_package_can_be_reloaded():
+    """As a notebook does with what it has imported; the names stay what they are, and what records goes on."""
+    code = """
+        import importlib, otel_dltrace as d
+        importlib.reload(d)
+        before = [d.instrument, d.step]
+        importlib.reload(d)
+        print([d.instrument, d.step] == before)
+    """
+    result = python("-c", textwrap.dedent(code))
+
+    assert (result.stdout, result.stderr) == ("True\n", "")
+
+
 @pytest.mark.parametrize("flags", [("-S",), ("-I",), ("-E",), ("-IS",)], ids=lambda flags: flags[0])
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_no_flag_of_python_breaks_it(flags, value):
