@@ -210,6 +210,21 @@ def test_a_flush_is_told_that_all_is_read_also_where_nothing_is_new(place, mode)
     assert done.stdout == "True True\n"
 
 
+def test_a_flush_that_is_told_no_seconds_takes_its_own(place):
+    """Where nothing is traced no argument of it raises, and so it is where something is."""
+    flushes = """
+        import otel_dltrace as d
+        d.start()
+        with d.step():
+            pass
+        print(d.flush("60"), d.flush(None), d.flush(None))
+    """
+    done = place.run(flushes)
+
+    told = "otel_dltrace: flush() takes seconds; a NoneType that is no number stands for 2"
+    assert (done.returncode, done.stderr.splitlines()[0], done.stderr.count(told)) == (0, told, 1)
+
+
 def test_a_thread_drains_where_no_process_may_be_started(place):
     """OTEL_DLTRACE_DRAIN=thread: the same spans, and no drain process."""
     process, published = a_writer(place, 1.0, OTEL_DLTRACE_DRAIN="thread")

@@ -270,7 +270,11 @@ def flush(timeout: float = EXIT_S) -> bool:
     tracer = live.tracer
     if tracer is None or tracer.recorder.ring is None or tracer.starter is None:
         return True
-    return tracer.starter.catch_up(tracer.recorder.ring.path, timeout)
+    seconds = guard.tried(float, timeout)
+    if isinstance(seconds, Exception):
+        guard.say(f"flush() takes seconds; a {type(timeout).__name__} that is no number stands for {EXIT_S:g}")
+        seconds = EXIT_S
+    return tracer.starter.catch_up(tracer.recorder.ring.path, seconds)
 
 
 _registered = _is_looked_at = False
