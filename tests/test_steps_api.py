@@ -509,6 +509,44 @@ def test_an_odd_number_of_a_step_costs_that_number_alone(tracer: Tracer, value: 
     assert [(one["size"], one["b"], one["a"]) for one in ended] == [(user, epoch, samples), (9, epoch, 8)]
 
 
+class Odd:
+    """Says nothing of itself: no name, and no number."""
+
+    def __hash__(self) -> int:
+        """Raise."""
+        raise RuntimeError
+
+    def __index__(self) -> int:
+        """Raise."""
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("block", [step, phase, operation])
+def test_who_takes_a_block_by_as_has_it_although_it_could_not_begin(tracer: Tracer, block: Any) -> None:
+    """As a subclass does whose own attributes are asked for behind it."""
+    made = block(Odd())
+    with made as taken:
+        pass
+
+    assert taken is made
+    assert open_span.get() is None
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["traced", "untraced"])
+@pytest.mark.parametrize(
+    "block", [step(), phase("x"), phase("to_device"), operation("x")], ids=lambda b: type(b).__name__
+)
+def test_a_block_that_is_left_and_was_never_entered_is_none(
+    tracer: Tracer, monkeypatch: pytest.MonkeyPatch, block: Any, is_on: bool
+) -> None:
+    """A callback for the end may come where that for the begin did not."""
+    if not is_on:
+        monkeypatch.setattr(live, "tracer", None)
+    block.__exit__(None, None, None)
+
+    assert tracer.recorder.ring is None
+
+
 def test_a_marked_step_that_is_open_at_the_end_lasts_till_then(tracer: Tracer) -> None:
     """As in a generator that nobody exhausts: its last stage is not the end of what the program marked."""
     block = step()

@@ -1,7 +1,9 @@
 """Loops whose models, functions and optimizers are compiled: the same graphs, the same results, no warning."""
 
+from pathlib import Path
+
 import pytest
-from torch_harness import COMPILES, run_each
+from torch_harness import COMPILES, run, run_each
 from torch_loops import EVALUATED, PLAIN, SETUP, Loops, Ran, check
 
 pytest.importorskip("torch")
@@ -294,3 +296,22 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_compiled_loops_keep_their_steps_and_their_graphs(name: str, recorded: Ran) -> None:
     """Steps and stages as far as they run outside of graphs; the graphs and what is learned stay the same."""
     check(recorded[name], LOOPS[name][1])
+
+
+def test_blocks_leave_the_graph_of_an_untraced_program_whole(tmp_path: Path) -> None:
+    """A program keeps its marks where nobody traces it."""
+    run(
+        tmp_path,
+        """
+        import otel_dltrace, torch
+
+        @torch.compile(fullgraph=True, backend="eager")
+        def marked(x):
+            with otel_dltrace.step(3, batch_size=4, epoch=0), otel_dltrace.phase("encode", 4):
+                with otel_dltrace.operation("exchange", size=4), otel_dltrace.phase("forward"):
+                    return x + 1
+
+        marked(torch.ones(1))
+        """,
+        level=0,
+    )

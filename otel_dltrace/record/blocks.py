@@ -4,7 +4,7 @@ import struct
 from contextvars import Token
 from time import monotonic_ns
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.semconv import DEVICE_STAGES, EXIT, Flag, Level
@@ -21,6 +21,9 @@ _SMALL = (1 << 30) - 1  # CPython compares ints up to here at once, and the othe
 _error = struct.error
 State = tuple[dict[str, Any] | None, dict[str, Any]]
 """What is copied and pickled of a block, which may be a part of a model: a subclass's own, and ours."""
+_Step = TypeVar("_Step", bound="step")
+_Phase = TypeVar("_Phase", bound="phase")
+_Operation = TypeVar("_Operation", bound="operation")
 _NO_FAILURES = (GeneratorExit, StopIteration, StopAsyncIteration)
 # Bound here: looking the three up on the variable costs a tenth of a phase.
 _get_open, _set_open, _reset_open = open_span.get, open_span.set, open_span.reset
@@ -50,15 +53,19 @@ class step:  # noqa: N801  -- used as a context manager, named as one
         """Be copied and pickled as one that has not been entered."""
         return _state(self, "_number", "_batch_size", "_epoch", _tracer=None)
 
-    @guarded
-    def __enter__(self) -> "step":
+    def __enter__(self: _Step) -> _Step:
         """Begin the step."""
-        tracer = None if _get_open() is IN_GRAPH else live.tracer
-        self._tracer = tracer  # it ends what it began, whatever is switched on in between
-        if tracer is not None:
-            self._tell(tracer)
-            number = None if self._number is None else whole(self._number, NO_USER_STEP)
-            tracer.steps.begin_own(number, whole(self._batch_size))
+        try:
+            tracer = live.tracer
+            if tracer is not None and _get_open() is IN_GRAPH:
+                tracer = None
+            self._tracer = tracer  # it ends what it began, whatever is switched on in between
+            if tracer is not None:
+                self._tell(tracer)
+                number = None if self._number is None else whole(self._number, NO_USER_STEP)
+                tracer.steps.begin_own(number, whole(self._batch_size))
+        except Exception as broken:  # noqa: BLE001  -- whoever takes the block by `as` has it all the same
+            failed("step", broken)
         return self
 
     @guarded
@@ -113,7 +120,7 @@ class phase:  # noqa: N801
     # seen. `parent` is the parent's number and, above its 32 bits, the occurrence, as they lie in the record.
     # Without a recorder it is a stage, or nothing: then `start` is 0.
 
-    def __enter__(self) -> "phase":  # noqa: C901  -- flat: see above
+    def __enter__(self: _Phase) -> _Phase:  # noqa: C901  -- flat: see above
         """Begin the phase."""
         tracer = live.tracer
         if tracer is None:
@@ -176,7 +183,10 @@ class phase:  # noqa: N801
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the phase; an error of the block passes through and is noted."""
-        recorder = self._recorder
+        try:
+            recorder = self._recorder
+        except AttributeError:
+            return  # it was never entered
         if recorder is None:
             if self.start:
                 self._end_stage(_failure(error))
@@ -299,15 +309,17 @@ class operation:  # noqa: N801
         """Be copied and pickled as one that has not been entered."""
         return _state(self, "_fields", "_size", _open=None)
 
-    @guarded
-    def __enter__(self) -> "operation":
+    def __enter__(self: _Operation) -> _Operation:
         """Begin the operation."""
-        tracer = live.tracer
-        if tracer is not None and _get_open() is not IN_GRAPH and tracer.recorder.level >= Level.COLLECTIVE:
-            descriptor, occurrences = tracer.operation_descriptor(*self._fields)
-            self._seq = next(occurrences)
-            self._open = Operation(tracer.recorder, descriptor, self._size)
-            self._open.token = _set_open(self._open)
+        try:
+            tracer = live.tracer
+            if tracer is not None and _get_open() is not IN_GRAPH and tracer.recorder.level >= Level.COLLECTIVE:
+                descriptor, occurrences = tracer.operation_descriptor(*self._fields)
+                self._seq = next(occurrences)
+                self._open = Operation(tracer.recorder, descriptor, self._size)
+                self._open.token = _set_open(self._open)
+        except Exception as broken:  # noqa: BLE001  -- as in `step`
+            failed("operation", broken)
         return self
 
     @guarded
