@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import MS, Rank, ddp, ddp_on_devices, rendered
 
+from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
 from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives import is_synchronising, join
@@ -16,7 +17,7 @@ from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
 from otel_dltrace.analysis.excess import others_median
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.judgement import Straggler
-from otel_dltrace.analysis.lateness import lateness
+from otel_dltrace.analysis.lateness import in_a_row, lateness
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
 from otel_dltrace.analysis.own import columns, own
 from otel_dltrace.analysis.scaling import scaling
@@ -337,6 +338,24 @@ def test_hosts_compare_by_wall_clock():
     assert clocks(batches) == Clocks("wall clocks of several hosts", 60, (510, 510, 900, 7), (0, 0, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("processes", "hosts"),
+    [
+        pytest.param([("pod-0", "boot"), ("pod-1", "boot")], (0, 0), id="two names of one machine"),
+        pytest.param([("node", "boot-0"), ("node", "boot-1")], (0, 1), id="started anew"),
+        pytest.param([("a", ""), ("b", ""), ("a", "")], (0, 1, 0), id="files that tell of no boot"),
+    ],
+)
+def test_a_clock_is_that_of_a_boot(processes, hosts):
+    """Containers have a name each and one clock; where no boot is known the name tells."""
+    batches = [Rank(r, len(hosts)).batch() for r in range(len(hosts))]
+    named = [
+        replace(batch, process=replace(batch.process, host=host, boot_id=boot))
+        for batch, (host, boot) in zip(batches, processes, strict=True)
+    ]
+    assert clocks(named).hosts == hosts
+
+
 # -- waits ---------------------------------------------------------------------------------------
 
 
@@ -593,6 +612,29 @@ def test_who_comes_last_on_a_device_is_told_by_how_long_it_is_at_it(hosts):
     assert report.waits.violations == 0
 
 
+@pytest.mark.parametrize(
+    ("sources", "hosts", "name", "aligned"),
+    [
+        ((Source.RECORDER, Source.RECORDER), "aa", "all_reduce", True),
+        ((Source.DEVICE, Source.RECORDER), "aa", "all_reduce", True),
+        ((Source.DEVICE, Source.DEVICE), "ab", "all_reduce", True),
+        ((Source.DEVICE, Source.DEVICE), "aa", "all_reduce", False),
+        ((Source.RECORDER, Source.HOST_DONE), "ab", "all_reduce", False),
+        ((Source.HOST_DONE, Source.HOST_DONE), "ab", "all_reduce", False),
+        ((Source.RECORDER, Source.RECORDER), "ab", "broadcast", False),
+    ],
+)
+def test_what_all_devices_tell_is_compared_by_its_end_where_begins_are_vague(sources, hosts, name, aligned):
+    """If all wait for all in it; where it is compared so, across hosts, what the hosts tell is not."""
+    ranks = [Rank(r, 2, host) for r, host in enumerate(hosts)]
+    for rank, source in zip(ranks, sources, strict=True):
+        rank.collective(0, 0, 5, 1, name, source=source).collective(0, 10, 15, 1, "barrier", group="1")
+    joined = join([rank.batch() for rank in ranks])
+    assert [d.name for d in joined.take(is_aligned(joined)).descriptors] == [name] * aligned
+    told = {d.name for d in telling(joined).descriptors}
+    assert told == ({name} if aligned and hosts == "ab" else {name, "barrier"})
+
+
 def without_device(batch, stages, steps):
     """Have the *stages* of a batch's first *steps* the times of the host alone, which only asks."""
     told = (batch["step"] < steps) & (batch["source"] == Source.DEVICE) & batch.lookup(lambda d: d.name in stages, bool)
@@ -774,6 +816,7 @@ def test_a_straggler_is_slow_in_more_steps_than_chance_makes(slow, steps, verdic
             rank.step(n, 100 * n, end).stage(n, "forward", 100 * n, end)
     found = analyse([rank.batch() for rank in ranks])
     assert found.stragglers.verdict == verdict
+    assert (slow > found.stragglers.share * steps) == (verdict == "straggler")
     named = [(slow.slow.rank, slow.slow.stage) for slow in found.saturation.stages]
     assert ((1, "forward") in named) == (verdict == "straggler")
 
@@ -1252,6 +1295,23 @@ def test_who_is_a_little_late_to_each_layer_of_a_sharded_model_is_late_by_all_of
     assert (found.late, found.arrivals, found.lateness) == (11, 11, 16 * MS)
 
 
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        pytest.param("broadcast", ["node"] * 4, id="nobody waits for all"),
+        pytest.param("all_gather_into_tensor", [f"node-{r}" for r in range(4)], id="several clocks"),
+    ],
+)
+def test_lateness_that_may_not_add_up_is_not_added_up(name, hosts):
+    """Who is late to a broadcast meets nobody there, and of several hosts' clocks the errors would add up as well."""
+    ranks = [Rank(r, 4, host) for r, host in enumerate(hosts)]
+    for r, rank in enumerate(ranks):
+        for layer in range(16):
+            rank.collective(0, 10 * layer + (r == 1), 10 * layer + 5, layer + 1, name)
+    joined = join([rank.batch() for rank in ranks])
+    assert len(in_a_row(joined, np.ones(len(joined), bool))) == 0
+
+
 def test_what_ranks_come_late_by_chance_to_many_layers_makes_nobody_late():
     """Each is late to some, by more than it is early to others; beside what the others are late by in all, none is."""
     rng = np.random.default_rng(0)
@@ -1450,17 +1510,18 @@ def test_a_hidden_wait_is_not_taken_for_its_cause():
     assert (culprit.rank, culprit.stage, culprit.arrivals) == (1, "dataloader_next", 0)
 
 
-def test_who_comes_last_is_told_even_if_no_stage_shows_why():
-    """All stages are alike, yet rank 1 comes 5 ms later: it is named, its stage is not."""
+@pytest.mark.parametrize(("late", "is_told"), [(5, True), (2.5, False)], ids=["over the threshold", "below it"])
+def test_who_comes_last_is_told_even_if_no_stage_shows_why(late, is_told):
+    """All stages are alike, yet rank 1 comes later: it is named, its stage is not; 5 % of a step is too little."""
     ranks = [Rank(r, 2) for r in range(2)]
     for n in range(10):
         for r, rank in enumerate(ranks):
-            rank.step(n, 100 * n + 5 * r, 100 * n + 60 + 5 * r).stage(
-                n, "forward", 100 * n + 5 * r, 100 * n + 20 + 5 * r
-            )
-            rank.collective(n, 100 * n + 30 + 5 * r, 100 * n + 40, n + 1, flags=Flag.ASYNC)
+            begin = 100 * n + late * r
+            rank.step(n, begin, begin + 60).stage(n, "forward", begin, begin + 20)
+            rank.collective(n, begin + 30, 100 * n + 40, n + 1, flags=Flag.ASYNC)
     found = analyse([rank.batch() for rank in ranks]).stragglers
-    assert found.found == (Straggler(1, "", 0, 0, 0, 0, 9, 9, 5 * MS),)
+    assert (found.verdict, found.threshold) == ("straggler" if is_told else "none", 3 * MS)
+    assert found.found == (Straggler(1, "", 0, 0, 0, 0, 9, 9, late * MS),) * is_told
 
 
 @pytest.mark.parametrize(
@@ -1470,7 +1531,7 @@ def test_who_comes_last_is_told_even_if_no_stage_shows_why():
         pytest.param(lambda: ddp(1), "the run has one rank, and nobody waits for it", id="one rank"),
         pytest.param(lambda: ddp(4)[:3], "1 of 4 ranks have no step in what is looked at: 3", id="missing rank"),
         pytest.param(
-            lambda: [*ddp(2)[:1], Rank(1, 2).batch()],
+            lambda: [*ddp(2)[:1], ddp(2)[1].take(~ddp(2)[1].is_rank_step)],
             "1 of 2 ranks have no step in what is looked at: 1",
             id="rank without steps",
         ),
