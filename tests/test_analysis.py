@@ -19,7 +19,7 @@ from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.judgement import Straggler
 from otel_dltrace.analysis.lateness import in_a_row, lateness
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
-from otel_dltrace.analysis.own import columns, own
+from otel_dltrace.analysis.own import columns, mixed, own
 from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.analysis.select import MOST_STRETCHES, by_world, select, spell
 from otel_dltrace.analysis.shares import unions
@@ -52,8 +52,10 @@ def test_without_waits_nobody_knows_where_handles_block_a_rank(backend):
     handle = {"flags": int(Flag.ASYNC), "level": Level.COLLECTIVE}
     rank.collective(0, 2, 18, 1, "allreduce", backend=backend, tensor="w", **handle)
     without, (with_wait,) = rank.batch(), step_tables([rank.wait(0, 3, 18).batch()])
+    blocking = Rank(0, 2).step(0, 0, 20).collective(0, 2, 18, 1, "allreduce", backend=backend, level=Level.COLLECTIVE)
 
-    assert [steps_with_operations(t).tolist() for t in (*step_tables([without]), with_wait)] == [[False], [True]]
+    tables = *step_tables([without]), with_wait, *step_tables([blocking.batch()])
+    assert [steps_with_operations(t).tolist() for t in tables] == [[False], [True], [True]]
     of_both = [scaling({"run": [batch]}).runs[0].steady.exposed for batch in (without, rank.batch())]
     assert of_both == [None, 0.75]
 
@@ -662,6 +664,12 @@ def test_one_stage_without_a_device_s_times_leaves_the_others_to_be_compared():
     (found,) = report.stragglers.found
     assert (found.rank, found.stage, found.slow, found.late) == (1, "forward", 19, 19)
     assert len(report.stragglers.frontier) > 0
+    tables = step_tables([first, second])
+    of_both = mixed(tables, tables[0].steps).any(axis=0)
+    assert [name for name, is_mixed in zip(columns(tables[0].stages), of_both, strict=True) if is_mixed] == [
+        "optimizer",
+        "residual",
+    ]
 
 
 def test_a_small_collective_behind_a_large_one_does_not_acquit():
@@ -979,20 +987,25 @@ STEPLESS_BUCKETS = {"source": Source.BOUND, "flags": Flag.ASYNC, "tensor": "buck
 def without_steps(case: str) -> list[SpanBatch]:
     """Return ranks without steps, rank 1 of which comes 5 ms late to each collective, and nobody knows why.
 
-    It is by its host's clock, or by its host alone, or not much as others are under way, or it waited for a message,
-    or others are not here. In what sets MPI up, and in what servers answer at once, it waited for nobody.
+    It is by its host's clock, with or without another rank beside it, or not much as others are under way, or it waited
+    for a message, or others are not here. In what sets MPI up, and in what servers answer at once, it waited for nobody.
     """
-    hosts = ["node-0", "node-1"] if case == "clocks" else ["node-0", "node-0"]
+    of_host = {"clocks": "ab", "clocks, as beside it": "abb", "its own": "abb"}
+    hosts = [f"node-{host}" for host in of_host.get(case, "aa")]
     world = {"missing": 4}.get(case, 2)
     ranks = [Rank(r, world, host) for r, host in enumerate(hosts)]
     many = 25 if case == "at once" else 1
     late = 0.3 if case == "at once" else 5
     for n in range(20):
+        for rank in ranks[1:] if len(hosts) > 2 else ():
+            begin = 100 * n + 91 + (rank is ranks[1]) * (0.1 if "clocks" in case else 4)
+            rank.collective(NO_STEP, begin, 100 * n + 98, n + 1, group="of one host", group_size=2)
         for r, rank in enumerate(ranks):
             begin = 100 * n + 20 + late * r
             for one in range(many):
                 extra = STEPLESS_BUCKETS | ({"source": Source.HOST_ISSUE} if case == "issued" else {})
-                rank.collective(NO_STEP, begin, 100 * n + 90, many * n + one + 1, **extra)
+                if r < 2:
+                    rank.collective(NO_STEP, begin, 100 * n + 90, many * n + one + 1, **extra)
             if case == "message" and r == 1:
                 message = Descriptor(P2P, "recv", backend="gloo", group="0")
                 rank.add(message, NO_STEP, 100 * n + 19, begin, seq=n + 1, a=2)
@@ -1006,8 +1019,11 @@ def without_steps(case: str) -> list[SpanBatch]:
 @pytest.mark.parametrize(
     ("case", "verdict"),
     [
-        *[(case, "cannot tell") for case in ("clocks", "issued", "at once", "message", "missing")],
-        *[(case, "straggler") for case in ("", "set up", "answered at once")],
+        *[
+            (case, "cannot tell")
+            for case in ("clocks", "clocks, as beside it", "issued", "at once", "message", "missing")
+        ],
+        *[(case, "straggler") for case in ("", "its own", "set up", "answered at once")],
     ],
 )
 def test_without_steps_nobody_is_named_for_what_others_may_have_done(case, verdict):

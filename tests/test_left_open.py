@@ -87,6 +87,20 @@ def test_who_has_gone_through_is_not_waited_for():
     assert in_words(found) == ["When cut off, rank 0 stood in all_reduce (number 8, of gloo 0); rank 1 had ended it."]
 
 
+def test_who_is_not_of_the_group_is_not_waited_for():
+    """Rank 1 is of the pair, in which it has done something; rank 2 has not."""
+    pair = {"group": "1", "group_size": 2}
+    ranks = [two_steps(rank) for rank in range(3)]
+    for rank in ranks[:2]:
+        rank.collective(0, 7, 8, 1, **pair)
+    ranks[0].collective(1, 13, 20, 0, flags=CUT, **pair)
+
+    assert in_words(left_open([rank.batch() for rank in ranks])) == [
+        "When cut off, rank 0 stood in all_reduce (number 2, of gloo 1); rank 1 had not come to it.",
+        "When cut off, ranks 1-2 stood in step 1; what ended last was forward.",
+    ]
+
+
 def test_who_failed_in_it_had_come_to_it():
     """As where the one that never came takes it along; what failed has no number."""
     standing = two_steps(0).collective(1, 13, 20, seq=0, flags=CUT)
@@ -148,8 +162,11 @@ def of_horovod(rank: int, tensor: str, joins: bool, done: int) -> SpanBatch:
 )
 def test_what_horovod_numbers_otherwise_has_no_number(tensor, joins):
     """Behind a join, and of unnamed tensors, the next number is not the last one plus one."""
-    assert in_words(left_open([of_horovod(r, tensor, joins, done=r + 2) for r in range(2)])) == [
-        f"When cut off, ranks 0-1 stood in allreduce {tensor} (of horovod 0)."
+    elsewhere = Rank(2, 3).collective(0, 1, 2, 4, "allreduce", backend="horovod", tensor=tensor)
+    standing = [of_horovod(r, tensor, joins, done=r + 2) for r in range(2)]
+    assert in_words(left_open([*standing, elsewhere.step(0, 0, 20, flags=CUT).batch()])) == [
+        f"When cut off, ranks 0-1 stood in allreduce {tensor} (of horovod 0).",
+        "When cut off, rank 2 stood in step 0; what ended last was allreduce.",
     ]
 
 
@@ -190,8 +207,8 @@ def test_places_that_are_left_out_are_counted():
 
 def test_who_has_an_earlier_one_under_way_has_not_come_to_the_next():
     """An asynchronous operation that is open says nothing of where its rank is: that is told by its step."""
-    ranks = [two_steps(rank, 2).collective(1, 12, 20, 8, flags=CUT | int(Flag.ASYNC)) for rank in range(2)]
-    ranks[1].collective(1, 14, 20, 9, flags=CUT)
+    ranks = [two_steps(rank, 2).collective(1, 12, 20, 0, flags=CUT | int(Flag.ASYNC)) for rank in range(2)]
+    ranks[1].collective(1, 14, 20, 0, flags=CUT)
 
     assert in_words(left_open([rank.batch() for rank in ranks])) == [
         "When cut off, rank 1 stood in all_reduce (number 9, of gloo 0); rank 0 had not come to it.",
@@ -234,8 +251,14 @@ def test_ranks_that_live_and_stand_still_are_told_in_the_present():
 
 
 def test_what_is_open_no_longer_than_two_steps_is_what_ranks_are_at():
-    """A job whose steps take half a minute has some open whenever one looks, and so has one that is awaited."""
+    """A job whose steps take half a minute has some open whenever one looks, and so has one that is awaited.
+
+    What is asynchronous may be open for any time: who waits for it is in a step.
+    """
     assert left_open(in_a_collective(20)) == LeftOpen()
+    asynchronous = two_steps(0, 2).collective(1, -95_000, 20, 0, flags=NOW | int(Flag.ASYNC))
+    asynchronous.rows[-3]["flags"] = NOW
+    assert left_open([asynchronous.batch()]) == LeftOpen()
 
 
 def test_who_is_in_no_step_while_others_wait_is_told():
