@@ -54,7 +54,7 @@ def start(config: Config | None = None, **fields: Any) -> None:
         fields: Those of `Config` that are to differ from it, as in ``start(world="rollout")``.
 
     Raises:
-        ConfigError: A value of *config* or *fields* cannot be used.
+        ConfigError: A value of *config* or *fields* cannot be used; it is a `ValueError`.
     """
     if config is not None and not isinstance(config, Config):
         raise ConfigError(f"start() takes a Config, or its fields by name, and not {config!r}")

@@ -29,6 +29,7 @@ def instrument(config: Config | str | None = None, *frameworks: str, **fields: A
 
     Raises:
         ConfigError: A value of these cannot be used; a framework that is asked for is not installed, or none of ours.
+            It is a `ValueError`.
     """
     from otel_dltrace.instrument import registry
 

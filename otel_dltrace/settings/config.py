@@ -63,7 +63,7 @@ class Config:
         server_key: The one key of which they do; "" for all.
 
     Raises:
-        ConfigError: A value cannot be used.
+        ConfigError: A value cannot be used; it is a `ValueError`.
     """
 
     # A drain reads records of every level: it may serve processes that record at several.
