@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from otel_dltrace.export.arrow_files import read_stream
-from otel_dltrace.export.metrics.segments import METRICS, SCHEMA
+from otel_dltrace.export.metrics.segments import METRICS, NO_ATTRIBUTES, SCHEMA
 from otel_dltrace.export.run_reader import host_folders, read_processes
 from otel_dltrace.export.span_files import segment_number
 from otel_dltrace.model.arrays import Column
@@ -39,7 +39,7 @@ def read_host_metrics(folder: Path) -> MetricBatch:
         metric=metric,
         attribute=attribute,
         metrics=metrics,
-        attributes=attributes,
+        attributes=tuple("" if text == NO_ATTRIBUTES else text for text in attributes),
         host=process.host if process else folder.name,
         boot_id=process.boot_id if process else "",
         wall=process.anchor.offset if process else 0,

@@ -16,6 +16,8 @@ SEGMENT_BYTES = 8 << 20
 RETRY_S = 30.0
 """How long nothing is written after it could not be: a disk that is full stays so for a while."""
 METRICS = "metrics-*.arrows"
+NO_ATTRIBUTES = "{}"
+"""In place of the "" that says none elsewhere: every text of the column is JSON."""
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
     [
@@ -87,7 +89,7 @@ class MetricSegments:
             _texts(batch.metric, batch.metrics, self._metrics),
             pa.array(batch.rank),
             pa.array(batch.step),
-            _texts(batch.attribute, batch.attributes, self._attributes),
+            _texts(batch.attribute, tuple(text or NO_ATTRIBUTES for text in batch.attributes), self._attributes),
             pa.array(batch.value),
         ]
         self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
