@@ -1,5 +1,6 @@
 """`otel-dltrace doctor`, and the last line of a run, name what is wrong with a collector; the training goes on."""
 
+import errno
 import json
 import os
 import re
@@ -292,6 +293,23 @@ def test_a_grpc_server_that_knows_no_otlp_is_told_as_one(said):
     said = f"UNIMPLEMENTED: {said}"
     assert str(diagnose(OtlpSettings.from_env(otlp("http://a:1", "grpc")), said)) == (
         f"a:1 has no such OTLP service ({said}): correct the port in OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("error", [errno.EHOSTUNREACH, errno.ENETUNREACH], ids=errno.errorcode.get)
+def test_a_host_that_no_way_leads_to_is_not_asked_for_its_log(protocol, error):
+    """The collector knows nothing of it: the host is down, or a firewall rejects."""
+    why = os.strerror(error)
+    said = {
+        "grpc": f"UNAVAILABLE: failed to connect to all addresses; last error: ipv4:10.0.0.3:1: {why}",
+        "http/protobuf": f"HTTPConnection(host='a', port=1): Failed to establish a new connection: {why}",
+    }
+    settings = OtlpSettings.from_env(otlp("http://a:1", protocol))
+
+    assert str(diagnose(settings, said[protocol])) == (
+        f"there is no way from this host to {settings.where}: see whether its host is up, and what the firewalls "
+        "between let through, or correct OTEL_EXPORTER_OTLP_ENDPOINT"
     )
 
 

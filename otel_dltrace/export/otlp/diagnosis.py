@@ -68,6 +68,11 @@ _CASES = (
         "the host of {where} is not known",
         f"correct the name in {ENDPOINT}",
     ),
+    _Case(  # what a firewall says that rejects, too
+        "No route to host|Network is unreachable|Host is down|Network is down",
+        "there is no way from this host to {where}",
+        f"see whether its host is up, and what the firewalls between let through, or correct {ENDPOINT}",
+    ),
     _Case(
         "Hostname mismatch|Hostname Verification|IP address mismatch",
         "the certificate of {where} is for another name",
