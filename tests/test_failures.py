@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from runs import MS, Rank
 
+from otel_dltrace.analysis.compose import analyse
 from otel_dltrace.analysis.failures import Failure, Failures, Missing, failures
 from otel_dltrace.export.run_reader import read_run
 from otel_dltrace.model.identity import NO_STEP
@@ -14,6 +15,7 @@ from otel_dltrace.model.semconv import EXIT, PHASE, WAIT, Flag
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.failures import failures as in_words
+from otel_dltrace.report.words import rests_on
 
 FAILED = {"flags": int(Flag.ERROR), "error": 1}
 CRASH = """
@@ -107,6 +109,41 @@ def test_of_two_hosts_whose_clocks_are_not_known_that_well_neither_is_called_lat
     found = failures([failing(rank.step(0, 0, 10 + 5 * r, **FAILED), f"E{r}") for r, rank in enumerate(ranks)])
 
     assert in_words(found)[1:] == ["Rank 1 had E1: planted (in step 0), at about the same time."]
+
+
+@pytest.mark.parametrize("ahead", [3_000, -3_000], ids=["ahead", "behind"])
+def test_of_hosts_whose_clocks_are_off_the_ends_of_collectives_tell_who_failed_first(ahead):
+    """All ranks are done with one at about the same time, so the clocks are 3 s apart, and rank 1 failed first."""
+    ranks = [Rank(r, 2, f"node-{r}", anchor=Anchor(0, r * ahead * MS, 50)) for r in range(2)]
+    for n in range(5):
+        for rank in ranks:
+            rank.collective(n, 10 * n + 5, 10 * n + 6, n + 1)
+    failed = [failing(rank.step(5, 60, 90 - 20 * r, **FAILED), f"E{r}") for r, rank in enumerate(ranks)]
+    report = analyse(failed)
+
+    assert in_words(report.failures) == [
+        "Rank 1 had the first error: E1: planted (in step 5).",
+        "Rank 0 had E0: planted (in step 5), 20.0 ms later.",
+    ]
+    assert rests_on(report.guards).endswith(
+        "wall clocks of several hosts (2, read to +-0.1 us, and 3,000.0 ms apart, as the ends of collectives show). "
+        "All times are host times."
+    )
+
+
+def test_hosts_that_no_collective_has_together_are_in_no_order_by_clocks_that_are_off():
+    """Each host meets the next one alone, and the clock in the middle is off."""
+    anchors = [Anchor(0, wall * MS, 50) for wall in (0, 3_000, 0)]
+    ranks = [Rank(r, 3, f"node-{r}", anchor=anchor) for r, anchor in enumerate(anchors)]
+    for n, (left, right) in enumerate([(0, 1), (1, 2)]):
+        for r in (left, right):
+            ranks[r].collective(0, 5, 6, 1, group=f"gloo {n}", group_size=2)
+    failed = [failing(rank.step(1, 60, 62 - 0.4 * r, **FAILED), f"E{r}") for r, rank in enumerate(ranks)]
+
+    assert in_words(analyse(failed).failures)[1:] == [
+        "Rank 0 had E0: planted (in step 1), at about the same time.",
+        "Rank 1 had E1: planted (in step 1), at about the same time.",
+    ]
 
 
 def test_an_error_that_a_damaged_run_does_not_hold_is_told_without_its_class():

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from otel_dltrace.analysis.breakdown import Breakdown, breakdown, num_warm_up_steps
-from otel_dltrace.analysis.clocks import clocks
+from otel_dltrace.analysis.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.drift import Drift, drift
 from otel_dltrace.analysis.failures import Failures, failures
 from otel_dltrace.analysis.left_open import LeftOpen, left_open
 from otel_dltrace.analysis.marked import PhaseRow, marked_phases
+from otel_dltrace.analysis.meeting import apart, put_right
 from otel_dltrace.analysis.operations import OperationRow, operations
 from otel_dltrace.analysis.parts import is_done
 from otel_dltrace.analysis.pauses import pauses
@@ -41,7 +42,8 @@ class Guards:
     """What the figures rest on.
 
     *missing* are the first `MOST_LISTED` ranks that are not there. *lost* is what drains say is missing, by reason;
-    *truncated* counts spans that a kill or hang left open; *uncertainty* (ns) is that of times of different hosts.
+    *truncated* counts spans that a kill or hang left open; *uncertainty* (ns) is that of times of different hosts
+    as their clocks were read, by *apart* (ns; 0: not seen) the collectives show these to be off.
     *steps* is (first, last) of any rank.
     *unused* processes have steps too, but another one speaks for their rank: restarts, forked children.
     *device* spans have times of their device, tied to the host's clock to within *device_residual* ns.
@@ -64,6 +66,7 @@ class Guards:
     device_residual: int = 0
     damage: tuple[str, ...] = ()
     is_over: bool = True
+    apart: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,10 @@ def analyse(
     ranks = [rank.rank for rank in drifted.ranks]
     verdict = stragglers(tables, joined, parts.warm_up, expected, ranks)
     job = next((b.process.bind.job_name for b in batches if b.process.bind), "")
-    guards = replace(_guards(batches, drains, tables, expected), damage=tuple(damage))
+    line = clocks(batches)
+    right = put_right(line, joined)
+    guards = _guards(batches, drains, tables, expected, line)
+    guards = replace(guards, damage=tuple(damage), apart=apart(line, right))
     return RunReport(
         job,
         guards,
@@ -118,7 +124,7 @@ def analyse(
         operations(batches, joined),
         waits(joined),
         drifted,
-        failures(batches),
+        failures(batches, right),
         left_open(batches),
         throughput(tables, parts.warm_up),
         timings(tables, parts.warm_up),
@@ -143,11 +149,14 @@ def _saturation(
 
 
 def _guards(
-    batches: Sequence[SpanBatch], drains: Sequence[Mapping[str, Any]], tables: Sequence[StepTable], expected: int
+    batches: Sequence[SpanBatch],
+    drains: Sequence[Mapping[str, Any]],
+    tables: Sequence[StepTable],
+    expected: int,
+    line: Clocks,
 ) -> Guards:
     ranks = sorted({batch.rank for batch in worker_batches(batches) if batch.rank >= 0})
     steps = np.concatenate([t.steps for t in tables]) if tables else np.zeros(0, np.int64)
-    line = clocks(batches)
     missing = chain.from_iterable(range(first, last + 1) for first, last in gaps(ranks, expected))
     return Guards(
         tuple(ranks),

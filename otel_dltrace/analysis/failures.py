@@ -67,9 +67,9 @@ class _Had:
     ranks: frozenset[int]
 
 
-def failures(batches: Sequence[SpanBatch]) -> Failures:
-    """Return the errors of *batches*."""
-    line = clocks(batches)
+def failures(batches: Sequence[SpanBatch], line: Clocks | None = None) -> Failures:
+    """Return the errors of *batches*, by the clocks of *line* (theirs, unless told)."""
+    line = line or clocks(batches)
     found: dict[tuple[str, str, str, str], _Had] = {}
     for batch, offset, host in zip(batches, line.offsets, line.hosts, strict=True):
         role = _role(batch)

@@ -90,9 +90,7 @@ def widen(joined: Joined) -> Joined:
     On one host a rank that is done too early says that the operation did not synchronise, not that clocks differ.
     What devices were at is `aligned` instead.
     """
-    analysed = with_known_ends(joined)
-    early = analysed.reduce(np.maximum, _early(analysed))
-    wrong = analysed.take(analysed.apart & (analysed.uncertainty > 0) & (early > 0))
+    wrong = disagreeing(joined)
     if not len(wrong):
         return aligned(joined)
     apart = wrong.reduce(np.maximum, wrong["end"]) - wrong.reduce(np.minimum, wrong["end"])
@@ -103,6 +101,13 @@ def widen(joined: Joined) -> Joined:
     return aligned(
         replace(joined, uncertainty=np.where(is_unsure, np.maximum(joined.uncertainty, off), joined.uncertainty))
     )
+
+
+def disagreeing(joined: Joined) -> Joined:
+    """Return those on several hosts in which a rank was done before the last one came, by clocks that must be off."""
+    analysed = with_known_ends(joined)
+    early = analysed.reduce(np.maximum, _early(analysed))
+    return analysed.take(analysed.apart & (analysed.uncertainty > 0) & (early > 0))
 
 
 def with_known_ends(joined: Joined) -> Joined:

@@ -136,7 +136,7 @@ def rests_on(g: Guards) -> str:
         f"steps {g.steps[0]}-{g.steps[1]}, {g.common_steps} done by all ranks" if g.steps else "no steps",
         f"{g.spans:,} spans, {g.truncated:,} of them left open",
         plain(", ".join(losses(dict(g.lost)))) or none,
-        g.clock if g.hosts < 2 else f"{g.clock} ({g.hosts}, read to +-{g.uncertainty / 1e3:,.1f} us)",
+        g.clock if g.hosts < 2 else f"{g.clock} ({g.hosts}, read to +-{g.uncertainty / 1e3:,.1f} us{_seen_apart(g)})",
     ]
     if g.unused:
         parts.append(f"{g.unused} more processes with steps of the same ranks not shown")
@@ -147,6 +147,10 @@ def rests_on(g: Guards) -> str:
         more = f" and {len(g.damage) - _MOST_DAMAGE} more" * (len(g.damage) > _MOST_DAMAGE)
         parts.append(f"without what cannot be read: {', '.join(map(plain, g.damage[:_MOST_DAMAGE]))}{more}")
     return f"Rests on: {'; '.join(parts)}. {_clocks_of_times(g)}"
+
+
+def _seen_apart(g: Guards) -> str:
+    return f", and {ms(g.apart)} ms apart, as the ends of collectives show" if g.apart else ""
 
 
 def _clocks_of_times(g: Guards) -> str:
