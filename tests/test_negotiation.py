@@ -456,12 +456,24 @@ def test_the_report_says_it_in_words():
 def test_who_is_seldom_last_but_by_far_is_named_first():
     """A rank that is late to every gradient is not hidden behind one that is last, by little, to more of the rest."""
     ranks = (ReadyRank(0, 20, 13, each(0.2, 13)), ReadyRank(1, 20, 7, each(20, 7)), ReadyRank(2, 20, 0, Spread()))
+    found = dataclasses.replace(negotiations([negotiated()]), ranks=ranks)
+    most_often = "Rank 0 is ready last most often: in 13 of 20 negotiations, by 0.20 ms (p50)."
 
-    assert text(dataclasses.replace(negotiations([negotiated()]), ranks=ranks)).splitlines()[1:3] == [
+    assert sentences(found)[1:-1] == [
         "The others wait longest for rank 1: it is ready last in 7 of 20 negotiations, by 20.0 ms in the mean, 20.0 ms "
         "at most.",
-        "Rank 0 is ready last most often: in 13 of 20 negotiations, by 0.20 ms (p50).",
+        most_often,
     ]
+    in_all = dataclasses.replace(found, ranks=(ranks[0], ReadyRank(1, 20, 7, each(0.7, 7))))
+    assert sentences(in_all)[1:-1] == [most_often]
+
+
+def test_nobody_is_named_where_all_are_ready_at_once():
+    """As the microseconds of a timeline may have it."""
+    ranks = [Rank(rank, 2).collective(0, 10, 11, 1, name="allreduce", backend="mpi", group="0") for rank in range(2)]
+    said = sentences(negotiations([rank.batch() for rank in ranks]))
+    why = "in each negotiation those that are ready last are so at the same time"
+    assert f"Who was ready last cannot be told: {why}." in said
 
 
 def test_a_real_straggler_is_named(tmp_path, capsys):

@@ -44,6 +44,6 @@ def last_of(ranks: Column, late: Column) -> Last | None:
 
 
 def later_by_far(ranks: Sequence[T], most: T, total: Callable[[T], int]) -> T | None:
-    """Return who of *ranks*, in order, was far later in *total* than *most*, the one that is last most often."""
+    """Return who of *ranks* was far later in *total* than *most*, the one that is last most often, at least once."""
     latest = max(ranks, key=total)
-    return latest if latest is not most and total(latest) >= _MORE * total(most) else None
+    return latest if total(latest) >= _MORE * total(most) else None

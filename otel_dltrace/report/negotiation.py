@@ -31,6 +31,7 @@ _NO_OVERLAP = (
 )
 _UNSAID = "no negotiation says it"
 _CLOCKS = "the clocks of the hosts do not agree well enough"
+_AT_ONCE = "in each negotiation those that are ready last are so at the same time"
 _NOT_OF_ALL = "it takes a collective of which all its ranks are here (messages tell nothing, --rank leaves some out)"
 _OVERLAP = (
     "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
@@ -104,8 +105,8 @@ def _last(found: Negotiations) -> list[str]:
     most = max(found.ranks, key=lambda rank: (rank.times, -rank.rank), default=None)
     if most is None:
         return [f"Who was ready last cannot be told: {_UNSAID if found.coordinated else _NOT_OF_ALL}."]
-    if not most.times and found.uncertainty:
-        return [f"Who was ready last cannot be told: {_CLOCKS}."]
+    if not most.times:
+        return [f"Who was ready last cannot be told: {_CLOCKS if found.uncertainty else _AT_ONCE}."]
     silent = f" ({found.silent:,} more do not say who was ready when)" if found.silent else ""
     out = [
         f"Rank {most.rank} is ready last most often: in {most.times:,} of {most.negotiations:,} negotiations, "
