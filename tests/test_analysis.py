@@ -988,7 +988,7 @@ def without_steps(case: str) -> list[SpanBatch]:
     """Return ranks without steps, rank 1 of which comes 5 ms late to each collective, and nobody knows why.
 
     It is by its host's clock, with or without another rank beside it, or not much as others are under way, or it waited
-    for a message, or others are not here. In what sets MPI up, and in what servers answer at once, it waited for nobody.
+    for a message, or others are not here. In what sets MPI up, and what servers answer at once, it waited for nobody.
     """
     of_host = {"clocks": "ab", "clocks, as beside it": "abb", "its own": "abb"}
     hosts = [f"node-{host}" for host in of_host.get(case, "aa")]
@@ -1658,6 +1658,12 @@ def test_a_step_that_begins_before_a_collective_and_not_after_it_is_no_drift():
     usual = {n: 5 * n + 1 + (n >= 6) for n in range(10)}
     tables = step_tables([numbered(0, usual).batch(), numbered(1, usual | {6: 31}).batch()])
     assert drift(tables) == Drift(10, 0, ())
+
+
+def test_ranks_without_a_common_step_are_not_compared():
+    """One joined when the other had left."""
+    tables = step_tables([numbered(r, {n + 5 * r: n + 1 for n in range(3)}).batch() for r in range(2)])
+    assert drift(tables) == Drift(0, 0, ())
 
 
 def test_a_drift_that_is_no_shift_is_said_as_such():

@@ -66,7 +66,9 @@ def test_outside_the_window_steps_and_stages_go_out():
     """What was left out is counted."""
     gate = a_gate("first=1,every=3")
     for step in range(5):
-        add(gate, step_rows(step), 0.0)
+        rows = step_rows(step)
+        rows["flags"][2:] = Flag.ASYNC  # which is no failure
+        add(gate, rows, 0.0)
 
     assert brief(gate.due(0.0, final=True)) == [(0, 6, 0), (1, 2, 4), (2, 2, 4), (3, 6, 0), (4, 2, 4)]
 
@@ -112,6 +114,15 @@ def test_what_was_below_a_span_that_is_left_out_hangs_higher():
     assert kept["span_id"].tolist() == [10, 11, operation]
     assert kept["parent_id"].tolist() == [1, step, step]
     assert rows["parent_id"].tolist() == [1, step, inner, step, outer]
+
+
+def test_what_is_kept_stays_where_it_is():
+    """An operation within another, as a list of tensors is gathered: both have room, and the phase in them has not."""
+    rows = step_rows(0, phases=2)
+    rows["level"][3] = Level.COLLECTIVE
+    rows["span_id"], rows["parent_id"] = [10, 11, 12, 13, 14], [1, 10, 11, 12, 13]
+
+    assert StepBudget().within(0, rows, 4)["parent_id"].tolist() == [1, 10, 11, 12]
 
 
 def test_what_the_budget_leaves_out_is_counted():

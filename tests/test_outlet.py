@@ -120,6 +120,14 @@ def test_a_cursor_is_read_as_it_was_written(tmp_path):
     assert (read.places, read.lapped) == (a_cursor().places, [0, 1, 2, 3, 4])
 
 
+@pytest.mark.parametrize("loose", [(False, False), (True, False), (False, True)])
+def test_a_place_in_a_run_that_a_process_was_of_twice_owes_what_either_does(loose):
+    """Where it reads on is that of the later one; what is in the folder is that of both."""
+    earlier = Place(1, 10, 5, 7, loose[0], 1)
+    assert Place(2, 20, 6, 9, loose[1], 2).behind(earlier) == Place(2, 20, 11, 7, any(loose), 3)
+    assert earlier.behind(None) == earlier
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -130,6 +130,13 @@ def test_communication_of_the_program_is_no_residual():
     assert (mine.operations.mean, mine.residual.mean) == (28 * MS, 2 * MS)
 
 
+def test_what_is_fetched_between_the_pieces_of_a_batch_is_no_work_on_it():
+    """Three batches make a step: the first one is fetched before it, the other two while it is under way."""
+    rank = Rank().step(0, 0, 60).stage(0, "dataloader_next", 0, 38, 9, pieces=3)
+    rank.stage(0, "forward", 3, 45, 21, pieces=3).stage(0, "optimizer", 45, 50)
+    assert by_name(analyse([rank.batch()]).timings)["train_batch"] == [(0, 41.0, 41.0)]
+
+
 @pytest.mark.parametrize("inclusive", [True, False], ids=["by extents", "as recorded live"])
 def test_a_stage_inside_another_counts_once(inclusive):
     """The copy to the device in `prepare_batch` is taken out of it, whether the recording did that or not."""
