@@ -37,6 +37,8 @@ IN_GRAPH = object()
 class step:  # noqa: N801  -- used as a context manager, named as one
     """Make the enclosed block one training step, in loops of your own.
 
+    One inside another is a part of it, and its number and batch size count for nothing.
+
     Args:
         number: Your own number of the step (``dl.step.user``); the ordinal counts by itself.
         batch_size: Samples that it trains on, where no DataLoader tells.
