@@ -17,7 +17,8 @@ from otel_dltrace.model.server_keys import first_key
 from otel_dltrace.model.spans import SpanBatch, empty_rows
 
 _US = 1000
-_MOST_WAIT = (1 << 31) - 1
+_MOST = (1 << 31) - 1
+"""What a wait's us and a rank have room for."""
 _FIRST_WORKER = 9
 """ps-lite numbers workers 9, 11, 13 ..."""
 
@@ -72,7 +73,8 @@ def _descriptor(request: Request, tensors: Mapping[int, str]) -> Descriptor:
 
 
 def _rank(worker: int, local_size: int) -> int:
-    return worker * local_size + local_size - 1 if worker >= 0 else -1
+    rank = worker * local_size + local_size - 1
+    return rank if worker >= 0 and rank <= _MOST else -1
 
 
 def _occurrences(requests: Sequence[Request]) -> list[int]:
@@ -94,7 +96,7 @@ def _waits(requests: Sequence[Request], rows: Column) -> list[int]:
     waits = []
     for request, seq, end in zip(requests, seqs, (rows["end"] // _US).tolist(), strict=True):
         complete = pushed.get((request.key, seq), request.start) if request.operation == s.PULL else request.start
-        waits.append(min(max(0, min(complete, end) - request.start), _MOST_WAIT))
+        waits.append(min(max(0, min(complete, end) - request.start), _MOST))
     return waits
 
 
