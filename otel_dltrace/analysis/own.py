@@ -1,6 +1,7 @@
 """What a rank itself does in a step: own = stage - the stages inside it - the time it is blocked by others."""
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -61,17 +62,12 @@ def _exclusive(t: StepTable) -> Column:
     The live recording leaves them out itself; other sources tell of extents alone.
     """
     inside = np.zeros_like(t.total)
-    for outer in range(len(t.stages)):
-        for inner in range(len(t.stages)):
-            if inner == outer:
-                continue
-            holds = (t.first[:, outer] <= t.first[:, inner]) & (t.last[:, inner] <= t.last[:, outer])
-            longer = (t.total[:, outer] > t.total[:, inner]) | (
-                (t.total[:, outer] == t.total[:, inner]) & (outer < inner)
-            )
-            both = (t.pieces[:, outer] == 1) & (t.pieces[:, inner] > 0)
-            both &= t.device[:, outer] == t.device[:, inner]  # the host goes on while the device is at it
-            inside[:, outer] += np.where(holds & longer & both, t.total[:, inner], 0)
+    for outer, inner in permutations(range(len(t.stages)), 2):
+        holds = (t.first[:, outer] <= t.first[:, inner]) & (t.last[:, inner] <= t.last[:, outer])
+        longer = (t.total[:, outer] > t.total[:, inner]) | ((t.total[:, outer] == t.total[:, inner]) & (outer < inner))
+        both = (t.pieces[:, outer] == 1) & (t.pieces[:, inner] > 0)
+        both &= t.device[:, outer] == t.device[:, inner]  # the host goes on while the device is at it
+        inside[:, outer] += np.where(holds & longer & both, t.total[:, inner], 0)
     extent = np.where(t.pieces == 1, t.last - t.first, t.total)
     exclusive: Column = np.maximum(np.minimum(t.total, extent - inside), 0)
     return exclusive

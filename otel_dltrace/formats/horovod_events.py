@@ -61,9 +61,7 @@ def events_of(pieces: Iterable[SpanBatch]) -> Iterator[Event]:
             if not is_told:
                 origin, is_told = us, True
                 yield Event(START, us)
-            if phase == MARK:
-                yield Event(MARK, us - origin, name=name or "")
-            elif is_end or phase == OVER:
+            if is_end or phase == OVER:
                 yield Event(OVER, us - origin, unfold(tensor, seq), "", args)
             else:
                 yield Event(phase, us - origin, unfold(tensor, seq), str(rank) if name is None else name)
