@@ -62,6 +62,22 @@ def test_what_is_no_bar_is_told(events, note):
     assert read_schedule(json.dumps(events).encode()) == ([], (note,))
 
 
+@pytest.mark.parametrize(
+    "strange",
+    [
+        pytest.param({"ph": "X", "pid": 0, "name": "x", "ts": 2}, id="another phase"),
+        pytest.param({"ph": "E", "pid": 0, "name": "x", "ts": 10**16}, id="a time that nanoseconds cannot hold"),
+    ],
+)
+def test_what_is_no_end_ends_no_bar(strange):
+    """It is left out, and the bar's own end comes behind it."""
+    begin, end = ({"ph": phase, "pid": 0, "name": "x", "ts": at} for phase, at in (("B", 1), ("E", 3)))
+    assert read_schedule(json.dumps([begin, strange, end]).encode()) == (
+        [Bar("0", "x", 1, 3)],
+        ("events that are none of ByteScheduler, and were left out: 1",),
+    )
+
+
 TEXT = st.text(max_size=9).map(lambda text: text.encode("utf-8", "replace").decode())
 ONE = st.builds(Bar, TEXT, TEXT, st.integers(-(10**6), 10**15), st.integers(0, 10**15))
 

@@ -144,16 +144,20 @@ def test_what_is_missing_is_said(data, notes):
 
 
 def test_records_of_others_are_left_out_and_counted():
-    """An event without a time, a phase or a length that Horovod has not, a number; a tensor without a name is kept."""
+    """An event without a time or with one beyond all, a phase or a length that Horovod has not, a number.
+
+    A tensor without a name is kept.
+    """
     data = (
-        b'[{"ph": "B", "name": "X", "ts": 1, "pid": 1}, {"ph": "B", "ts": "soon"}, {"ph": "C", "ts": 2},'
+        b'[{"ph": "B", "name": "X", "ts": 1, "pid": 1}, {"ph": "B", "ts": "soon"},'
+        b' {"ph": "C", "name": "Y", "ts": 2, "pid": 1}, {"ph": "B", "name": "Y", "ts": 10000000000000000, "pid": 1},'
         b' {"ph": "X", "name": "Y", "ts": 3, "pid": 1, "dur": 7}, 5]'
     )
     events, notes = read(data)
 
     assert events == [Event(BEGIN, 1, "1", "X")]
     assert notes[:2] == [
-        "records that are none of Horovod, and were left out: 4",
+        "records that are none of Horovod, and were left out: 5",
         "tensors without a name in the file, which go by their number: 1",
     ]
 
