@@ -129,7 +129,9 @@ def test_drift_is_told_in_words():
         "Rank 0 numbers its steps differently: before step 4 its last collective was number 26, rank 1's number 21; "
         "its numbers are 1 apart from there on.",
         "Rank 2 numbers its steps differently: before step 1 its last collective was number 7, rank 1's number 5.",
+        "Have the program mark its steps, `otel_dltrace.step()`, where all ranks begin them alike.",
     ]
+    assert drift(Drift(9, 1, ())) == []
 
 
 def test_tables_say_from_which_step_on_they_are():

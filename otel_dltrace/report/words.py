@@ -20,6 +20,7 @@ _MOST_NAMED = 8
 _NO_STEPS = (
     "No rank recorded a step: `otel_dltrace.step()` marks them, and the report then tells where their time goes."
 )
+_MARK_THEM = "Have the program mark its steps, `otel_dltrace.step()`, where all ranks begin them alike."
 _IN_TURN = 1.2
 """How many times the slowest rank's mean the exposed times are together where it is said: noise of ranks makes less."""
 
@@ -116,7 +117,7 @@ def _leader(stage: FrontierStage) -> str:
 
 
 def drift(d: Drift) -> list[str]:
-    """Return one sentence for each rank whose steps are numbered differently."""
+    """Return one sentence for each rank whose steps are numbered differently, and what mends it."""
     sentences = []
     for rank in d.ranks:
         apart = "" if rank.steps_apart is None else f"; its numbers are {abs(rank.steps_apart)} apart from there on"
@@ -124,7 +125,7 @@ def drift(d: Drift) -> list[str]:
             f"Rank {rank.rank} numbers its steps differently: before step {rank.step} its last collective was number "
             f"{rank.seq}, rank {d.reference}'s number {rank.expected}{apart}."
         )
-    return sentences
+    return [*sentences, _MARK_THEM] if sentences else []
 
 
 def rests_on(g: Guards) -> str:
