@@ -22,11 +22,11 @@ from otel_dltrace.analysis.scaling import generation_of, titled
 from otel_dltrace.analysis.select import by_world, select_metrics
 from otel_dltrace.cli.paper import paper
 from otel_dltrace.cli.printing import tell
-from otel_dltrace.cli.selection import add_selection, selected, steps_of, tell_damage
+from otel_dltrace.cli.selection import add_selection, selected_of, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.metric_reader import read_metrics
-from otel_dltrace.export.run_reader import read_summaries
+from otel_dltrace.export.run_reader import as_wholes, read_summaries
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import SpanBatch
@@ -40,9 +40,12 @@ WIDTH = 120
 """Characters that the widest table needs."""
 
 
+_RUNS = "a run directory; each gets its own report, but for those of one run on several hosts, which have one together"
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory; each gets its own report")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=_RUNS)
     add_selection(parser)
     parser.add_argument(
         "--by",
@@ -72,40 +75,39 @@ def print_reports(
 ) -> None:
     """Print the report of each of *runs*, cut to *steps* and *ranks*; *by* names another report.
 
+    Those that hosts without a folder in common have made of one run are one.
+
     Raises:
         RunNotFoundError: Of one or more of them there is nothing to print; the others are printed.
     """
     console, fold = paper(WIDTH)
     missing: list[RunNotFoundError] = []
+    wholes = as_wholes(runs)
 
-    def print_one(path: Path) -> None:
-        worlds = by_world(selected(path, steps, ranks))
+    def print_one(parts: Sequence[Path]) -> None:
+        worlds = by_world(selected_of(parts, steps, ranks))
+        name = ", ".join(map(short_path, parts))
         for world, batches in worlds.items():
-            report = _report(path, batches, by)
+            report = _report(parts, batches, by)
             if as_json:
-                text = to_json(report, name=short_path(path), generation=generation_of(batches), world=world)
+                text = to_json(report, name=name, generation=generation_of(batches), world=world)
                 console.out(text, highlight=False)
                 continue
-            names = [name_of(path, batches)] if len(runs) > 1 else []
+            names = [titled(name, generation_of(batches))] if len(wholes) > 1 else []
             names += [f"world {world}"] if len(worlds) > 1 else []
             if names:
                 console.print(Rule(Text(plain(", ".join(names)))), width=fold)
             _write(report, console, fold)
 
-    for path in runs:
+    for parts in wholes:
         try:
-            print_one(path)  # apart: what it holds of a run goes before the next is read
+            print_one(parts)  # apart: what it holds of a run goes before the next is read
         except RunNotFoundError as error:
             missing.append(error)
     for one in missing[:-1]:
         tell(str(one))
     if missing:
         raise missing[-1]
-
-
-def name_of(path: Path, batches: Sequence[SpanBatch]) -> str:
-    """Return what tells a run from others that are printed: of a job that began anew, also how often it had begun."""
-    return titled(short_path(path), generation_of(batches))
 
 
 def _write(report: RunReport | Keys | Negotiations, console: Console, fold: int | None) -> None:
@@ -117,9 +119,12 @@ def _write(report: RunReport | Keys | Negotiations, console: Console, fold: int 
         write(report, console, fold)
 
 
-def _report(path: Path, batches: Sequence[SpanBatch], by: str | None) -> RunReport | Keys | Negotiations:
+def _report(parts: Sequence[Path], batches: Sequence[SpanBatch], by: str | None) -> RunReport | Keys | Negotiations:
     if by == "key":
         return keys(batches)
     if by == "negotiation":
         return negotiations(batches)
-    return analyse(batches, read_summaries(path), select_metrics(read_metrics(path), batches), damage_of(path))
+    summaries = [summary for path in parts for summary in read_summaries(path)]
+    metrics = [metric for path in parts for metric in read_metrics(path)]
+    damage = [one for path in parts for one in damage_of(path)]
+    return analyse(batches, summaries, select_metrics(metrics, batches), damage)

@@ -70,6 +70,26 @@ def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None
         raise RunNotFoundError(f"{run}: {error}{but_for(run)}") from None  # there may be several
 
 
+def selected_of(parts: Sequence[Path], steps: Window | None, ranks: Sequence[int] | None = None) -> list[SpanBatch]:
+    """Return the same of the *parts* that a run has on several hosts; what is asked for need not be in each.
+
+    Raises:
+        RunNotFoundError: It is in none of them.
+    """
+    batches, missing = list[SpanBatch](), list[RunNotFoundError]()
+    for part in parts:
+        try:
+            batches += selected(part, steps, ranks, len(parts))
+        except RunNotFoundError as error:
+            missing.append(error)
+    if not batches:
+        raise missing[0]
+    if steps is None and ranks is None:
+        for one in missing:
+            tell(str(one))
+    return batches
+
+
 def _latest(run: Path, ranks: Sequence[int] | None, of_runs: int) -> Window | None:
     """Return the latest steps of *run* if there is no room for all of them here, None if there is."""
     found = latest_steps(run, spans_that_fit() // of_runs, ranks)

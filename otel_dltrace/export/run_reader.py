@@ -2,7 +2,7 @@
 
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +57,31 @@ def host_folders(run: Path) -> list[Path]:
         raise TraceFormatError(f"{run}: schema {schema} is newer than this version reads; upgrade otel-dltrace")
     copies = copies_among(folders)
     return [folder for folder in folders if folder not in copies]
+
+
+def as_wholes(runs: Sequence[Path]) -> list[list[Path]]:
+    """Return *runs*, those together that hosts without a folder in common have each made of one run.
+
+    They have the run's job and generation, and no host's folder is in two of them, as one is in a run and its copy.
+    """
+    wholes: list[list[Path]] = []
+    known: dict[tuple[str, str], tuple[list[Path], set[str]]] = {}
+    for run in runs:
+        about = read_object(run / "run.json")
+        key, hosts = (str(about.get("job", "")), str(about.get("generation", ""))), _hosts_of(run)
+        if all(key) and hosts and key in known and not hosts & known[key][1]:
+            known[key][0].append(run)
+            known[key][1].update(hosts)
+        else:
+            wholes.append([run])
+            known.setdefault(key, (wholes[-1], hosts))
+    return wholes
+
+
+def _hosts_of(run: Path) -> set[str]:
+    with suppress(OSError):
+        return {folder.name for folder in _folders_in(run)}
+    return set()
 
 
 def copies_in(run: Path) -> dict[Path, Path]:
