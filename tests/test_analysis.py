@@ -1039,6 +1039,8 @@ def test_without_steps_nobody_is_named_for_what_others_may_have_done(case, verdi
         pytest.param(lambda n: (1 if n % 2 else 0, 5.0 if n % 2 else 0.1), 1, id="by far"),
         pytest.param(lambda _: (1, 0.1), None, id="hardly"),
         pytest.param(lambda n: (1, 500.0 if n == 7 else 0.01), None, id="once"),
+        pytest.param(lambda n: (1, 300.0 if n % 4 == 1 else 0.1), 1, id="each fourth turn"),
+        pytest.param(lambda n: (1, 300.0 if n in (3, 7, 9, 11) else 0.1), None, id="four times"),
     ],
 )
 def test_without_steps_the_collectives_tell_who_makes_the_others_wait(late, who):

@@ -5,15 +5,17 @@ counts, if it was not itself waiting for a message meanwhile, and if no other ho
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.collectives import Joined, lateness_unknown
 from otel_dltrace.analysis.shares import union
-from otel_dltrace.analysis.spread import median
+from otel_dltrace.analysis.spread import median, spread
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.waits import RankWaits, arrivals, waits
+from otel_dltrace.model.arrays import Column
 
 MOST_OF_IT = 0.75
 SHARE_OF_TIME = 0.05
@@ -22,16 +24,33 @@ _NEVER = np.iinfo(np.int64).min
 
 
 def last_comer(tables: Sequence[StepTable], joined: Joined) -> RankWaits | None:
-    """Return the rank that alone has the others wait in *joined*; None if there is none, or none can be told."""
+    """Return the rank that alone has the others wait in *joined*; None if there is none, or none can be told.
+
+    Where it is far behind in some of them only, these alone count as those to which it came last.
+    """
     joined = telling(joined)
     if not len(joined):
         return None
     ranks = waits(joined).ranks
     worst = max(ranks, key=lambda r: r.late.total)
     alone = worst.late.total > MOST_OF_IT * sum(r.late.total for r in ranks)
-    again = worst.last >= LEAST_TIMES and worst.late.p50 * worst.last > worst.late.total / 2
-    named = alone and again and _costs_time(joined, worst.rank) and _by_its_own_host(joined, worst)
-    return worst if named and 2 * _elsewhere(tables, worst.rank) <= worst.late.total else None
+    again = _again(arrivals(joined)[joined["rank"] == worst.rank])
+    named = alone and len(again) > 0 and _costs_time(joined, worst.rank) and _by_its_own_host(joined, worst)
+    if not named or 2 * _elsewhere(tables, worst.rank) > worst.late.total:
+        return None
+    return replace(worst, last=len(again), late=spread(again))
+
+
+def _again(late: Column) -> Column:
+    """Return of the times by which a rank comes *late* those that it does time and again, and that make most of it.
+
+    All of them, or those above the mean one, as where each tenth turn takes long; none where it is by a stall or two.
+    """
+    late = late[late > 0]
+    for some in (late, late[late > late.mean()]) if len(late) else ():
+        if len(some) >= LEAST_TIMES and median(some) * len(some) > late.sum() / 2:
+            return some
+    return late[:0]
 
 
 def _costs_time(joined: Joined, rank: int) -> bool:
