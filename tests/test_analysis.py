@@ -1057,6 +1057,19 @@ def test_without_steps_the_collectives_tell_who_makes_the_others_wait(late, who)
     assert "Steps from" not in rendered(report)
 
 
+@pytest.mark.parametrize(("computes", "verdict"), [(0, "none"), (6, "straggler")])
+def test_who_is_done_later_with_a_collective_is_not_named_for_coming_later_to_the_next(computes, verdict):
+    """Rank 0 has the sum 5 ms after the others, as MPI's algorithm has it: only what it does itself counts."""
+    ranks, begins = [Rank(r, 3) for r in range(3)], [0, 0, 0]
+    for n in range(12):
+        done = max(begins) + 30
+        for r, rank in enumerate(ranks):
+            end = done + 5 * (r == 0)
+            rank.step(n, begins[r], end).collective(n, begins[r] + 8, end, n + 1, backend="mpi", group="world")
+            begins[r] = end + (computes if r == 0 else 0)
+    assert analyse([rank.batch() for rank in ranks]).stragglers.verdict == verdict
+
+
 def test_where_no_operations_are_recorded_all_that_no_stage_covers_may_be_waiting():
     """At level step a program of MPI has nothing but steps, each as long as the slowest rank's."""
     ranks = [Rank(r, 2) for r in range(2)]

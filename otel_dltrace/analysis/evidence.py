@@ -9,7 +9,7 @@ from otel_dltrace.analysis.aligned import is_aligned, telling
 from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import Joined, lateness_unknown
 from otel_dltrace.analysis.excess import beside_the_rest, others_median, steps_over
-from otel_dltrace.analysis.lateness import in_a_row, lateness
+from otel_dltrace.analysis.lateness import in_a_row, lateness, released
 from otel_dltrace.analysis.own import columns, comparable, mixed, own
 from otel_dltrace.analysis.table import StepTable
 from otel_dltrace.analysis.untold import SHARE_OF_STEPS, lacking, lacks_waits, untold
@@ -60,6 +60,11 @@ class Evidence:
     def late(self) -> Column:
         """In how many steps each rank's column is over the threshold, (R, C)."""
         return steps_over(self.excess, self.threshold)
+
+    @property
+    def released(self) -> Column:
+        """By how much later than the others each rank was done with the collective before its latest, (R, n)."""
+        return released(self.joined, self.ranks, self.steps)
 
     @property
     def told(self) -> Column:

@@ -92,20 +92,24 @@ def _named(e: Evidence, excess: Column, ranks: Sequence[int]) -> Judgement:
 def _always_late(e: Evidence, late: Column) -> int | None:
     """Return who came *late* in so many steps, and by so much, that its arrivals alone tell; None if nobody did.
 
-    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does,
-    unless what it computes in all is longer by half of that. Who waits for a rank in one group comes late with it to
-    those of another: of several it is one that computes for longer, else the one that comes later in all.
+    Who was in messages for half as long as it came late may have waited itself, as the first of a pipeline does, and so
+    has who was done with the collective before as much later, unless what it computes in all is longer by half of that.
+
+    Who waits for a rank in one group comes late with it to those of another: of several it is one that computes for
+    longer, else the one that comes later in all.
     """
     if not late.any():
         return None
     always = e.told & (late > beyond_chance(e.arrived, NEARLY_ALWAYS)) & _later_than_chance(e)
     computing = np.delete(e.excess, list(e.opaque), axis=2).sum(axis=2) * (not e.blind)
+    if not always.any():
+        return None
+    figures = (e.most, np.maximum(e.elsewhere, e.released), computing, e.summed)
     found: list[tuple[bool, int, int]] = []
     for rank in np.flatnonzero(always).tolist():
-        figures = (e.most, e.elsewhere, computing, e.summed)
-        lateness, elsewhere, computes, summed = (median(of[rank, e.came_late[rank]]) for of in figures)
+        lateness, waited, computes, summed = (median(of[rank, e.came_late[rank]]) for of in figures)
         computes_longer = 2 * computes >= lateness
-        if lateness > e.threshold and (computes_longer or 2 * elsewhere <= lateness):
+        if lateness > e.threshold and (computes_longer or 2 * waited <= lateness):
             found.append((computes_longer, summed, -rank))
     return -max(found)[2] if found else None
 

@@ -1,10 +1,12 @@
 """By how much each rank comes later than the others to a collective, or to several that follow one another."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from otel_dltrace.analysis.collectives import Joined, is_synchronising
+from otel_dltrace.analysis.waits import with_known_ends
 from otel_dltrace.model.arrays import Column
 
 _FAR_MORE = 10
@@ -30,6 +32,27 @@ def lateness(joined: Joined, slow: Sequence[int] = ()) -> Column:
     late = starts - before - (after - before) / 2
     certain: Column = np.where((np.abs(late) > joined.to_rows(joined.uncertainty)) & (others > 0), late, 0)
     return certain
+
+
+def released(joined: Joined, ranks: Sequence[int], steps: Column) -> Column:
+    """Return by how much later than the others a rank was done with the collective before its latest, (R, n).
+
+    That is the one to which it came latest in each of *steps*; 0 where ends are not known. A large sum over ranks that
+    are no power of two is with some of them a transfer later than with the others, and they begin the next one as late.
+    """
+    known, late = with_known_ends(joined), lateness(joined)
+    ends = known.rows.copy()
+    ends["start"] = ends["end"]
+    behind = lateness(replace(known, rows=ends))
+    out = np.zeros((len(ranks), len(steps)))
+    for place, rank in enumerate(ranks):
+        mine = np.flatnonzero((joined["rank"] == rank) & np.isin(joined["step"], steps))
+        mine = mine[np.argsort(late[mine], kind="stable")]  # of a step's the latest is written last
+        order = np.flatnonzero(known["rank"] == rank)
+        order = order[np.argsort(known["end"][order], kind="stable")]
+        before = np.searchsorted(known["end"][order], joined["start"][mine], "right")
+        out[place, np.searchsorted(steps, joined["step"][mine])] = np.append(0, behind[order])[before]
+    return out
 
 
 def in_a_row(joined: Joined, which: Column) -> Joined:
