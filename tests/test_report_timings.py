@@ -384,6 +384,18 @@ def test_a_forward_in_which_ddp_rebuilds_its_buckets_is_not_told_as_slow(tensor,
     assert [(one.stage, one.steps) for one, _ in slow_stages(analyse([rank.batch()]))] == [("forward", steps)]
 
 
+def test_where_no_operation_is_recorded_the_forward_of_step_1_may_be_one_in_which_ddp_rebuilds_its_buckets():
+    """At level step nothing tells of buckets; a rank alone rebuilds none."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(20):
+        for rank in ranks:
+            begin, ready = 100 * n, 100 * n + (40 if n in (1, 9) else 20)
+            rank.step(n, begin, ready + 20).stage(n, "forward", begin, ready)
+    both, alone = (analyse([rank.batch() for rank in some]) for some in (ranks, ranks[:1]))
+    assert [(one.rank, one.steps) for one, _ in slow_stages(both)] == [(0, (9,)), (1, (9,))]
+    assert [(one.rank, one.steps) for one, _ in slow_stages(alone)] == [(0, (1, 9))]
+
+
 def test_what_stays_below_its_threshold_is_not_told():
     """The same disk, less busy."""
     report = analyse([rank.batch() for rank in planted()], metrics=[disk((1000, 1120))])

@@ -105,7 +105,8 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
                 continue
             against: Against = "others" if often[r, c] else "usual"
             base = others if often[r, c] else usual
-            which = over_others[r, :, c] if often[r, c] else outliers[r, :, c] & ~_waits_unseen(t, name, steps)
+            unseen = _may_have_buckets(t, len(tables) > 1) & (name == s.FORWARD) & (steps == 1)
+            which = over_others[r, :, c] if often[r, c] else outliers[r, :, c] & ~unseen
             if which.any():
                 stage = _stage(t.rank, name, against, times[r, which, c], base[r, which, c], steps[which], len(steps))
                 yield Slow(stage, _windows(t, c - 1, steps[which]))
@@ -119,18 +120,14 @@ def _stage(rank: int, name: str, against: Against, mine: Column, theirs: Column,
     return SlowStage(rank, name, against, *figures, tuple(steps.tolist()), of, most, int(steps[worst]), total)
 
 
-def _waits_unseen(t: StepTable, stage: str, steps: Column) -> Column:
-    """Return a mask of *steps* in whose *stage* ranks wait for each other, and nobody records for how long.
+def _may_have_buckets(t: StepTable, beside_others: bool) -> bool:
+    """Return whether the rank's gradients are reduced in buckets, as DDP does, as far as is known.
 
-    DDP agrees on how it has rebuilt its buckets in the forward that follows the first step's backward.
+    DDP agrees on how it has rebuilt its buckets in the forward that follows the first step's backward: there ranks wait
+    for each other, and nobody records for how long.
     """
-    unseen: Column = (steps == 1) & (stage == s.FORWARD and _has_buckets(t))
-    return unseen
-
-
-def _has_buckets(t: StepTable) -> bool:
-    """Return whether the rank's gradients are reduced in buckets, as DDP does."""
-    return bool(t.batch.lookup(lambda d: d.is_bucket, bool).any())
+    nothing_told = beside_others and not t.batch.is_kind(s.COLLECTIVE, s.P2P).any()
+    return nothing_told or bool(t.batch.lookup(lambda d: d.is_bucket, bool).any())
 
 
 def _windows(t: StepTable, column: int, steps: Column) -> Column:
