@@ -915,6 +915,20 @@ def marking(where: str, world: int = 2) -> list[SpanBatch]:
     return [rank.batch() for rank in ranks]
 
 
+def test_a_phase_in_which_ranks_wait_for_each_other_is_named_by_what_they_do_in_it():
+    """It ends everywhere at the same time: beside rank 0, which waits in it for 20 ms, rank 1 computes in it."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(12):
+        for r, rank in enumerate(ranks):
+            begin = 100 * n
+            rank.step(n, begin, begin + 50).stage(n, "prepare_batch", begin, begin + 35)
+            rank.add(Descriptor(PHASE, "whole"), n, begin, begin + 34)
+            rank.add(Descriptor(PHASE, "rollout"), n, begin + 1, begin + 33)
+            rank.collective(n, begin + 10 + 20 * r, begin + 33, n + 1)
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert (found.rank, found.stage, found.phase, found.of_phase) == (1, "prepare_batch", "rollout", 20 * MS)
+
+
 @pytest.mark.parametrize("where", ["forward", "residual"])
 def test_a_phase_that_the_program_marks_is_named_where_it_makes_a_rank_slow(where):
     """Of those in the stage that stands out; what is as long on all ranks is not."""

@@ -22,13 +22,24 @@ def blocked(t: StepTable) -> Column:
     """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
     row, stage, last, until = _last_launches(t)
     on_device = t.device[row, stage]
-    blocking, launches = _blocking(t), last[~on_device]
-    begin, end = _rows(t, blocking)
-    time = _in_columns(t, merged(np.append(begin, launches), np.append(end, until[~on_device])), launches)
-    loose = _in_columns(t, merged(*_rows(t, blocking & _is_of_message(t))), launches[:0])
+    launches = last[~on_device]
+    time = _in_columns(t, _at(t, launches, until[~on_device]), launches)
+    loose = _in_columns(t, merged(*_rows(t, _blocking(t) & _is_of_message(t))), launches[:0])
     # A device may be at it when the host is steps beyond: its time is not the host's.
     np.add.at(time, (row[on_device], stage[on_device] + 1), (until - last)[on_device])
     return _within_their_pieces(t, _outside_their_pieces(t, time, np.minimum(loose, time)))
+
+
+def blocked_at(t: StepTable) -> Intervals:
+    """Return when the rank's host is blocked in communication."""
+    row, stage, last, until = _last_launches(t)
+    by_host = ~t.device[row, stage]
+    return _at(t, last[by_host], until[by_host])
+
+
+def _at(t: StepTable, launches: Column, until: Column) -> Intervals:
+    begin, end = _rows(t, _blocking(t))
+    return merged(np.append(begin, launches), np.append(end, until))
 
 
 def _in_columns(t: StepTable, intervals: Intervals, launches: Column) -> Column:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.blocked import blocked_at
 from otel_dltrace.analysis.excess import beside_the_rest
+from otel_dltrace.analysis.intervals import covered
 from otel_dltrace.analysis.own import columns
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.table import StepTable, worker_batches
@@ -17,6 +19,7 @@ from otel_dltrace.model.spans import SpanBatch
 
 MOST_OF_IT = 0.5
 """A phase is behind what a rank's stage exceeds the others' by if it makes up this share of it."""
+ABOUT_ALL = 0.9
 _OURS = frozenset((s.WAIT, s.GC, s.EXIT))
 
 
@@ -74,20 +77,23 @@ def behind(
         for name in spent[mine]
         for times in [np.stack([of_rank.get(name, np.zeros(len(steps))) for of_rank in spent])[:, :, None]]
     }
-    name = max(longer, key=lambda name: longer[name], default="")
-    if not name or longer[name] < MOST_OF_IT * excess:
+    most = max(longer.values(), default=0.0)
+    if not longer or most < MOST_OF_IT * excess:
         return "", 0
+    # Of phases inside one another that are as much longer it is the innermost.
+    name = min((n for n in longer if longer[n] >= ABOUT_ALL * most), key=lambda n: float(np.median(spent[mine][n])))
     return name, min(round(longer[name]), excess)
 
 
 def _per_step(t: StepTable, steps: Column, stage: int) -> dict[str, Column]:
-    """Return how long each phase that begins in column *stage* of the table takes in each of *steps*, ns."""
+    """Return how long each phase that begins in column *stage* of the table takes in *steps*, without waits, ns."""
     marked = t.batch.take(_is_marked(t.batch) & np.isin(t.batch["step"], steps))
     row = np.searchsorted(t.steps, marked["step"])
-    out = {}
+    out, waits = {}, blocked_at(t) if len(marked) else (row, row)
     for name, part in _by_name(marked.take(t.stage_at(row, marked["start"]) == stage)).items():
         times = out[name] = np.zeros(len(steps))
-        np.add.at(times, np.searchsorted(steps, part["step"]), part["end"] - part["start"])
+        begin, end = part["start"], part["end"]
+        np.add.at(times, np.searchsorted(steps, part["step"]), end - begin - covered(waits, begin, end))
     return out
 
 
