@@ -359,6 +359,25 @@ def test_a_run_whose_drain_was_killed_when_all_was_read_has_ended(place):
     assert damage_of(run) == [f"{segment.relative_to(run)} is missing: it was there at the run's end"]
 
 
+@pytest.mark.parametrize(("boot", "left"), [("ab" * 16, True), ("", False)], ids=["another host's", "this one's"])
+def test_what_a_host_that_is_gone_had_not_read_is_told(place, boot, left):
+    """Here are none of its rings: where they are, if they are, is all that can be said."""
+    place.run(waiting(STEPS), **ON)
+    (run,) = place.runs()
+    place.wait_for_drains()
+    (folder,) = run.glob("hosts/*")
+    told = read_object(folder / "drain.json")
+    told["processes"][0] |= {"host": "node-7"} | ({"boot_id": boot} if boot else {})
+    write_json_again(folder / "drain.json", {**told, "ended": False, "summary": {"processes": 0}})
+    done = place.command("recover", str(run))
+
+    said = (
+        f"{folder.relative_to(place.folder)}: its drain is gone, and the rings of 1 process were not read to their "
+        "end: `otel-dltrace recover` on node-7 does it, unless that has been started anew since"
+    )
+    assert done.stdout.splitlines()[1:] == [said] * left
+
+
 def test_what_waits_of_a_run_that_goes_on_is_left_to_its_drain(place):
     """It would miss what another process sends, and say that it was lost."""
     away = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{servers.free_port()}"}

@@ -17,7 +17,7 @@ from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.delivered import add_delivered
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.drain_json import end_if_read
+from otel_dltrace.export.drain_json import end_if_read, left_elsewhere
 from otel_dltrace.export.host_folder import lock_folder
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.resend import resend
@@ -26,6 +26,7 @@ from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.outlet import as_told
 from otel_dltrace.export.run_reader import host_folders
 from otel_dltrace.model.errors import RunNotFoundError
+from otel_dltrace.record.process_id import boot_id
 from otel_dltrace.settings.config import Config
 
 
@@ -98,13 +99,21 @@ def _why_not() -> str:
 
 
 def _end(root: Path) -> None:
-    """Write down that drains of *root* have ended that were killed when all was read: no ring is left to say it."""
+    """Write down that drains of *root* have ended that were killed when all was read: no ring is left to say it.
+
+    Of one on another host that had not read all, what is left is there or, where that was started anew, nowhere.
+    """
     for folder in host_folders(root):
         lock = lock_folder(folder) if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else None
         if lock is None:
             continue
         if end_if_read(folder):
             show(f"{short_path(folder)}: its drain is gone and had read all, so nothing more comes")
+        host, left = left_elsewhere(folder, boot_id().hex())
+        if left:
+            what = f"the rings of {left} process{'es' * (left > 1)} were not read to their end"
+            cure = f"`otel-dltrace recover` on {host} does it, unless that has been started anew since"
+            show(f"{short_path(folder)}: its drain is gone, and {what}: {cure}")
         os.close(lock)
 
 

@@ -36,13 +36,29 @@ def end_if_read(folder: Path) -> bool:
     Return whether that was to be written: else it stands there, or rings are still to be read.
     """
     told = read_object(folder / "drain.json")
-    processes, summary = entries_of(told), told.get("summary")
-    read = summary.get("processes", 0) if isinstance(summary, dict) else 0
-    if told.get("ended") is not False or not processes or read < len(processes):
+    if told.get("ended") is not False or not entries_of(told) or _unread(told):
         return False
     leave_room(folder / "drain.json")
     write_json(folder / "drain.json", {**told, "ended": True, "files": lasting_files(folder)})
     return True
+
+
+def left_elsewhere(folder: Path, boot_id: str) -> tuple[str, int]:
+    """Return of a host's *folder* whose drain is gone the host, and how many rings it has not read to their end.
+
+    That is none where the host is that of *boot_id*, whose rings are at hand.
+    """
+    told = read_object(folder / "drain.json")
+    known = [process for entry in entries_of(told) if (process := read_process(entry)) is not None]
+    if told.get("ended") is not False or not known or known[0].boot_id == boot_id:
+        return "", 0
+    return known[0].host, _unread(told)
+
+
+def _unread(told: Mapping[str, Any]) -> int:
+    summary = told.get("summary")
+    read = summary.get("processes", 0) if isinstance(summary, dict) else 0
+    return max(0, len(entries_of(told)) - read)
 
 
 def entries_of(told: Mapping[str, Any]) -> list[Any]:
