@@ -18,6 +18,7 @@ from otel_dltrace.analysis.excess import others_median
 from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.judgement import Straggler
 from otel_dltrace.analysis.lateness import in_a_row, lateness
+from otel_dltrace.analysis.marked import PhaseRow, RankPhase
 from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
 from otel_dltrace.analysis.own import columns, mixed, own
 from otel_dltrace.analysis.scaling import scaling
@@ -33,7 +34,7 @@ from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import ASYNC_PARAM, DL_COMM_SIZE, P2P, PHASE, Flag, Level, Source
+from otel_dltrace.model.semconv import ASYNC_PARAM, DL_COMM_SIZE, GC, P2P, PHASE, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.words import rests_on, verdict
@@ -227,6 +228,9 @@ def test_the_slowest_of_a_column_is_named_only_if_it_stands_out():
     """Five percent over the others' median, and worth one percent of the step."""
     found = breakdown(step_tables(ddp(3, slow={(2, "forward"): 3.0, (0, "optimizer"): 0.1})))
     assert found.slowest == (("forward", 2), ("backward", 1))
+
+    ranks = [Rank(r, 2).step(0, 0, 40).stage(0, "forward", 0, 10).collective(0, 20 + 10 * r, 35, 1) for r in range(2)]
+    assert breakdown(step_tables([rank.batch() for rank in ranks])).slowest == (("operations", 0), ("residual", 1))
 
 
 def test_no_rank_is_the_slowest_beside_one_without_steps():
@@ -948,6 +952,14 @@ def test_a_phase_that_makes_two_of_three_slow_is_told_beside_the_third():
     """As the stage is in which it is."""
     found = analyse(marking("forward", 3)).stragglers.found
     assert [(one.rank, one.excess, one.of_phase) for one in found] == [(1, 20 * MS, 20 * MS), (2, 20 * MS, 20 * MS)]
+
+
+def test_phases_are_those_that_the_program_marks_and_that_ended():
+    """Waits, collections and ends are ours, and of what was cut off nobody knows how long it would have been."""
+    rank = Rank().step(0, 0, 10).wait(0, 1, 2).add(Descriptor(PHASE, GC), 0, 2, 3)
+    rank.add(Descriptor(PHASE, "mine"), 0, 3, 5).add(Descriptor(PHASE, "mine"), 0, 6, 10, flags=Flag.TRUNCATED)
+    time = Spread(1, 2 * MS, 2 * MS, 2 * MS, 2 * MS, 2 * MS)
+    assert analyse([rank.batch()]).phases == (PhaseRow("mine", (1, 1), time, (RankPhase(0, 1, 2 * MS),)),)
 
 
 def test_what_found_no_room_among_the_names_is_told():
@@ -1728,6 +1740,7 @@ def test_a_report_says_what_it_rests_on():
         uncertainty=80,
         unused=0,
     )
+    assert not analyse(batches, [*drains, {"ended": False}]).guards.is_over
 
 
 def test_what_a_report_rests_on_costs_the_ranks_that_are_there():

@@ -335,7 +335,9 @@ def test_a_push_that_is_missing_or_doubled_tells_nobody_last():
     doubled.rows["b"][of_first] = 0
 
     for batch in (without, doubled):
-        assert {key.last for key in keys([batch]).servers} == {each_late(STEPS - 1)}
+        found = keys([batch])
+        assert {key.last for key in found.servers} == {each_late(STEPS - 1)}
+        assert [rank.servers.arrivals for rank in found.ranks] == [len(found.servers) * (STEPS - 1)] * 2
 
 
 def test_the_report_by_key_names_the_rank_the_key_and_the_partition():

@@ -371,17 +371,21 @@ def test_a_few_slow_steps_are_told_by_their_numbers():
 
 
 @pytest.mark.parametrize(
-    ("tensor", "steps"),
-    [pytest.param("bucket 0", (9,), id="ddp"), pytest.param("grads", (1, 9), id="something else")],
+    ("stage", "tensor", "steps"),
+    [
+        pytest.param("forward", "bucket 0", (9,), id="ddp"),
+        pytest.param("forward", "grads", (1, 9), id="something else"),
+        pytest.param("dataloader_next", "bucket 0", (1, 9), id="another stage"),
+    ],
 )
-def test_a_forward_in_which_ddp_rebuilds_its_buckets_is_not_told_as_slow(tensor, steps):
+def test_a_forward_in_which_ddp_rebuilds_its_buckets_is_not_told_as_slow(stage, tensor, steps):
     """In that of step 1 its ranks wait for each other; in a later one, or without DDP, somebody is slow."""
     rank = Rank()
     for n in range(20):
         begin, ready = 100 * n, 100 * n + (40 if n in (1, 9) else 20)
-        rank.step(n, begin, ready + 40).stage(n, "forward", begin, ready).stage(n, "backward", ready, ready + 10)
+        rank.step(n, begin, ready + 40).stage(n, stage, begin, ready).stage(n, "backward", ready, ready + 10)
         rank.collective(n, ready + 5, ready + 10, n + 1, tensor=tensor)
-    assert [(one.stage, one.steps) for one, _ in slow_stages(analyse([rank.batch()]))] == [("forward", steps)]
+    assert [(one.stage, one.steps) for one, _ in slow_stages(analyse([rank.batch()]))] == [(stage, steps)]
 
 
 def test_where_no_operation_is_recorded_the_forward_of_step_1_may_be_one_in_which_ddp_rebuilds_its_buckets():
