@@ -1296,6 +1296,16 @@ def test_what_may_be_in_an_evaluation_or_in_sharing_its_metrics_is_in_the_latter
     assert own(step_tables([rank.batch()])[0]).tolist() == [[0, (60 - 30) * MS, 2 * MS, (130 - 60 - 27) * MS]]
 
 
+def test_a_rank_without_steps_is_told_beside_one_that_shares_metrics():
+    """It was killed in its first step, in which it communicates as the other does."""
+    ranks = [Rank(r, 2).stage(0, "reduce_metrics", 0, 5).collective(0, 1, 2, 1) for r in range(2)]
+    ranks[0].step(0, 0, 10)
+    ranks[1].step(0, 0, 10, flags=Flag.TRUNCATED)
+    report = analyse([rank.batch() for rank in ranks])
+    assert report.stragglers.reason == "1 of 2 ranks have no step in what is looked at: 1"
+    assert [rank.step.count for rank in report.breakdown.steady] == [1, 0]
+
+
 HANDLES = {"flags": Flag.ASYNC, "level": Level.COLLECTIVE}
 
 

@@ -20,6 +20,8 @@ from otel_dltrace.model.operation import Descriptor
 @once
 def blocked(t: StepTable) -> Column:
     """Return the time for which the rank is blocked in communication in each column, (n, S + 2)."""
+    if not len(t.steps):
+        return np.zeros((0, len(t.stages) + 2), np.int64)
     row, stage, last, until = _last_launches(t)
     on_device = t.device[row, stage]
     launches = last[~on_device]
@@ -196,8 +198,6 @@ def _place(t: StepTable, at: Column, launches: Column) -> tuple[Column, Column]:
 
     Column S is the residual, -1 the time before the step; -2 where there is no such step.
     """
-    if not len(t.steps):
-        return np.zeros(len(at), np.int64), np.full(len(at), -2)
     row = np.searchsorted(t.start, at, "right") - 1
     after = (row < 0) | (at >= t.end[row])
     row = np.where(after, row + 1, row)
