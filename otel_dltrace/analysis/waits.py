@@ -146,7 +146,7 @@ def arrivals(joined: Joined) -> Column:
     last = starts == joined.to_rows(joined.reduce(np.maximum, starts))
     second = joined.reduce(np.maximum, np.where(last, np.iinfo(np.int64).min, starts))
     alone = joined.reduce(np.add, last.astype(np.int64)) == 1
-    margin = np.where(last & joined.to_rows(alone), starts - joined.to_rows(np.where(alone, second, 0)), 0)
+    margin = np.where(joined.to_rows(alone), starts - joined.to_rows(np.where(alone, second, 0)), 0)
     late: Column = np.where(margin > joined.to_rows(joined.uncertainty), margin, 0)
     return late
 
