@@ -158,6 +158,15 @@ def test_a_step_is_its_stages_and_a_residual():
         pytest.param(
             [("forward", 0, 10, 9, 3), ("to_device", 0, 10, 8, 3)], 10, id="never more than the union of the extents"
         ),
+        pytest.param([("forward", 0, 10, 4, 1)], 16, id="never more than the totals"),
+        pytest.param(
+            [("prepare_batch", 0, 10, None, 1), ("to_device", 2, 8, None, 1), ("forward", 10, 20, 4, 2)],
+            6,
+            id="nested ones beside pieces",
+        ),
+        pytest.param(
+            [("evaluate", -50, -10, 30, 2), ("forward", 0, 18, 8, 3)], 12, id="pieces before the step, and in it"
+        ),
     ],
 )
 def test_the_residual_is_what_no_stage_covers(stages, residual):
@@ -173,6 +182,9 @@ def test_evaluation_is_no_gap_between_steps():
     rank = Rank().step(0, 0, 10).stage(1, "evaluate", 12, 40).step(1, 45, 50)
     table = step_tables([rank.batch()])[0]
     assert (table.between.tolist(), table.residual.tolist()) == ([0, 7 * MS], [10 * MS, 5 * MS])
+
+    (beside,) = step_tables([Rank().step(0, 0, 10).stage(1, "evaluate", 4, 40).step(1, 45, 50).batch()])
+    assert beside.between.tolist() == [0, 0], "another thread began it in the step before"
 
 
 @pytest.mark.parametrize("flag", [Flag.TRUNCATED, Flag.ERROR], ids=["left open", "failed"])
@@ -399,11 +411,15 @@ def test_early_ranks_wait_for_the_last_one():
 
 
 def test_a_rank_is_blocked_in_the_wait_for_a_handle():
-    """Rank 0 launches it 8 ms before rank 1, computes for 5 ms and then waits: for 3 ms of them it is held up."""
+    """Rank 0 launches it 8 ms before rank 1, computes for 5 ms and then waits: for 3 ms of them it is held up.
+
+    What else is done for the operation is no wait.
+    """
     rank = Rank(0, 2).collective(0, 10, 21, 1, flags=Flag.ASYNC)
     for begin, end in ((15, 19), (19, 21)):
         rank.wait(0, begin, end)
         rank.rows[-1]["parent_no"] = 1
+    rank.add(Descriptor(PHASE, "compress"), 0, 11, 12, parent_no=1)
     batches = [rank.batch(), Rank(1, 2).collective(0, 18, 20, 1, flags=Flag.ASYNC).batch()]
 
     assert [(one.wait, one.blocked) for one in waits(join(batches)).ranks] == [(8 * MS, 3 * MS), (0, 0)]
@@ -471,6 +487,15 @@ def test_a_rank_that_is_done_before_the_last_one_came_proves_the_clocks_wrong():
     assert (found.violations, found.violation, found.uncertainty) == (1, 5 * MS, 15 * MS)
     assert sorted(widen(join(unsure)).uncertainty.tolist()) == [0, 15 * MS, 15 * MS]
     assert [r.last for r in found.ranks] == [0] * 3
+
+
+def test_clocks_are_off_by_as_much_as_the_worst_collective_proves():
+    """Two are hardly too early, and by one of them all is known."""
+    ranks = [Rank(r, 2, host, anchor=Anchor(0, 0, 1)) for r, host in enumerate("ab")]
+    for seq, early in enumerate((1, 1, 40), 1):
+        ranks[0].collective(0, 100 * seq, 100 * seq + 10, seq)
+        ranks[1].collective(0, 100 * seq + 10 + early, 100 * seq + 11 + early, seq)
+    assert widen(join([rank.batch() for rank in ranks])).uncertainty.tolist() == [40 * MS] * 3
 
 
 # -- stragglers ----------------------------------------------------------------------------------
