@@ -250,22 +250,24 @@ def test_no_rank_is_the_slowest_beside_one_without_steps():
     report = analyse([*ddp(2)[:1], Rank(1, 2).batch()])
     assert report.breakdown.slowest == ()
     assert {(stage.slowest, stage.stands_out) for stage in report.timings.stages} == {(None, False)}
+    assert report.throughput.overall == report.throughput.ranks[0].rates
 
 
 # -- operations ----------------------------------------------------------------------------------
 
 
 def test_operations_are_counted_per_kind_and_rank():
-    """Tensors that differ in a number are one kind; the skew is over joined collectives."""
+    """Tensors that differ in a number are one kind; the skew is over joined collectives, and ranks are in order."""
     ranks = [Rank(r, 2) for r in range(2)]
     for r, rank in enumerate(ranks):
         for i in range(3):
-            rank.collective(0, 10 * i + r, 10 * i + 5, i + 1, tensor=f"bucket {i}", dtype="float32")
+            begin, size = 10 * i + r, 1024 * (r + 1)
+            rank.collective(0, begin, 10 * i + 5, i + 1, tensor=f"bucket {i}", dtype="float32", size=size)
         rank.collective(0, 50, 90, 9, flags=Flag.TRUNCATED)
-    batches = [rank.batch() for rank in ranks]
+    batches = [rank.batch() for rank in reversed(ranks)]
     of_ranks = (
         RankOperation(0, 3, 3072, Spread(3, 15 * MS, 5 * MS, 5 * MS, 5 * MS, 5 * MS)),
-        RankOperation(1, 3, 3072, Spread(3, 12 * MS, 4 * MS, 4 * MS, 4 * MS, 4 * MS)),
+        RankOperation(1, 3, 6144, Spread(3, 12 * MS, 4 * MS, 4 * MS, 4 * MS, 4 * MS)),
     )
 
     found = operations(batches, join(batches))
@@ -279,7 +281,7 @@ def test_operations_are_counted_per_kind_and_rank():
             "bucket N",
             "host_done",
             (3, 3),
-            (3072, 3072),
+            (3072, 6144),
             Spread(6, 27 * MS, 4_500_000, 4_500_000, 5 * MS, 5 * MS),
             Spread(3, 3 * MS, MS, MS, MS, MS),
             of_ranks,

@@ -30,7 +30,7 @@ STEPS, PARTITIONS = 10, 2
 def pushed(late: float = 30.0, slow_partition: float = 4.0, prefix: str = "") -> list[SpanBatch]:
     """Return two workers and a server; worker 1 begins *late* ms later, a tensor's last partition takes longer."""
     workers = [Rank(rank, 2) for rank in range(2)]
-    server = Rank(0, 2, role="server", nonce=9)
+    server = Rank(0, 2, role="server", nonce=9).add(Descriptor(s.PHASE, s.GC), 0, 0, 1)  # which is no request
     for step in range(STEPS):
         for declared, tensor in enumerate(prefix + name for name in TENSORS):
             begins = [step * 200.0 + declared * 50 + rank * late for rank in range(2)]

@@ -170,6 +170,13 @@ def test_what_horovod_numbers_otherwise_has_no_number(tensor, joins):
     ]
 
 
+def test_what_horovod_numbers_by_its_name_has_the_next_number():
+    """Ranks that have not joined count alike."""
+    assert in_words(left_open([of_horovod(r, "u", joins=False, done=2) for r in range(2)])) == [
+        "When cut off, ranks 0-1 stood in allreduce u (number 3, of horovod 0)."
+    ]
+
+
 def test_what_nobody_waited_for_comes_last():
     """An asynchronous operation may be over: the rank stands elsewhere."""
     ranks = [two_steps(rank, 2).collective(1, 14, 20, 9, name="barrier", flags=CUT) for rank in range(2)]

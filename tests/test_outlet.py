@@ -125,6 +125,7 @@ def test_a_place_in_a_run_that_a_process_was_of_twice_owes_what_either_does(loos
     """Where it reads on is that of the later one; what is in the folder is that of both."""
     earlier = Place(1, 10, 5, 7, loose[0], 1)
     assert Place(2, 20, 6, 9, loose[1], 2).behind(earlier) == Place(2, 20, 11, 7, any(loose), 3)
+    assert Place(2, 20, 6, 4, loose[1], 2).behind(earlier).undelivered == 4
     assert earlier.behind(None) == earlier
 
 

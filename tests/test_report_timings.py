@@ -222,7 +222,9 @@ def usage(*intervals: tuple[float, float, float]) -> Usage:
         pytest.param([(0, 10, 0.1), (10, 20, 0.5)], [(10, 12)], None, id="too short for its samples"),
         pytest.param([(0, 10, 0.1), (10, 20, 0.5)], [(18, 60)], None, id="mostly not sampled"),
         pytest.param([(0, 10, 0.4), (10, 20, 0.8)], [(0, 10), (10, 20)], 0.6, id="several windows"),
+        pytest.param([(0, 30, 0.4), (30, 40, 0.8), (40, 50, 0.4)], [(0, 40)], 0.5, id="samples of unequal length"),
         pytest.param([(0, 10, 0.4)], [(30, 40)], None, id="at another time"),
+        pytest.param([(0, 10, 0.4)], np.zeros((0, 2), int), None, id="at no time"),
         pytest.param(
             [(0, 10, 0.0), (10, 20, 0.0), (20, 30, 0.9), (30, 40, 0.0)],
             [(2, 8), (12, 18), (22, 28), (32, 38)],

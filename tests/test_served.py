@@ -21,7 +21,7 @@ from otel_dltrace.export.served import SlowHere
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
-from otel_dltrace.model.plan import Window, share_of
+from otel_dltrace.model.plan import Window, for_servers, share_of
 from otel_dltrace.model.semconv import PHASE, PUSH, Flag, Level
 from otel_dltrace.model.spans import SpanBatch, empty_rows, stack_rows
 from otel_dltrace.record.recorder import Recorder
@@ -77,6 +77,20 @@ def test_in_the_window_nobody_is_waited_for():
     idle = [rank for rank in range(40) if not share_of(rank, 40, 4, 800, 5).full]
     add(gate, 5, *idle)
     assert sum(left_out for _, _, left_out in due(gate)) == len(idle)
+
+
+def test_a_server_sends_no_more_of_a_step_for_a_rank_than_its_share():
+    """However often it is asked, and in as many pieces."""
+    budget = 4096
+    step = next(step for step in range(9) if share_of(0, 2, 1, budget, step).full)
+    limit = for_servers(share_of(0, 2, 1, budget, step), 1)
+    gate = a_gate(SlowHere(), "all", budget)
+    sent = []
+    for _ in range(3):
+        add(gate, step, *[0] * (limit // 2 + 1))
+        sent += [(len(ranks), left_out) for _, ranks, left_out in due(gate)]
+    half = limit // 2 + 1
+    assert sent == [(half, 0), (limit - half, 2 * half - limit), (0, half)]
 
 
 def test_what_a_server_did_hangs_under_what_its_rank_has_room_for():
