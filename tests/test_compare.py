@@ -180,6 +180,29 @@ def test_without_samples_each_ranks_step_counts():
     assert [run.steady.samples_per_second for run in found.runs] == [None, None]
 
 
+def test_what_is_shown_of_runs_of_which_one_tells_no_samples(capsys):
+    """That not every run does is said; of several runs of as many ranks the slow beginning is that of the one named."""
+    runs = {
+        "one": in_epochs(ddp(1, 12), 4),
+        "two": in_epochs(_slowed(2, 12, 4, 304.0), 4),
+        "again": in_epochs([_untold(batch) for batch in ddp(2, 12)], 4),
+    }
+    write_scaling(scaling(runs), Console(width=160))
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    slow = "On 2 ranks (two) a step of the first epoch takes 20.0 times a later one: do not measure scaling by it."
+    assert said[1] == slow.split()
+    assert [line for line in said if line[:1] in (["one"], ["two"], ["again"])] == [
+        ["one", "1", "8", "16.0", "62.50", "2,000.0", "1.00", "31%", "6%"],
+        ["two", "2", "8", "16.0", "62.50", "4,000.0", "2.00", "100%", "31%", "6%"],
+        ["again", "2", "8", "16.0", "62.50", "2.00", "100%", "31%", "6%"],
+        ["one", "1", "4", "16.0", "16.0", "31%", "6%"],
+        ["two", "2", "4", "320.0", "320.0", "2%", "0%"],
+        ["again", "2", "4", "16.0", "16.0", "31%", "6%"],
+    ]
+    assert " ".join(said[-1]).startswith("not every run tells all its samples, so a step of each rank counts as one")
+
+
 def _untold(batch: SpanBatch) -> SpanBatch:
     batch.rows["a"][batch.is_rank_step] = 0
     return batch

@@ -22,7 +22,8 @@ _DEFINITIONS = (
     "negotiation: its share of communication: as Horovod's timeline tells, without one the wait for the last rank",
 )
 _RANK_STEPS = (
-    "no run tells all samples, so a step of each rank counts as one: fair where a rank's batch is always as large"
+    "not every run tells all its samples, so a step of each rank counts as one: "
+    "fair where a rank's batch is always as large"
 )
 
 
