@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_dltrace.export.records import RECORD_DTYPE
-from otel_dltrace.model import identity
+from otel_dltrace.model import identity, numbers
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import places_in
 from otel_dltrace.model.attributes import collective_ids, constant_attributes
@@ -426,3 +426,37 @@ def test_a_collective_is_named_alike_on_all_ranks():
     ]
     other = batch((recv, {"seq": 1, "a": 5, "b": 7}), bind=Bind("job", "3.00ff", world="w", rank=6))
     assert collective_ids(other).tolist() == [p2p_id(BIND, "0", 5, 6, 7, 1)]
+
+
+# -- numbers that variables say ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "time", "part"),
+    [
+        (None, 5000.0, 1.0),
+        ("", 5000.0, 1.0),
+        (" 0.5 ", 0.5, 0.5),
+        ("1", 1.0, 1.0),
+        ("0", None, 0.0),
+        ("250", 250.0, None),
+        *[(text, None, None) for text in ("-1", "nan", "inf", "1e400", "soon")],
+    ],
+)
+def test_a_time_is_above_0_and_a_share_up_to_1(text, time, part):
+    """What is neither is one sentence with the variable, its value, and what to write."""
+    env = {} if text is None else {"NAME": text}
+    told, no_time = (
+        f"NAME={(text or '').strip()!r} ",
+        "is not a number of milliseconds above 0: write 5000, for example",
+    )
+    for read, wanted, why in (
+        (lambda: numbers.milliseconds(env, "NAME", 5000), time, no_time),
+        (lambda: numbers.share(env, "NAME"), part, "is no share of traces, from 0 to 1"),
+    ):
+        if wanted is None:
+            with pytest.raises(ConfigError) as caught:
+                read()
+            assert str(caught.value) == told + why
+        else:
+            assert read() == wanted
