@@ -105,7 +105,7 @@ def _found(tables: Sequence[StepTable], steps: Column, excess: int, outlier: int
                 continue
             against: Against = "others" if often[r, c] else "usual"
             base = others if often[r, c] else usual
-            unseen = _may_have_buckets(t, len(tables) > 1) & (name == s.FORWARD) & (steps == 1)
+            unseen = (steps == 1) & (name == s.FORWARD and _may_have_buckets(t, len(tables) > 1))
             which = over_others[r, :, c] if often[r, c] else outliers[r, :, c] & ~unseen
             if which.any():
                 stage = _stage(t.rank, name, against, times[r, which, c], base[r, which, c], steps[which], len(steps))
