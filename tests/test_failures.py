@@ -131,6 +131,19 @@ def test_of_hosts_whose_clocks_are_off_the_ends_of_collectives_tell_who_failed_f
     )
 
 
+def test_a_host_of_servers_alone_keeps_its_clock_where_others_are_put_right():
+    """It has no rank in any collective, and those that have are in order all the same."""
+    ranks = [Rank(r, 2, f"node-{r}", anchor=Anchor(0, r * 3_000 * MS, 50)) for r in range(2)]
+    for rank in ranks:
+        rank.collective(0, 5, 6, 1)
+    server = Rank(0, 2, "node-2", anchor=Anchor(0, 0, 50), role="server").collective(NO_STEP, 1, 2, seq=0, name="push")
+    failed = [failing(rank.step(1, 60, 90 - 20 * r, **FAILED), f"E{r}") for r, rank in enumerate(ranks)]
+
+    found = analyse([*failed, server.batch()]).failures
+
+    assert in_words(found)[1] == "Rank 0 had E0: planted (in step 1), 20.0 ms later."
+
+
 def test_hosts_that_no_collective_has_together_are_in_no_order_by_clocks_that_are_off():
     """Each host meets the next one alone, and the clock in the middle is off."""
     anchors = [Anchor(0, wall * MS, 50) for wall in (0, 3_000, 0)]

@@ -17,12 +17,13 @@ _NEVER = np.iinfo(np.int64).max
 def put_right(line: Clocks, joined: Joined) -> Clocks:
     """Return *line* with the clocks of hosts that are seen to be off moved to where the ends of collectives meet.
 
-    Where none of these has ranks on every host the clocks stay, and what they may be off by is uncertain.
+    Hosts without a rank in any, as servers' are, keep theirs. Where none has ranks on all others the clocks stay, and
+    what they may be off by is uncertain.
     """
     wrong = disagreeing(joined)
     if not len(wrong):
         return line
-    hosts = range(max(line.hosts) + 1)
+    hosts = np.unique(joined["host"]).tolist()
     ends = np.stack([wrong.reduce(np.minimum, np.where(wrong["host"] == h, wrong["end"], _NEVER)) for h in hosts])
     ends = ends[:, (ends < _NEVER).all(axis=0)]
     if not ends.size:
@@ -32,7 +33,8 @@ def put_right(line: Clocks, joined: Joined) -> Clocks:
     usual = np.median(ahead, axis=1).astype(np.int64)
     took = median(wrong.reduce(np.minimum, wrong["end"] - wrong["start"]))  # by the last rank, which waited for nobody
     unsure = line.uncertainty + took + int(np.abs(ahead - usual[:, None]).max())
-    offsets = tuple(offset - int(usual[host]) for offset, host in zip(line.offsets, line.hosts, strict=True))
+    moved = dict(zip(hosts, usual.tolist(), strict=True))
+    offsets = tuple(offset - moved.get(host, 0) for offset, host in zip(line.offsets, line.hosts, strict=True))
     return replace(line, offsets=offsets, uncertainty=unsure)
 
 
