@@ -18,6 +18,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import SpanBatch
+from otel_dltrace.model.time import Anchor
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.keys import sentences, write_keys
 from tests.byteps_files import unpack
@@ -417,6 +418,25 @@ def test_json_holds_all_that_the_report_by_key_says():
         "late_total": 1200 * MS,
         "late_max": 30 * MS,
     }
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [
+        pytest.param(0, "were read to +-0.1 us; how well those of several hosts agree is not known.", id="not seen"),
+        pytest.param(3_000, "are off by up to 3,014.0 ms: within that none of them comes last.", id="seen"),
+    ],
+)
+def test_clocks_of_workers_that_are_seen_to_be_off_were_not_read_so_badly(ahead, said):
+    """What push_pulls show that were done before the last worker had come is no figure of a reading."""
+    batches = [
+        replace(b, process=replace(b.process, host=f"node-{n}", boot_id=str(n), anchor=Anchor(0, n * ahead * MS, 50)))
+        for n, b in enumerate(pushed(late=0.0))
+    ]
+    out = io.StringIO()
+    write_keys(keys(batches), Console(file=out, width=130))
+
+    assert out.getvalue().rstrip().splitlines()[-1] == f"The workers' clocks {said}"
 
 
 @pytest.mark.parametrize("batches", [[], [Rank().collective(0, 0, 1, 1).batch()]], ids=["no spans", "no push_pull"])

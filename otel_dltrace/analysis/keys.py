@@ -11,6 +11,7 @@ the broadcasts before the first step would be the longest ones.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from otel_dltrace.analysis.clocks import clocks
 from otel_dltrace.analysis.collectives import join
 from otel_dltrace.analysis.last_comers import Last, of_rank
 from otel_dltrace.analysis.server_keys import ServerKey, gathered_pushes, requests_of, server_keys
@@ -32,7 +33,10 @@ class RankArrivals:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of workers and of servers, what usually takes longest first; *uncertainty* (ns) is of workers' clocks.
+    """Keys of workers and of servers, what usually takes longest first.
+
+    *uncertainty* (ns) is of workers' clocks, as they were read or, where they *are_off*, as push_pulls show that were
+    done too early.
 
     Calls times median: of a worker's key its time, of a server's gather, wait and transfer together. A worker has
     *local_size* ranks, of which servers see the highest alone: it pushes for all of them. *slow_way* is as the workers
@@ -45,6 +49,7 @@ class Keys:
     slow_server: SlowServer | None
     slow_way: SlowServer | None
     uncertainty: int
+    are_off: bool
     local_size: int
 
 
@@ -65,6 +70,7 @@ def keys(batches: Sequence[SpanBatch]) -> Keys:
         server_keys(requests, places, gathered, came_late),
         slow,
         None if slow else slow_way(workers, requests, places),
-        int(joined.uncertainty.max(initial=0)),
+        (unsure := int(joined.uncertainty.max(initial=0))),
+        unsure > clocks(batches).uncertainty,
         max((b.process.bind.local_world_size for b in batches if b.process.bind), default=1),
     )

@@ -33,14 +33,15 @@ def parts(keys: Keys) -> list[RenderableType]:
     if keys.servers:
         out += _servers(keys.servers)
     if keys.uncertainty:
-        out.append(
-            Text(
-                f"\nThe workers' clocks were read to +-{keys.uncertainty / 1e3:,.1f} us; "
-                "how well those of several hosts agree is not known.",
-                style="dim",
-            )
-        )
+        out.append(Text(f"\n{_clocks(keys)}", style="dim"))
     return out
+
+
+def _clocks(keys: Keys) -> str:
+    if keys.are_off:
+        return f"The workers' clocks are off by up to {ms(keys.uncertainty)} ms: within that none of them comes last."
+    read = f"The workers' clocks were read to +-{keys.uncertainty / 1e3:,.1f} us"
+    return f"{read}; how well those of several hosts agree is not known."
 
 
 def sentences(keys: Keys) -> list[str]:
