@@ -1728,7 +1728,9 @@ def test_a_rank_that_counts_differently_is_named():
     batches = [numbered(r, drifted if r == 0 else usual).batch() for r in range(3)]
 
     assert drift(step_tables(batches)) == Drift(10, 1, (DriftedRank(0, 4, 26, 21, 1),))
-    assert analyse(batches).stragglers.reason == "rank 0 numbers its steps differently from the others"
+    report = analyse(batches)
+    assert report.stragglers.reason == "rank 0 numbers its steps differently from the others"
+    assert "\nRank 0 numbers its steps differently: before step 4" in rendered(report)
 
 
 def test_a_step_that_begins_before_a_collective_and_not_after_it_is_no_drift():
@@ -1777,7 +1779,8 @@ def test_a_report_says_what_it_rests_on():
         uncertainty=80,
         unused=0,
     )
-    assert not analyse(batches, [*drains, {"ended": False}]).guards.is_over
+    begun = analyse(batches, [*drains, {"ended": False}]).guards
+    assert (begun.is_over, "more may come: a drain has not ended" in rests_on(begun)) == (False, True)
 
 
 def test_what_a_report_rests_on_costs_the_ranks_that_are_there():
