@@ -56,7 +56,7 @@ class Keys:
 def keys(batches: Sequence[SpanBatch]) -> Keys:
     """Return what *batches*, one per process, say about each key."""
     joined = push_pulls(widen(join(batches)))
-    late = arrivals(joined)
+    late, uncertainty = arrivals(joined), int(joined.uncertainty.max(initial=0))
     requests, places = requests_of(batches)
     gathered, came_late = gathered_pushes(requests)
     ranks = {*joined["rank"].tolist(), *gathered["rank"].tolist()}
@@ -70,7 +70,7 @@ def keys(batches: Sequence[SpanBatch]) -> Keys:
         server_keys(requests, places, gathered, came_late),
         slow,
         None if slow else slow_way(workers, requests, places),
-        (unsure := int(joined.uncertainty.max(initial=0))),
-        unsure > clocks(batches).uncertainty,
+        uncertainty,
+        uncertainty > clocks(batches).uncertainty,
         max((b.process.bind.local_world_size for b in batches if b.process.bind), default=1),
     )
