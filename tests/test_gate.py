@@ -202,6 +202,21 @@ def test_a_row_that_comes_thousands_of_steps_late_is_not_held_for_ever():
     assert gate.undecided_from() == 2999
 
 
+def test_what_comes_to_a_step_that_is_held_goes_out_with_it():
+    """Be those behind it decided: its own span may be read after theirs, and still says that it is over."""
+    gate = a_gate()
+    add(gate, step_rows(0)[1:], 0.0, ends=False)
+    add(gate, step_rows(1), 0.0)
+    add(gate, step_rows(2), 0.0)
+    assert brief(gate.due(0.0)) == [(1, 6, 0)]
+
+    add(gate, step_rows(0)[:1], 0.1)
+
+    (whole,) = gate.due(0.1)
+    assert (brief([whole]), whole.stepless, whole.extent) == ([(0, 6, 0)], False, (0, 10 * MS))
+    assert gate.late == 0
+
+
 def test_a_step_whose_own_span_was_overwritten_is_given_up():
     """Its rows go out under nothing, and the cursor moves on."""
     gate = a_gate()

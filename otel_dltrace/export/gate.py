@@ -96,7 +96,7 @@ class StepGate:
         for step, part in by_step(rows):
             if step == NO_STEP or not has_steps:
                 self._loose.append((now, part))
-            elif step in decided or step < forgotten_below:
+            elif step not in held and (step in decided or step < forgotten_below):
                 self._add_late(step, part)
             else:
                 self._count += len(part)
