@@ -159,6 +159,26 @@ def test_hosts_that_no_collective_has_together_are_in_no_order_by_clocks_that_ar
     ]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "ends", "before"),
+    [
+        pytest.param("ab", (10, 15), "", id="within what the clocks tell"),
+        pytest.param("ab", (10, 17), ", rank 0 before the others", id="beyond it"),
+        pytest.param("aa", (10, 15), ", rank 0 before the others", id="one clock"),
+        pytest.param("aab", (10, 11, 15), "", id="another host's was about as early"),
+        pytest.param("baa", (15, 11, 10), "", id="the first one is read last"),
+        pytest.param("aab", (10, 15, 30), ", rank 0 before the others", id="another of its host's was"),
+    ],
+)
+def test_who_had_an_error_of_all_first_is_told_as_well_as_the_clocks_know(hosts, ends, before):
+    """Else any rank of a job that failed everywhere would be called its cause."""
+    ranks = [Rank(r, len(hosts), host, anchor=Anchor(0, 0, 3 * MS)) for r, host in enumerate(hosts)]
+    failed = [failing(rank.step(0, 0, end, **FAILED)) for rank, end in zip(ranks, ends, strict=True)]
+    (said,) = in_words(failures([*failed, Rank(9, 9, "c", anchor=Anchor(0, 0, 0)).step(0, 0, 1).batch()]))
+    members = f"Ranks 0-{len(hosts) - 1}"
+    assert said == f"{members} had the first error{before}: ValueError: planted (in step 0)."
+
+
 def test_an_error_that_a_damaged_run_does_not_hold_is_told_without_its_class():
     """That there was one is known all the same."""
     assert in_words(failures([Rank(1, 2).step(0, 0, 10, **FAILED).batch()])) == [

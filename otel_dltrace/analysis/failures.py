@@ -1,7 +1,7 @@
 """Which errors ranks and servers had, and who had one first: the others' often follow from it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from otel_dltrace.model.semconv import EXIT, PHASE, WAIT, Flag
 from otel_dltrace.model.spans import SpanBatch
 
 WORKER = "worker"
+_NEVER = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Failure:
 
     *kind* is the exception's class, *message* what is recorded of its text. *ranks* had it, *first* of them before the
     others, *count* times together; *step* (None: outside any) and *after*, ns since the run's first error, are
-    of the first time. *other_host*: that was on another host than the run's first error.
+    of the first time. *other_host*: that was on another host than the run's first error. *vague*: ranks of another host
+    than that of *first* had it at about the same time.
     """
 
     kind: str
@@ -33,6 +35,7 @@ class Failure:
     count: int
     after: int
     other_host: bool = False
+    vague: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,10 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class _Had:
-    """How processes had an error: *at*, on *host* and in *step*, by *rank* for the first time; how often, and who."""
+    """How processes had an error: *at*, on *host* and in *step*, by *rank* for the first time; how often, and who.
+
+    *elsewhere* is when one on another host had it first.
+    """
 
     at: int
     rank: int
@@ -65,6 +71,7 @@ class _Had:
     host: int
     count: int
     ranks: frozenset[int]
+    elsewhere: int = _NEVER
 
 
 def failures(batches: Sequence[SpanBatch], line: Clocks | None = None) -> Failures:
@@ -81,7 +88,7 @@ def failures(batches: Sequence[SpanBatch], line: Clocks | None = None) -> Failur
             place = (*error, operation, role)
             found[place] = _together(found[place], had) if place in found else had
     order = sorted(found.items(), key=lambda item: item[1].at)
-    told = tuple(_failure(place, had, order[0][1]) for place, had in order)
+    told = tuple(_failure(place, had, order[0][1], line.uncertainty) for place, had in order)
     return Failures(told, line.uncertainty, _missing(batches, line, told, order[0][1].at) if told else ())
 
 
@@ -141,11 +148,13 @@ def _innermost(failed: SpanBatch) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _together(one: _Had, other: _Had) -> _Had:
-    first = min(one, other, key=lambda had: had.at)
-    return _Had(first.at, first.rank, first.step, first.host, one.count + other.count, one.ranks | other.ranks)
+    first, then = sorted((one, other), key=lambda had: had.at)
+    elsewhere = min(first.elsewhere, then.elsewhere if then.host == first.host else then.at)
+    return replace(first, count=one.count + other.count, ranks=one.ranks | other.ranks, elsewhere=elsewhere)
 
 
-def _failure(place: tuple[str, str, str, str], had: _Had, origin: _Had) -> Failure:
+def _failure(place: tuple[str, str, str, str], had: _Had, origin: _Had, uncertainty: int) -> Failure:
     step = None if had.step == NO_STEP else had.step
     ranks, after = tuple(sorted(had.ranks)), had.at - origin.at
-    return Failure(*place, ranks, had.rank, step, had.count, after, had.host != origin.host)
+    vague = had.elsewhere - had.at <= uncertainty
+    return Failure(*place, ranks, had.rank, step, had.count, after, had.host != origin.host, vague)

@@ -36,7 +36,8 @@ def _later(one: Failure, uncertainty: int) -> str:
 
 
 def _sentence(one: Failure, later: str) -> str:
-    before = f", {_members(one.role, [one.first])} before the others" if len(one.ranks) > 1 else ""
+    is_known = len(one.ranks) > 1 and not one.vague
+    before = f", {_members(one.role, [one.first])} before the others" if is_known else ""
     message = f": {plain(one.message)}" if one.message else ""
     had = "had" if later else f"had the first error{before}:"
     said = f"{_members(one.role, one.ranks)} {had} {plain(one.kind) or 'an error'}{message} ({_where(one)}){later}."
