@@ -406,7 +406,7 @@ def test_what_was_not_done_is_no_completion(flag):
     """Of three push_pulls the second failed, or was cut off; what is no push_pull is no tensor's."""
     rank = Rank()
     for seq in range(1, 4):
-        flags = flag if seq == 2 else 0
+        flags = flag if seq == 2 else s.Flag.ASYNC
         rank.collective(0, 10 * seq, 10 * seq + 5, seq, "push_pull", backend="byteps", tensor="w", flags=flags)
     batch = rank.collective(0, 50, 60, 1, "broadcast", backend="byteps", tensor="w").batch()
     unfinished = comm_spans.unfinished_in(batch)
@@ -435,6 +435,24 @@ def test_a_timeline_that_lost_a_total_hangs_stages_by_time(name):
 # -- server_profile.json ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("stages", "parents", "occurrences"),
+    [
+        pytest.param((110, 210), (1, 2), (1, 2), id="each in its own"),
+        pytest.param((10, 110), (0, 1), (1, 1), id="the first total is lost"),
+        pytest.param((210, 310), (2, 2), (2, 2), id="the last total is lost"),
+    ],
+)
+def test_of_as_many_stages_as_totals_each_is_in_one_that_it_lies_in(stages, parents, occurrences):
+    """Else it is its time that tells, as it does where they are not as many."""
+    totals = [(TOTAL, TS + at, 50) for at in (100, 200)]
+    rows, _, notes = comm_spans.rows_of(comm_of(*totals, *[(PUSH, TS + at, 5) for at in stages]))
+
+    assert (rows["parent_no"][2:4].tolist(), rows["seq"][2:4].tolist()) == ([*parents], [*occurrences])
+    lone = "stages that lie in no total of their tensor, and have no operation: 1"
+    assert notes == (lone,) * parents.count(0)
+
+
 def test_a_server_profile_is_read_as_requests():
     """Ends belong to the earliest open begin of the same key and name, though workers interleave."""
     profile = read_profile((FILES / "bps_hand_server_profile_unclosed.json").read_bytes())
@@ -451,6 +469,22 @@ def test_a_server_profile_is_read_as_requests():
         "the file is not closed behind event 8; whatever came after it is missing",
         "no server closed this file, and up to 8 KB more were lost with it",
     )
+
+
+def test_what_is_no_request_is_left_out_and_told():
+    """An event of another phase, key or name, or at a time that nanoseconds cannot hold."""
+    begin = {"name": "push-9", "ph": "B", "pid": 65536, "tid": 65536, "ts": TS}
+    strange = [begin | other for other in ({"ph": "X"}, {"pid": -1}, {"name": "sum-9"}, {"ts": 10**16}, {"ts": None})]
+    profile = read_profile(json.dumps([begin, *strange, begin | {"ph": "E", "ts": TS + 5}]).encode())
+
+    assert profile.requests == [Request("push", 9, 65536, TS, TS + 5)]
+    assert profile.notes == ("events that are no push or pull, and were left out: 5",)
+
+
+def test_a_pull_waits_for_the_push_that_ends_last():
+    """Though another one came after it."""
+    requests = [Request("push", 9, 65536, 0, 50), Request("push", 11, 65536, 5, 30), Request("pull", 11, 65536, 35, 60)]
+    assert server_spans.rows_of(Profile(requests), {}).rows["a"].tolist() == [0, 0, 15]
 
 
 def test_a_servers_share_of_the_keys_is_taken_off():
