@@ -8,7 +8,7 @@ import pytest
 from rich.text import Text
 from runs import MS, Rank, ddp, rendered
 
-from otel_dltrace.analysis.compose import RunReport, analyse
+from otel_dltrace.analysis.compose import RunReport, analyse, slow_stages_of
 from otel_dltrace.analysis.saturation import Sign, value_while
 from otel_dltrace.analysis.select import select_metrics
 from otel_dltrace.analysis.slow import SlowStage
@@ -406,6 +406,16 @@ def test_where_no_operation_is_recorded_the_forward_of_step_1_may_be_one_in_whic
     both, alone = (analyse([rank.batch() for rank in some]) for some in (ranks, ranks[:1]))
     assert [(one.rank, one.steps) for one, _ in slow_stages(both)] == [(0, (9,)), (1, (9,))]
     assert [(one.rank, one.steps) for one, _ in slow_stages(alone)] == [(0, (1, 9))]
+
+
+def test_time_between_steps_is_slow_when_it_was():
+    """From the end of the step before to the begin of the one that it is told of."""
+    rank = Rank()
+    for n in range(20):
+        rank.step(n, 100 * n + 40 * (n == 9), 100 * n + 90)
+    found, windows = slow_stages_of([rank.batch()], [])
+    assert [(one.slow.stage, one.slow.steps) for one in found.stages] == [("between steps", (9,))]
+    assert [one.tolist() for one in windows] == [[[890 * MS, 940 * MS]]]
 
 
 def test_what_stays_below_its_threshold_is_not_told():
