@@ -1572,6 +1572,22 @@ def test_clocks_that_differ_accuse_nobody(late, verdict):
     assert ("the clocks of the hosts may be as far apart" in found.reason) == (verdict == "cannot tell")
 
 
+@pytest.mark.parametrize(("every", "verdict"), [(2, "cannot tell"), (1, "straggler")], ids=["in some steps", "in all"])
+def test_steps_of_which_clocks_that_are_off_tell_alone_accuse_nobody(every, verdict):
+    """Clocks are 3 s apart, and hide all but the steps in which rank 3 comes 8 ms later than rank 2 of its host."""
+    anchors = {r: (f"node-{r // 2}", Anchor(0, r // 2 * 3_000 * MS, 30)) for r in range(4)}
+    ranks = [Rank(r, 4, host, anchor=anchor) for r, (host, anchor) in anchors.items()]
+    for n in range(20):
+        last = 8 if n % every == 0 else 0
+        for r, rank in enumerate(ranks):
+            late = last if r == 3 else 0
+            rank.step(n, 100 * n + late, 100 * n + 60)
+            rank.collective(n, 100 * n + 30 + late, 100 * n + 35 + last, n + 1)
+    found = analyse([rank.batch() for rank in ranks]).stragglers
+
+    assert (found.verdict, [one.rank for one in found.found]) == (verdict, [3] * (verdict == "straggler"))
+
+
 @pytest.mark.parametrize(
     ("stage", "every", "times"),
     [pytest.param("backward", 5, 8, id="each fifth step"), pytest.param("forward", 40, 1, id="one step")],

@@ -126,6 +126,12 @@ def beside_who_waits(e: Evidence, longer: Column, slow: Sequence[int]) -> Eviden
     return replace(e, summed=summed, most=most, arrived=arrived)
 
 
+def most_by_any_clock(e: Evidence) -> Column:
+    """Return *most* of *e*, (R, n), as if hosts' clocks were right: how ranks of one host differ in it is certain."""
+    read = replace(e.joined, uncertainty=np.zeros_like(e.joined.uncertainty))
+    return _lateness_per_step(read, e.ranks, e.steps, e.threshold)[1]
+
+
 def _until(t: StepTable) -> Column:
     """Return when the rank was done with each column, (n, S + 2): it begins the step after what is between steps.
 

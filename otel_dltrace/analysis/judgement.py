@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from otel_dltrace.analysis.evidence import Evidence, beside_who_waits
+from otel_dltrace.analysis.evidence import Evidence, beside_who_waits, most_by_any_clock
 from otel_dltrace.analysis.excess import beyond_chance, stands_out
 from otel_dltrace.analysis.own import IN_WORDS
 from otel_dltrace.analysis.spread import median
@@ -165,12 +165,15 @@ def _without_a_stage(e: Evidence, last: int | None, longer: Column) -> Judgement
 
 
 def _may_be_the_clocks(e: Evidence, rank: int) -> bool:
-    """Return whether hosts' clocks that differ would look alike: the other ranks of its host come as late."""
+    """Return whether hosts' clocks that differ would look alike: the other ranks of its host come as late.
+
+    In all steps, for clocks that are off hide those of them in which the rank did not come late.
+    """
     if len(set(e.hosts)) < 2:
         return False
-    late = e.came_late[rank]
+    most = most_by_any_clock(e)
     beside = [r for r, host in enumerate(e.hosts) if host == e.hosts[rank] and r != rank]
-    ahead = (e.most[rank] - e.most[beside].max(axis=0))[late] if beside else np.zeros(0)
+    ahead = (most[rank] - most[beside].max(axis=0))[most.any(axis=0)] if beside else np.zeros(0)
     return median(ahead) <= e.threshold
 
 
