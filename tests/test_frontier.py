@@ -68,6 +68,8 @@ def test_the_frontier_of_a_run_names_stage_and_rank_without_any_clock():
     ("steps", "stage"),
     [
         pytest.param([(10, 8), (10, 8), (10, 8)], FrontierStage("a", 10, 0, 3), id="one leads"),
+        pytest.param([(10, 8)] * 5 + [(8, 10)] * 4, FrontierStage("a", 10, 0, 5, ambiguous=True), id="one a bit more"),
+        pytest.param([(10, 8)] * 7 + [(8, 10)] * 2, FrontierStage("a", 10, 0, 7), id="one mostly"),
         pytest.param([(10, 8), (8, 10)], FrontierStage("a", 10, 0, 1, ambiguous=True), id="they take turns"),
         pytest.param([(1000, 995)] * 5, FrontierStage("a", 1000, 0, 5, ambiguous=True), id="hardly ahead"),
         pytest.param([(1000, 980)] * 5, FrontierStage("a", 1000, 0, 5), id="ahead"),
@@ -76,7 +78,7 @@ def test_the_frontier_of_a_run_names_stage_and_rank_without_any_clock():
     ],
 )
 def test_a_lead_that_is_none_is_labelled(steps, stage):
-    """Less than 1 % of the step, of one or a few less than 5 %, or in no more than half of the steps."""
+    """Less than 1 % of the step, of one or a few less than 5 %, or in half of the steps, by no more than chance."""
     durations = np.array(steps).T[:, :, np.newaxis]
     assert frontier(("a",), tuple(range(len(durations))), durations) == (stage,)
 

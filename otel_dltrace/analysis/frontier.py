@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.excess import beyond_chance
 from otel_dltrace.model.arrays import Column
 
 CLEAR_LEAD, CLEAR_IN_FEW = 0.01, 0.05
 """A lead of less than this share of the step is none; chance makes larger ones where fewer than `FEW` steps had it."""
 FEW = 5
-MOST_STEPS = 0.5
-"""... and so is one in no more than this share of the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class FrontierStage:
     """One stage: *exposed* ns per step in the mean, and who led most often, in *led* of the steps that had it.
 
     It is *ambiguous* who leads where ranks are about as far (`CLEAR_LEAD`, `CLEAR_IN_FEW`, in the median), as they are
-    after a stage in which they wait for each other, or where no rank leads in most of those steps.
+    after a stage in which they wait for each other, or where no rank leads in most of those steps, by more than chance.
     """
 
     name: str
@@ -49,9 +48,10 @@ def frontier(names: Sequence[str], ranks: Sequence[int], durations: Column) -> t
         steps = had[:, i] if had[:, i].any() else np.ones(len(front), bool)
         times = np.bincount(leaders[steps, i], minlength=len(ranks))
         led = int(times.max())
-        number = np.count_nonzero(steps)
+        number = int(np.count_nonzero(steps))
         least = (CLEAR_LEAD if number >= FEW else CLEAR_IN_FEW) * np.median(front[steps, -1])
-        ambiguous = len(ranks) > 1 and bool(np.median(lead[steps, i]) < least or led <= MOST_STEPS * number)
+        seldom = led <= min(beyond_chance(number), number - 1)  # of two ranks one always leads in half of the steps
+        ambiguous = len(ranks) > 1 and bool(np.median(lead[steps, i]) < least or seldom)
         out.append(FrontierStage(name, round(float(exposed[i])), ranks[int(times.argmax())], led, ambiguous))
     return tuple(out)
 
