@@ -216,6 +216,18 @@ def test_a_stage_between_two_marked_steps_is_the_second_ones(tracer: Tracer) -> 
     ]
 
 
+def test_an_evaluation_before_the_first_step_is_that_steps(tracer: Tracer) -> None:
+    """As one between two is the second's; other stages that no step has are not recorded."""
+    with phase("evaluate"):
+        pass
+    with phase("checkpoint"):
+        pass
+    with step():
+        pass
+
+    assert spans(tracer) == [("evaluate", 0, 1, 2, 0), ("rank.step", 0, 5, 6, 0)]
+
+
 def test_stages_are_recorded_at_level_step_and_phases_are_not(tracer: Tracer) -> None:
     """The coarsest level still says where the step went."""
     tracer.recorder.level = 1

@@ -6,7 +6,7 @@ from time import monotonic_ns
 
 from otel_dltrace.model.identity import NO_STEP, NO_USER_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
-from otel_dltrace.model.semconv import STAGE, Flag, Level, Source
+from otel_dltrace.model.semconv import EVALUATE, STAGE, Flag, Level, Source
 from otel_dltrace.record import guard
 from otel_dltrace.record.covering import Piece, cover
 from otel_dltrace.record.device import DeviceTimes, Mark
@@ -242,6 +242,7 @@ class Steps:
         recorder = self.recorder
         step = self.upcoming if upcoming else recorder.step
         if step == NO_STEP:
+            self._stage_outside(name, start, end, mark)
             return
         seen = self._stages.get(name)
         if seen is None or seen.step != step:
@@ -286,6 +287,11 @@ class Steps:
             seen.number,
             step,
         )
+
+    def _stage_outside(self, name: str, start: int, end: int, mark: Mark | None) -> None:
+        """Add a piece of a stage that is in no step: an evaluation is of the one that follows, the first one, too."""
+        if name == EVALUATE:
+            self.stage(name, start, end, True, mark)
 
     def _followed(self, device: DeviceTimes, seen: _Seen, mark: Mark | None) -> int:
         """Return the flag of the stage *seen*, of which a piece that began at *mark* has ended."""
