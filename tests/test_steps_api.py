@@ -490,7 +490,17 @@ def test_a_block_that_ends_in_another_context_is_no_parent_any_more(
     assert not capfd.readouterr().err
 
 
-@pytest.mark.parametrize("size", ["big", None, 1.5, 1 << 80, -1], ids=str)
+class Array:
+    """What an array of several numbers is as one: it has the method, which raises."""
+
+    def __index__(self) -> int:
+        """Raise as arrays do."""
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    "size", ["big", None, 1.5, 1 << 80, -1, Array()], ids=["big", "None", "1.5", "2**80", "-1", "array"]
+)
 def test_an_odd_argument_never_raises_into_training(tracer: Tracer, size: Any) -> None:
     """The span is there, with a size of 0 if none can be told; later ones have the right parent."""
     with step():

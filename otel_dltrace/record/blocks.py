@@ -18,7 +18,7 @@ from otel_dltrace.record.tracer import Tracer, live
 _PHASE, _ERROR, _M32 = int(Level.PHASE), int(Flag.ERROR), 0xFFFF_FFFF
 _NOWHERE = -1  # no step
 _SMALL = (1 << 30) - 1  # CPython compares ints up to here at once, and the others by a call
-_error = struct.error
+_error = (struct.error, TypeError)  # the second is that of an array, which is an index only where it has one number
 State = tuple[dict[str, Any] | None, dict[str, Any]]
 """What is copied and pickled of a block, which may be a part of a model: a subclass's own, and ours."""
 _Step = TypeVar("_Step", bound="step")

@@ -27,7 +27,7 @@ from otel_dltrace.record.packing import (
 )
 from otel_dltrace.record.ring_file import AMEND, AMEND_DEVICE, AMEND_ERROR, AMEND_PARENT, BEGIN, COUNTER, SPAN
 
-_error = struct.error
+_error = (struct.error, TypeError)  # the second is that of an array, which is an index only where it has one number
 _SOURCE = re.compile(r"^\[[^]]*\.(cc|cpp|h):\d+\] *")
 """Where in Gloo's source an error is from, with which its messages begin: nothing else would find room."""
 _M32, _M64 = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
