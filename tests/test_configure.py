@@ -45,6 +45,7 @@ def test_every_setting_has_a_variable_and_reads_back():
     )
 
     assert Config.from_env(config.to_env()) == config
+    assert eval(repr(config)) == config  # whoever prints one sees all that makes it another
     assert replace(config, job=" j ", level="partition\n", world="w ", steps="10-20 ") == config
     assert sorted(VARIABLES.values()) == sorted(
         f"OTEL_DLTRACE_{name}"

@@ -35,6 +35,8 @@ _OF_EXPORTERS = ("OTEL_EXPORTER_", "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTE
 _KEY_DIGITS = 20
 """Of the largest key that BytePS can have, 64 bits wide."""
 _KINDS = {str: "a text", int: "a whole number", bool: "True or False"}
+_APART = {"apart": True}
+"""Of the fields in which processes that one drain serves may differ."""
 _PATHS = ("directory", "ring_directory", "comm_directory", "server_profile")
 
 
@@ -67,7 +69,7 @@ class Config:
     """
 
     # A drain reads records of every level: it may serve processes that record at several.
-    level: str = field(default="phase", repr=False)
+    level: str = field(default="phase", metadata=_APART)
     steps: str = "first=50,every=50"
     directory: str = "."
     ring_directory: str = ""
@@ -80,12 +82,12 @@ class Config:
     run: str = ""
     world: str = "default"
     # These do not make a drain another one: a run has one for all its jobs, for workers and servers.
-    launch: str = field(default="", repr=False)
-    comm_directory: str = field(default="", repr=False)
-    comm_steps: str = field(default="", repr=False)
-    server_profile: str = field(default="", repr=False)
-    server_spans: str = field(default="auto", repr=False)
-    server_key: str = field(default="", repr=False)
+    launch: str = field(default="", metadata=_APART)
+    comm_directory: str = field(default="", metadata=_APART)
+    comm_steps: str = field(default="", metadata=_APART)
+    server_profile: str = field(default="", metadata=_APART)
+    server_spans: str = field(default="auto", metadata=_APART)
+    server_key: str = field(default="", metadata=_APART)
 
     def __post_init__(self) -> None:
         """Check every value; whether paths can be written matters to those alone that write: `check_writable`."""
@@ -200,7 +202,8 @@ class Config:
         began = began_in(os.environ, here)
         receiver = sorted(pair for pair in os.environ.items() if pair[0].startswith(_OF_EXPORTERS))
         job = "" if self.run else job_from_env(os.environ)
-        return f"{h64(str(os.getuid()), began, which(began), repr(self), repr(receiver), job):016x}"
+        shared = repr([getattr(self, known.name) for known in fields(self) if known.metadata != _APART])
+        return f"{h64(str(os.getuid()), began, which(began), shared, repr(receiver), job):016x}"
 
     @property
     def rings(self) -> Path:
