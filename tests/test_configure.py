@@ -476,6 +476,15 @@ def test_of_several_hosts_each_tells_its_own_spans_and_run_all_with_their_names(
     )
 
 
+def test_spans_in_the_folder_of_another_container_are_told(tmp_path):
+    """One drain reads the rings that both share, and its folder has the name of the first."""
+    (tmp_path / "hosts" / "other-0123abcd").mkdir(parents=True)
+    told = {"summary": {"spans": 6, "processes": 2}, "processes": [{"host": "other"}, {"host": "own"}]}
+    (tmp_path / "hosts" / "other-0123abcd" / "drain.json").write_text(json.dumps(told))
+
+    assert read_summary(tmp_path, "own-0123abcd*") == "6 spans recorded, none lost"
+
+
 def test_a_folder_may_be_a_path(tmp_path):
     """As everywhere in Python."""
     assert Config(directory=tmp_path) == Config(directory=str(tmp_path))

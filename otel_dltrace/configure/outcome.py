@@ -24,12 +24,13 @@ def short_path(path: Path) -> str:
 def read_summary(run: Path, hosts: str = "*", *, is_over: bool = True, left: str = "") -> str:
     """Return in one line what became of the spans of *run*, as far as its drains, which may be at work, have told.
 
-    Of a run on several hosts each is named, and what *hosts* matches alone is told.
+    Of a run on several hosts each is named, and what *hosts* matches alone is told, if anything: a container's spans
+    may be in the folder of another one that shares its rings.
     *left* is why they have left some in the rings.
     """
     is_over = is_over and not left
     whose = sorted({_host_of(told) for told in _told(run)})
-    lines = [_line_of(told, is_over=is_over, is_one_of=len(whose) > 1) for told in _told(run, hosts)]
+    lines = [_line_of(told, is_over=is_over, is_one_of=len(whose) > 1) for told in _told(run, hosts) or _told(run)]
     if not (lines and is_over):
         lines.append(left or "the drain is still at work")
     return "; ".join(lines)
