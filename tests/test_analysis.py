@@ -975,6 +975,20 @@ def test_a_phase_that_the_program_marks_is_named_where_it_makes_a_rank_slow(wher
     assert row == ["rollout", "12", "12.0", "22.0", "2.00..22.0", "1"]
 
 
+@pytest.mark.parametrize(("longer", "told"), [(8, ("", 0)), (12, ("part", 12 * MS)), (25, ("part", 20 * MS))])
+def test_a_phase_is_behind_as_much_of_a_slow_stage_as_it_is_longer(longer, told):
+    """Half of it at least, and no more than all: what else is in the stage may be shorter."""
+    ranks = [Rank(r, 2) for r in range(2)]
+    for n in range(12):
+        for r, rank in enumerate(ranks):
+            begin = 100 * n
+            rank.step(n, begin, begin + 60).stage(n, "forward", begin, begin + 30 + 20 * r)
+            rank.add(Descriptor(PHASE, "part"), n, begin, begin + 2 + longer * r)
+            rank.collective(n, begin + 30 + 20 * r, begin + 55, n + 1)
+    (found,) = analyse([rank.batch() for rank in ranks]).stragglers.found
+    assert (found.rank, found.stage, found.excess, (found.phase, found.of_phase)) == (1, "forward", 20 * MS, told)
+
+
 def test_a_phase_that_makes_two_of_three_slow_is_told_beside_the_third():
     """As the stage is in which it is."""
     found = analyse(marking("forward", 3)).stragglers.found

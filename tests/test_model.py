@@ -193,6 +193,12 @@ def test_slow_steps_are_told_by_the_last_fifty():
     slow = SlowSteps()
     assert [slow.is_slow(n) for n in (100, 10, 10, 15, 16, 30)] == [False, False, False, False, False, True]
 
+    took, slow = [10, 10, 90, *[10] * 57, *[20] * 25, 24, *[20] * 25, *[n * n % 97 for n in range(60)]], SlowSteps()
+    before = [took[max(n - 50, 0) : n] for n in range(len(took))]
+    assert [slow.is_slow(n) for n in took] == [
+        len(last) >= 3 and n > 1.5 * float(np.median(last)) for n, last in zip(took, before, strict=True)
+    ]
+
 
 worlds = st.tuples(st.integers(1, 300), st.integers(0, 8), st.integers(80, 40_000), st.integers(0, 5000))
 
