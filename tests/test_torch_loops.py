@@ -204,6 +204,19 @@ LOOPS: Loops = {
         """,
         ([PLAIN | {"evaluate": 6}] + [PLAIN] * 5) * 2,
     ),
+    "evaluation between, and after the last, that is marked and not seen": (
+        """
+        from otel_dltrace import phase
+        for epoch in range(2):
+            with phase("evaluate"):
+                pass
+            for x, y in loader:
+                learn(x, y)
+        with phase("evaluate"):
+            pass
+        """,
+        ([PLAIN | {"evaluate": 1}] + [PLAIN] * 5) * 2,
+    ),
     "scheduler that follows an evaluation": (
         """
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)

@@ -413,6 +413,8 @@ class Loop:
             elif self._awaits and len(self._pieces) < MAX_HELD:
                 self._pieces.append((name, start, end, mark))
                 return
+            elif name == EVALUATE and self._cycle_done and not self.steps.marked:
+                self._evaluating, self._fetched = max(start, self._cycle_end), 0  # as where its batches are seen
         self._stage(name, start, end, mark)
 
     @property
