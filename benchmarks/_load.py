@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmarks._ranks import BUCKETS, PHASES, SPANS, STAGES
-from otel_dltrace.export.departing import hang_under_roots
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import EncodedRequest, Part, encode_together
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.outgoing.departing import hang_under_roots
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import resource_attributes

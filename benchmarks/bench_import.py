@@ -20,9 +20,9 @@ from time import perf_counter
 import numpy as np
 
 from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
-from otel_dltrace.export.byteps_in import Options, import_byteps
-from otel_dltrace.export.byteps_out import write_byteps
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.foreign.byteps_in import Options, import_byteps
+from otel_dltrace.export.foreign.byteps_out import write_byteps
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.formats.comm_json import Comm, Series, write_comm
 
 TENSORS, OCCURRENCES = 400, 11

@@ -51,15 +51,15 @@ from benchmarks._ranks import HOME, RANKS, SPANS
 from benchmarks._receiver import receiver
 from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
 from otel_dltrace.export import drain as drain_module
-from otel_dltrace.export import outlet as outlet_module
 from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.follower import Follower
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import Transport, connect
-from otel_dltrace.export.outlet import Outlet
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.outgoing import outlet as outlet_module
+from otel_dltrace.export.outgoing.outlet import Outlet
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.export.serving import Serving
 
 BATCH = 511  # fewer than BatchSpanProcessor's 512

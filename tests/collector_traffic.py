@@ -16,12 +16,12 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status, TracesData
 
-from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.otlp.delivery import Delivery
 from otel_dltrace.export.otlp.sender import Sender
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.outgoing.as_sent import as_sent
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import h128_each

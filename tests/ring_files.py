@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from otel_dltrace.export.ring_reader import RingReader
+from otel_dltrace.export.rings.reader import RingReader
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.recorder import Recorder

@@ -20,7 +20,7 @@ from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import LIMIT, EncodedRequest, Part, encode_together
 from otel_dltrace.export.plain_spans import plain_spans
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.spans import SpanBatch, stack_rows

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from otel_dltrace.export.run_reader import read_summaries
+from otel_dltrace.export.rundir.reader import read_summaries
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Flag

@@ -11,9 +11,9 @@ import pytest
 import torch_harness
 from support import Place, top_level
 
-from otel_dltrace.export.byteps_ingest import ingest
-from otel_dltrace.export.run_reader import read_run
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.foreign.byteps_ingest import ingest
+from otel_dltrace.export.rundir.reader import read_run
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.formats.comm_json import read_comm
 from otel_dltrace.instrument import byteps
 from otel_dltrace.instrument._sites import Site

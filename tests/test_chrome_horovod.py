@@ -13,8 +13,8 @@ from test_chrome import make_batch, span, written
 from test_chrome_pushpull import lanes_of
 
 from otel_dltrace.export.chrome import lanes as lanes_module
-from otel_dltrace.export.horovod_in import import_horovod
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.foreign.horovod_in import import_horovod
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.formats.horovod_json import BEGIN, OVER, TICK, Reader
 from otel_dltrace.formats.horovod_spans import fold
 from otel_dltrace.model import activities as h

@@ -10,9 +10,9 @@ from byteps_files import START_STEP, unpack
 from chrome_rules import PALETTE
 from test_chrome import MS, by_lane, make_batch, span, written
 
-from otel_dltrace.export.byteps_in import Options, import_byteps
 from otel_dltrace.export.chrome.marks import COLOURS, ERROR_COLOUR, QUEUE_COLOURS, TRUNCATED_COLOUR, WAIT_COLOUR
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.foreign.byteps_in import Options, import_byteps
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor

@@ -18,7 +18,7 @@ from test_chrome_counters import ANCHOR, sampled
 from otel_dltrace.cli.main import main
 from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.chrome.writer import write_chrome
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from otel_dltrace.export.as_sent import as_sent
+from otel_dltrace.export.outgoing.as_sent import as_sent
 from otel_dltrace.model import semconv as s
 from tests import servers
 from tests.certificates import make_certificates

@@ -15,7 +15,7 @@ import yaml
 from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model.attributes import resource_attributes
 from tests import servers
 from tests.runs import ddp

@@ -10,7 +10,7 @@ import pytest
 
 from otel_dltrace import Config
 from otel_dltrace.configure.outcome import host_is_drained, read_summary, say_where, short_path
-from otel_dltrace.export.host_folder import host_folder_name
+from otel_dltrace.export.rundir.host_folder import host_folder_name
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import Bind, run_directory_name
 from otel_dltrace.record import guard

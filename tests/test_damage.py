@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from otel_dltrace.cli.main import main
-from otel_dltrace.export import columns
-from otel_dltrace.export.compaction import compact, keep_within
-from otel_dltrace.export.damage import damage_of
-from otel_dltrace.export.host_folder import host_folder_name
-from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.metrics.segments import MetricSegments
-from otel_dltrace.export.run_reader import read_descriptors, read_run, read_summaries
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.rundir import columns
+from otel_dltrace.export.rundir.compaction import compact, keep_within
+from otel_dltrace.export.rundir.damage import damage_of
+from otel_dltrace.export.rundir.host_folder import host_folder_name
+from otel_dltrace.export.rundir.metric_reader import read_metrics
+from otel_dltrace.export.rundir.reader import read_descriptors, read_run, read_summaries
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.model.metric_batch import NO_STEP, Point, batch_of
 from otel_dltrace.model.metrics import SYSTEM_CPU_TIME, attributes_of
 from otel_dltrace.model.operation import OTHER

@@ -25,7 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes

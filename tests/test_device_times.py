@@ -14,8 +14,8 @@ from support import Place, attributes_of
 
 import otel_dltrace.record.operation as operation_module
 import otel_dltrace.record.steps as steps_module
-from otel_dltrace.export.device import PATIENCE_S
-from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.rings.device import PATIENCE_S
+from otel_dltrace.export.rings.source import RingSource
 from otel_dltrace.instrument import torch_device
 from otel_dltrace.instrument._device_clock import EVERY_NS, DeviceClock
 from otel_dltrace.instrument._device_times import DeviceMarks

@@ -20,12 +20,12 @@ from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import say_where
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower
-from otel_dltrace.export.cursor import Cursor
-from otel_dltrace.export.departing import tags_of
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.host_time import HostTime
 from otel_dltrace.export.metrics.metering import Metering
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.outgoing.departing import tags_of
+from otel_dltrace.export.rings.cursor import Cursor
+from otel_dltrace.export.rundir.reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window

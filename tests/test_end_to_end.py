@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import trace_id
 from tests import servers

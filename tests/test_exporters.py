@@ -14,9 +14,9 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_dltrace.export.choice import exporters, names_otlp
-from otel_dltrace.export.cursor import Cursor
-from otel_dltrace.export.exporter_outlet import ExporterOutlet
-from otel_dltrace.export.gate import Outgoing
+from otel_dltrace.export.outgoing.exporter_outlet import ExporterOutlet
+from otel_dltrace.export.outgoing.gate import Outgoing
+from otel_dltrace.export.rings.cursor import Cursor
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import ConfigError
 from tests import servers

@@ -8,7 +8,7 @@ from runs import MS, Rank
 
 from otel_dltrace.analysis.compose import analyse
 from otel_dltrace.analysis.failures import Failure, Failures, Missing, failures
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import EXIT, PHASE, WAIT, Flag

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.semconv import STEP
 from otel_dltrace.model.spans import SpanBatch
 from tests.servers import free_port

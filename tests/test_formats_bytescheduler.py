@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_dltrace.cli.main import main
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.formats.bytescheduler import Bar, read_schedule, rows_of
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.spans import Process, SpanBatch

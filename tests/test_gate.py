@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from otel_dltrace.export import gate as gate_module
-from otel_dltrace.export.budget import StepBudget
-from otel_dltrace.export.drift import REMEMBERED, Drift
-from otel_dltrace.export.gate import LOST_STEPS, MOST_FAILED, SETTLE_S, Outgoing, StepGate
-from otel_dltrace.export.roots import Roots
+from otel_dltrace.export.outgoing import gate as gate_module
+from otel_dltrace.export.outgoing.budget import StepBudget
+from otel_dltrace.export.outgoing.gate import LOST_STEPS, MOST_FAILED, SETTLE_S, Outgoing, StepGate
+from otel_dltrace.export.outgoing.roots import Roots
+from otel_dltrace.export.rings.drift import REMEMBERED, Drift
 from otel_dltrace.model.identity import NO_STEP, Bind, root_id
 from otel_dltrace.model.plan import Window, share_of
 from otel_dltrace.model.semconv import Flag, Level

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_dltrace.export import horovod_file, horovod_live
-from otel_dltrace.export.horovod_live import Told
+from otel_dltrace.export.foreign import horovod_file, horovod_live
+from otel_dltrace.export.foreign.horovod_live import Told
 from otel_dltrace.formats.horovod_events import count_timelines, timelines_of
 from otel_dltrace.formats.horovod_json import MARK, OVER, START, Event, Reader
 from otel_dltrace.formats.horovod_tail import TailReader

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from otel_dltrace.cli.main import main
-from otel_dltrace.export.as_sent import as_sent
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.outgoing.as_sent import as_sent
+from otel_dltrace.export.rundir.reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.server_keys import first_key
 from tests.byteps_files import FILES, REAL, SMALL, real, unpack

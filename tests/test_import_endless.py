@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from otel_dltrace.cli.main import main
-from otel_dltrace.export import foreign_files, horovod_in
+from otel_dltrace.export.foreign import foreign_files, horovod_in
 
 FORMATS = pytest.mark.parametrize("name", ["byteps", "bytescheduler", "horovod"])
 ROOM = 3 << 30

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from otel_dltrace.cli.main import main
-from otel_dltrace.export import horovod_in
-from otel_dltrace.export.as_sent import as_sent
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.foreign import horovod_in
+from otel_dltrace.export.outgoing.as_sent import as_sent
+from otel_dltrace.export.rundir.reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
 from tests.horovod_files import FILES, ODD, REAL, SMALL, WHOLE, timeline, unpack
 from tests.support import attributes_of

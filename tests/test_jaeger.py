@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from otel_dltrace.export.as_sent import as_sent
+from otel_dltrace.export.outgoing.as_sent import as_sent
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, root_id, trace_id
 from otel_dltrace.model.spans import SpanBatch

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.semconv import RANK_STEP, TRAIN_STEP
 from tests.kube import overlay, pod_templates
 from tests.pods import Around, Pod, Stage, stage

@@ -9,7 +9,7 @@ import pytest
 from runs import MS, Rank
 
 from otel_dltrace.analysis.left_open import Elsewhere, LeftOpen, Standing, left_open
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import P2P, Flag, Level
 from otel_dltrace.model.spans import SpanBatch

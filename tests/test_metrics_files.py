@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from opentelemetry.semconv._incubating import metrics as semconv_metrics
 
-from otel_dltrace.export.metric_reader import read_host_metrics, read_metrics
 from otel_dltrace.export.metrics import segments
 from otel_dltrace.export.metrics.segments import METRICS, MetricSegments, metrics_bytes
+from otel_dltrace.export.rundir.metric_reader import read_host_metrics, read_metrics
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.metric_batch import HOST, NO_STEP, MetricBatch, Point, batch_of

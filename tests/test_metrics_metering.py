@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 
-from otel_dltrace.export.metric_reader import read_host_metrics
 from otel_dltrace.export.metrics import gpu, host, metering, pipeline
 from otel_dltrace.export.metrics.gpu import NoGpuError
 from otel_dltrace.export.metrics.metering import Metering
@@ -20,6 +19,7 @@ from otel_dltrace.export.metrics.run import RunMetrics
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings
+from otel_dltrace.export.rundir.metric_reader import read_host_metrics
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.identity import Bind

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from otel_dltrace.export import choice
-from otel_dltrace.export.metric_reader import read_metrics
 from otel_dltrace.export.metrics.pipeline import Pipeline
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.run_reader import read_summaries
+from otel_dltrace.export.rundir.metric_reader import read_metrics
+from otel_dltrace.export.rundir.reader import read_summaries
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from otel_dltrace.export.records import RECORD_DTYPE
+from otel_dltrace.export.rings.records import RECORD_DTYPE
 from otel_dltrace.model import identity, numbers
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import places_in

@@ -18,7 +18,7 @@ import pytest
 from ring_files import read_own
 
 from otel_dltrace.analysis.failures import Failure, failures
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.instrument import _mpi_groups
 from otel_dltrace.instrument._mpi_buffers import content_of, name_of
 from otel_dltrace.instrument._mpi_calls import CALLS

@@ -6,12 +6,12 @@ import sys
 import numpy as np
 import pytest
 
-from otel_dltrace.export import rundir
-from otel_dltrace.export.compaction import compact
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.run_folders import RunFolders
-from otel_dltrace.export.run_reader import read_descriptors, read_run
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.rundir import writer as rundir
+from otel_dltrace.export.rundir.compaction import compact
+from otel_dltrace.export.rundir.reader import read_descriptors, read_run
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import PHASE

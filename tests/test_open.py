@@ -15,8 +15,8 @@ import pytest
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.export import serve
-from otel_dltrace.export.host_folder import run_root
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.rundir.host_folder import run_root
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.export.serve import serve_once
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.model.identity import Bind, rank_step_id, trace_id

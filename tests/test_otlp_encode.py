@@ -18,7 +18,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from otel_dltrace._version import __version__
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import Part, encode_together
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows, stack_rows

@@ -18,10 +18,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from otel_dltrace._version import __version__
 from otel_dltrace.cli.main import main
-from otel_dltrace.export.as_sent import as_sent
 from otel_dltrace.export.otlp.json_lines import json_lines, write_otlp_json
-from otel_dltrace.export.rundir import RunWriter
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.outgoing.as_sent import as_sent
+from otel_dltrace.export.rundir.traces import trace_id_column
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.errors import RunNotFoundError

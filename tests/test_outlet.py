@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from otel_dltrace.export import outlet as outlet_module
-from otel_dltrace.export.cursor import Cursor, Place
-from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.outlet import BROKEN, Outlet
-from otel_dltrace.export.ring_reader import TAKEN
+from otel_dltrace.export.outgoing import outlet as outlet_module
+from otel_dltrace.export.outgoing.gate import Outgoing
+from otel_dltrace.export.outgoing.outlet import BROKEN, Outlet
+from otel_dltrace.export.rings.cursor import Cursor, Place
+from otel_dltrace.export.rings.reader import TAKEN
 from otel_dltrace.model.identity import rank_step_id, root_id
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import SpanBatch, empty_rows

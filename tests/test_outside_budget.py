@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_dltrace.export.gate import Outgoing
-from otel_dltrace.export.outside_budget import OutsideBudget
+from otel_dltrace.export.outgoing.gate import Outgoing
+from otel_dltrace.export.outgoing.outside_budget import OutsideBudget
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import Descriptor

@@ -9,7 +9,7 @@ import pytest
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.cli.pushpull import server_environment
-from otel_dltrace.export.run_reader import read_summaries
+from otel_dltrace.export.rundir.reader import read_summaries
 from tests.servers import free_port
 from tests.support import Place
 

@@ -18,7 +18,7 @@ import pytest
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import host_is_drained
-from otel_dltrace.export.host_folder import host_folder_name
+from otel_dltrace.export.rundir.host_folder import host_folder_name
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.pushpull import folder as folder_module
 from otel_dltrace.pushpull.launch import Plan, launch

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from otel_dltrace.cli.pushpull import traced_environment
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.rundir.reader import read_run, read_summaries
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP, trace_id
 from otel_dltrace.model.server_keys import first_key

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.identity import NO_STEP, Bind

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ring_files import Read, by_lane, environment, lane_descriptor, read_file, read_own, records_of, write_checked
 
-from otel_dltrace.export.ring_reader import RingReader
+from otel_dltrace.export.rings.reader import RingReader
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.lanes import BLOCK

@@ -11,12 +11,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.configure.outcome import short_path
-from otel_dltrace.export import ring_folder
-from otel_dltrace.export.damage import damage_of
 from otel_dltrace.export.files import read_object, write_json_again
 from otel_dltrace.export.otlp.spill import Spill
-from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.rings import folder as ring_folder
+from otel_dltrace.export.rings.source import RingSource
+from otel_dltrace.export.rundir.damage import damage_of
+from otel_dltrace.export.rundir.reader import read_run, read_summaries
 from otel_dltrace.model.summary import summary_line
 from tests import servers
 from tests.support import LONG_S, nobody, waiting

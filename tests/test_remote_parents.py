@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_dltrace.export.gate import SETTLE_S, StepGate
-from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.outgoing.gate import SETTLE_S, StepGate
+from otel_dltrace.export.rings.source import RingSource
 from otel_dltrace.instrument._pushpull_server import Server
 from otel_dltrace.instrument._pushpull_worker import Worker
 from otel_dltrace.model.arrays import Column

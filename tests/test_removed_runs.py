@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from tests import servers
 from tests.support import Place
 

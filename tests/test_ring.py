@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ring_files import Read, by_lane, environment, fields, read_file, records_of
 
-from otel_dltrace.export.ring_reader import RingReader
+from otel_dltrace.export.rings.reader import RingReader
 from otel_dltrace.model.errors import RingError
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.ring import RingWriter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace.export.files import write_whole
-from otel_dltrace.export.ring_folder import RingFolder
+from otel_dltrace.export.rings.folder import RingFolder
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.errors import ConfigError, RingError
 from otel_dltrace.record import launch, ring_file

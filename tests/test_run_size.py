@@ -9,10 +9,11 @@ import pytest
 
 from otel_dltrace.cli import selection
 from otel_dltrace.cli.selection import selected
-from otel_dltrace.export import run_reader, run_size
-from otel_dltrace.export.compaction import compact
-from otel_dltrace.export.run_reader import read_run
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.rundir import reader as run_reader
+from otel_dltrace.export.rundir import size as run_size
+from otel_dltrace.export.rundir.compaction import compact
+from otel_dltrace.export.rundir.reader import read_run
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.plan import Window

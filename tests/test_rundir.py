@@ -14,20 +14,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from otel_dltrace.export import columns, follower, member, rundir, span_tables
-from otel_dltrace.export.compaction import compact, keep_within
+from otel_dltrace.export import follower, member
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.drain_json import read_drain
-from otel_dltrace.export.earlier_runs import bytes_in
 from otel_dltrace.export.follower import Follower
-from otel_dltrace.export.host_folder import run_root
-from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.rings.source import RingSource
 from otel_dltrace.export.run_folders import RunFolders
-from otel_dltrace.export.run_reader import read_batches, read_run, read_summaries
-from otel_dltrace.export.run_stream import pieces_of
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.rundir import columns, span_tables
+from otel_dltrace.export.rundir import writer as rundir
+from otel_dltrace.export.rundir.compaction import compact, keep_within
+from otel_dltrace.export.rundir.drain_json import read_drain
+from otel_dltrace.export.rundir.earlier_runs import bytes_in
+from otel_dltrace.export.rundir.host_folder import run_root
+from otel_dltrace.export.rundir.reader import read_batches, read_run, read_summaries
+from otel_dltrace.export.rundir.span_files import last_step, span_files
+from otel_dltrace.export.rundir.stream import pieces_of
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.export.serving import Serving
-from otel_dltrace.export.span_files import last_step, span_files
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import OTHER, RANK_STEP, Descriptor

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from otel_dltrace._version import __version__
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.export.sdk import readable_spans
-from otel_dltrace.export.traces import trace_id_column
 from otel_dltrace.model.attributes import resource_attributes
 from tests.runs import Rank
 from tests.support import requests_of

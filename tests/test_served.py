@@ -13,11 +13,11 @@ import pytest
 
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export import follower as follower_module
-from otel_dltrace.export import served as served_module
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.gate import SETTLE_S, Outgoing, StepGate
-from otel_dltrace.export.outlets import Outlets
-from otel_dltrace.export.served import SlowHere
+from otel_dltrace.export.outgoing import served as served_module
+from otel_dltrace.export.outgoing.gate import SETTLE_S, Outgoing, StepGate
+from otel_dltrace.export.outgoing.outlets import Outlets
+from otel_dltrace.export.outgoing.served import SlowHere
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.operation import RANK_STEP, Descriptor

@@ -12,9 +12,9 @@ import pytest
 
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.run_reader import read_batches, read_run
+from otel_dltrace.export.rundir.reader import read_batches, read_run
+from otel_dltrace.export.rundir.span_files import OPEN
 from otel_dltrace.export.serving import Serving
-from otel_dltrace.export.span_files import OPEN
 from otel_dltrace.model.semconv import Flag
 from tests.support import Place, abandon
 

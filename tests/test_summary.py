@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.summary import summary_line
 from tests.support import Place, waiting
 

@@ -17,7 +17,7 @@ from support import Place
 
 import otel_dltrace.record.operation as operation_module
 import otel_dltrace.record.steps as steps_module
-from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.rings.source import RingSource
 from otel_dltrace.instrument import _torch_recorder
 from otel_dltrace.instrument._device_times import DeviceMarks
 from otel_dltrace.instrument._torch_durations import Active, ends

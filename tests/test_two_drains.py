@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_dltrace.export import ring_folder
-from otel_dltrace.export.delivered import Delivered, with_earlier
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.run_reader import read_run, read_summaries
+from otel_dltrace.export.rings import folder as ring_folder
+from otel_dltrace.export.rundir.delivered import Delivered, with_earlier
+from otel_dltrace.export.rundir.reader import read_run, read_summaries
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.record.launch import ALL_RINGS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.ring_reader import RingReader
+from otel_dltrace.export.rings.reader import RingReader
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names

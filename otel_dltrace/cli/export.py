@@ -24,9 +24,9 @@ from otel_dltrace.cli.printing import show, tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import add_selection, keep_whole, naming_damage, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
-from otel_dltrace.export.byteps_out import completions_of, has_stages
 from otel_dltrace.export.files import is_stream
-from otel_dltrace.export.run_stream import stream_in_turns
+from otel_dltrace.export.foreign.byteps_out import completions_of, has_stages
+from otel_dltrace.export.rundir.stream import stream_in_turns
 from otel_dltrace.model.errors import ConfigError, DltraceError
 from otel_dltrace.model.numbers import whole_number
 from otel_dltrace.model.plan import FINEST, Window, parse_completions

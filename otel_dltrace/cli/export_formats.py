@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from otel_dltrace.analysis.select import select
-from otel_dltrace.export.as_sent import as_sent
-from otel_dltrace.export.byteps_out import (
+from otel_dltrace.export.chrome.rotation import part_path
+from otel_dltrace.export.chrome.writer import write_chrome
+from otel_dltrace.export.foreign.byteps_out import (
     comms_in,
     profile_paths,
     write_byteps,
     write_byteps_server,
 )
-from otel_dltrace.export.chrome.rotation import part_path
-from otel_dltrace.export.chrome.writer import write_chrome
-from otel_dltrace.export.horovod_out import timelines_in, write_horovod
+from otel_dltrace.export.foreign.horovod_out import timelines_in, write_horovod
+from otel_dltrace.export.foreign.van_out import vans_in, write_van_profiles
 from otel_dltrace.export.otlp.json_lines import write_otlp_json
-from otel_dltrace.export.run_stream import Pieces, pieces_of, stream_spans
-from otel_dltrace.export.van_out import vans_in, write_van_profiles
+from otel_dltrace.export.outgoing.as_sent import as_sent
+from otel_dltrace.export.rundir.stream import Pieces, pieces_of, stream_spans
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import Process
 

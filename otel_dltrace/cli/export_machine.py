@@ -11,8 +11,8 @@ from otel_dltrace.analysis.table import step_tables
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import steps_of
 from otel_dltrace.export.chrome.notes import Note
-from otel_dltrace.export.metric_reader import read_metrics
-from otel_dltrace.export.run_stream import read_outline
+from otel_dltrace.export.rundir.metric_reader import read_metrics
+from otel_dltrace.export.rundir.stream import read_outline
 from otel_dltrace.model.attributes import Value
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.metric_batch import MetricBatch

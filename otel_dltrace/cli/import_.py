@@ -17,10 +17,10 @@ from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.printing import show
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.outcome import short_path
-from otel_dltrace.export.byteps_in import Options, import_byteps
-from otel_dltrace.export.bytescheduler_in import import_bytescheduler
-from otel_dltrace.export.horovod_in import import_horovod
-from otel_dltrace.export.imported import Imported
+from otel_dltrace.export.foreign.byteps_in import Options, import_byteps
+from otel_dltrace.export.foreign.bytescheduler_in import import_bytescheduler
+from otel_dltrace.export.foreign.horovod_in import import_horovod
+from otel_dltrace.export.foreign.imported import Imported
 from otel_dltrace.model.errors import ConfigError, DltraceError
 
 

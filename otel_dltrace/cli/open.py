@@ -17,7 +17,7 @@ from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.selection import keep_whole, tell_damage
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.chrome.writer import write_chrome
-from otel_dltrace.export.run_reader import read_run
+from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.export.serve import serve_once
 from otel_dltrace.export.step_trace import StepTrace, find_run, find_step, is_sent
 from otel_dltrace.model.errors import ConfigError, DltraceError

@@ -15,16 +15,16 @@ from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.drains import drain_for
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import names_otlp
-from otel_dltrace.export.delivered import add_delivered
 from otel_dltrace.export.drain import Drain
-from otel_dltrace.export.drain_json import end_if_read, left_elsewhere
-from otel_dltrace.export.host_folder import lock_folder
 from otel_dltrace.export.metrics.settings import MetricSettings
 from otel_dltrace.export.otlp.resend import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
-from otel_dltrace.export.outlet import as_told
-from otel_dltrace.export.run_reader import host_folders
+from otel_dltrace.export.outgoing.outlet import as_told
+from otel_dltrace.export.rundir.delivered import add_delivered
+from otel_dltrace.export.rundir.drain_json import end_if_read, left_elsewhere
+from otel_dltrace.export.rundir.host_folder import lock_folder
+from otel_dltrace.export.rundir.reader import host_folders
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.record.process_id import boot_id
 from otel_dltrace.settings.config import Config

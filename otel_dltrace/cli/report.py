@@ -24,9 +24,9 @@ from otel_dltrace.cli.paper import paper
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.selection import add_selection, selected_of, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
-from otel_dltrace.export.damage import damage_of
-from otel_dltrace.export.metric_reader import read_metrics
-from otel_dltrace.export.run_reader import as_wholes, read_summaries
+from otel_dltrace.export.rundir.damage import damage_of
+from otel_dltrace.export.rundir.metric_reader import read_metrics
+from otel_dltrace.export.rundir.reader import as_wholes, read_summaries
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import SpanBatch

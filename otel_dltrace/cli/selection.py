@@ -10,9 +10,9 @@ from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.configure.outcome import short_path
-from otel_dltrace.export.damage import but_for, damage_of, nothing_in
-from otel_dltrace.export.run_reader import read_ordinals, read_run
-from otel_dltrace.export.run_size import latest_steps, spans_that_fit
+from otel_dltrace.export.rundir.damage import but_for, damage_of, nothing_in
+from otel_dltrace.export.rundir.reader import read_ordinals, read_run
+from otel_dltrace.export.rundir.size import latest_steps, spans_that_fit
 from otel_dltrace.model.errors import ConfigError, RunNotFoundError
 from otel_dltrace.model.plan import Window
 from otel_dltrace.model.spans import SpanBatch

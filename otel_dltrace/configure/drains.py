@@ -54,7 +54,7 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     metering = Metering(None if in_thread else metric_settings(), sampled, serving.window, quota, serving.delay)
     if settings is None and not others:
         return Drain(serving, metering=metering)
-    from otel_dltrace.export.outlets import outlets_of
+    from otel_dltrace.export.outgoing.outlets import outlets_of
 
     return Drain(serving, outlets_of(others, settings), metering)
 

@@ -52,7 +52,7 @@ def _host_of(told: dict[str, Any]) -> str:
 
 def _here() -> str:
     """Return what matches this host's folders: another drain of it has one that is called after the first one's."""
-    from otel_dltrace.export.host_folder import host_folder_name  # not at the start of every traced process
+    from otel_dltrace.export.rundir.host_folder import host_folder_name  # not at the start of every traced process
 
     return f"{host_folder_name(os.uname().nodename, boot_id().hex())}*"
 

@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_dltrace.export.cursor import Cursor
-from otel_dltrace.export.delivered import Delivered
-from otel_dltrace.export.dispatch import Dispatch
 from otel_dltrace.export.follower import Follower
-from otel_dltrace.export.host_folder import run_root
 from otel_dltrace.export.host_time import HostTime
 from otel_dltrace.export.member import Member
 from otel_dltrace.export.metrics.metering import Metering
-from otel_dltrace.export.ring_folder import RingFolder
-from otel_dltrace.export.ring_source import RingSource
+from otel_dltrace.export.outgoing.dispatch import Dispatch
+from otel_dltrace.export.rings.cursor import Cursor
+from otel_dltrace.export.rings.folder import RingFolder
+from otel_dltrace.export.rings.source import RingSource
+from otel_dltrace.export.rings.unbound import Unbound
 from otel_dltrace.export.run_ends import RunEnds
 from otel_dltrace.export.run_folders import RunFolders
-from otel_dltrace.export.run_reader import read_named
+from otel_dltrace.export.rundir.delivered import Delivered
+from otel_dltrace.export.rundir.host_folder import run_root
+from otel_dltrace.export.rundir.reader import read_named
 from otel_dltrace.export.serving import LONGEST_PAUSE_S, Serving
-from otel_dltrace.export.unbound import Unbound
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.record import guard
 
 if TYPE_CHECKING:
-    from otel_dltrace.export.outlets import Outlets
+    from otel_dltrace.export.outgoing.outlets import Outlets
 
 CLOSE_S = 1.5
 """What delivery gets at the end of a drain; spans that are left go to the spill folder."""

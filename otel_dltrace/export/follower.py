@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from otel_dltrace.export.cursor import Cursor, Place
-from otel_dltrace.export.gate import MAX_HELD
-from otel_dltrace.export.horovod_live import Told
+from otel_dltrace.export.foreign.horovod_live import Told
 from otel_dltrace.export.member import Member
-from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.run_reader import read_descriptors
-from otel_dltrace.export.unbound import KEEP_ROWS, KEEP_S, Unbound
+from otel_dltrace.export.outgoing.gate import MAX_HELD
+from otel_dltrace.export.rings.cursor import Cursor, Place
+from otel_dltrace.export.rings.source import RingSource
+from otel_dltrace.export.rings.unbound import KEEP_ROWS, KEEP_S, Unbound
+from otel_dltrace.export.rundir.reader import read_descriptors
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind
 from otel_dltrace.model.spans import empty_rows, stack_rows

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from otel_dltrace.export import columns
-from otel_dltrace.export.cursor import DOUBT_S, Cursor, Place
-from otel_dltrace.export.gate import Outgoing, StepGate
 from otel_dltrace.export.metrics.run import RankMetrics
-from otel_dltrace.export.outside_budget import OutsideBudget
-from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.rundir import RunWriter
-from otel_dltrace.export.served import SlowHere
+from otel_dltrace.export.outgoing.gate import Outgoing, StepGate
+from otel_dltrace.export.outgoing.outside_budget import OutsideBudget
+from otel_dltrace.export.outgoing.served import SlowHere
+from otel_dltrace.export.outgoing.step_ends import StepEnds
+from otel_dltrace.export.rings.cursor import DOUBT_S, Cursor, Place
+from otel_dltrace.export.rings.source import RingSource
+from otel_dltrace.export.rings.still_open import StillOpen
+from otel_dltrace.export.rundir import columns
+from otel_dltrace.export.rundir.span_files import last_step, newest_segment, span_files
+from otel_dltrace.export.rundir.span_tables import read_table
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.export.serving import Serving
-from otel_dltrace.export.span_files import last_step, newest_segment, span_files
-from otel_dltrace.export.span_tables import read_table
-from otel_dltrace.export.step_ends import StepEnds
-from otel_dltrace.export.still_open import StillOpen
 from otel_dltrace.model import semconv
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind

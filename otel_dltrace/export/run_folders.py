@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.export.compaction import COMPACT_SEGMENTS, compact, keep_within
-from otel_dltrace.export.earlier_runs import bytes_in, earlier_folders, shrink
 from otel_dltrace.export.follower import Follower
-from otel_dltrace.export.host_folder import host_folder_name
 from otel_dltrace.export.metrics.segments import metrics_bytes
-from otel_dltrace.export.ring_source import RingSource
-from otel_dltrace.export.rundir import RunWriter
+from otel_dltrace.export.rings.source import RingSource
+from otel_dltrace.export.rundir.compaction import COMPACT_SEGMENTS, compact, keep_within
+from otel_dltrace.export.rundir.earlier_runs import bytes_in, earlier_folders, shrink
+from otel_dltrace.export.rundir.host_folder import host_folder_name
+from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.model.spans import Process
@@ -246,7 +246,7 @@ class RunFolders:
         """Take in what BytePS has written of this host's workers."""
         traces = self._at_end.get(root, {}).get("worker")
         if traces:
-            from otel_dltrace.export.byteps_ingest import ingest
+            from otel_dltrace.export.foreign.byteps_ingest import ingest
 
             for note in ingest(writer, Path(traces)):
                 self._complain(root, note)
@@ -254,7 +254,7 @@ class RunFolders:
     def _write_at_end(self, root: Path, writer: RunWriter) -> None:
         if root not in self._at_end:
             return
-        from otel_dltrace.export.byteps_end import write_at_end
+        from otel_dltrace.export.foreign.byteps_end import write_at_end
 
         try:
             notes = write_at_end(writer.folder, self._at_end[root], writer.comm_steps)

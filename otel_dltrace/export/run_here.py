@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from otel_dltrace.export.drift import Drift
-from otel_dltrace.export.gate import Outgoing
 from otel_dltrace.export.member import Member
-from otel_dltrace.export.roots import Roots
-from otel_dltrace.export.served import SlowHere
+from otel_dltrace.export.outgoing.gate import Outgoing
+from otel_dltrace.export.outgoing.roots import Roots
+from otel_dltrace.export.outgoing.served import SlowHere
+from otel_dltrace.export.rings.drift import Drift
 from otel_dltrace.model.identity import Bind
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_dltrace.export.choice import DELAY_S
-from otel_dltrace.export.gate import SETTLE_S
+from otel_dltrace.export.outgoing.gate import SETTLE_S
 from otel_dltrace.model.plan import Window
 
 LINGER_S = 5.0

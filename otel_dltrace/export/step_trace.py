@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from otel_dltrace.export.damage import but_for
 from otel_dltrace.export.files import read_object
-from otel_dltrace.export.run_reader import read_batches, read_summaries
+from otel_dltrace.export.rundir.damage import but_for
+from otel_dltrace.export.rundir.reader import read_batches, read_summaries
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP, rank_step_id, trace_id
 from otel_dltrace.model.plan import share_of

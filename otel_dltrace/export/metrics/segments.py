@@ -8,7 +8,7 @@ from time import monotonic
 import numpy as np
 import pyarrow as pa
 
-from otel_dltrace.export.span_files import segment_number
+from otel_dltrace.export.rundir.span_files import segment_number
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import MetricBatch
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from otel_dltrace._version import __version__
 from otel_dltrace.export.files import open_whole
 from otel_dltrace.export.plain_spans import Constant, PlainSpan, plain_spans
-from otel_dltrace.export.traces import trace_id_column
+from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model.attributes import Launcher, Value, resource_attributes
 from otel_dltrace.model.operation import MAX_DESCRIPTORS
 from otel_dltrace.model.spans import Process, SpanBatch

@@ -1,0 +1,1 @@
+"""Files of BytePS, ByteScheduler, Horovod and ps-lite: into run directories and out of them."""
