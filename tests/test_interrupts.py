@@ -54,7 +54,7 @@ SLOW = """
     def read(*_args, **_more):
         pathlib.Path("reads").touch()
         time.sleep(600)
-    report.selected = read
+    report.selected_of = read
     sys.exit(main(["run", "--", sys.executable, sys.argv[1]]))
 """
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}

@@ -82,8 +82,8 @@ class Loop:
         """The number of the next pass over the data, where a sampler was told it."""
         self._fetched = 0
         """When the batch was there, until a forward takes it."""
-        self._evaluating = 0
-        """When an evaluation between two steps began; 0: there is none."""
+        self._evaluating = steps.upcoming_since(EVALUATE)
+        """When an evaluation between two steps, or before all, began; 0: there is none."""
         self._uses: dict[Hashable, bool] = {}
         """Whether the batches of a source were trained on, the last time."""
         self._source: Hashable = None

@@ -293,6 +293,11 @@ class Steps:
         if name == EVALUATE:
             self.stage(name, start, end, True, mark)
 
+    def upcoming_since(self, name: str) -> int:
+        """Return when stage *name* of the step that follows began; 0 if it has none yet."""
+        seen = self._stages.get(name)
+        return seen.start if seen is not None and seen.step == self.upcoming else 0
+
     def _followed(self, device: DeviceTimes, seen: _Seen, mark: Mark | None) -> int:
         """Return the flag of the stage *seen*, of which a piece that began at *mark* has ended."""
         if mark is not None and get_ident() == self._thread:
