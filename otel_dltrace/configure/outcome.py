@@ -29,8 +29,9 @@ def read_summary(run: Path, hosts: str = "*", *, is_over: bool = True, left: str
     *left* is why they have left some in the rings.
     """
     is_over = is_over and not left
-    whose = sorted({_host_of(told) for told in _told(run)})
-    lines = [_line_of(told, is_over=is_over, is_one_of=len(whose) > 1) for told in _told(run, hosts) or _told(run)]
+    of_all = _told(run)
+    is_one_of = len({_host_of(told) for told in of_all}) > 1
+    lines = [_line_of(told, is_over=is_over, is_one_of=is_one_of) for told in _told(run, hosts) or of_all]
     if not (lines and is_over):
         lines.append(left or "the drain is still at work")
     return "; ".join(lines)
