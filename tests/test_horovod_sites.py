@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from otel_dltrace.instrument import horovod
-from otel_dltrace.instrument._horovod_calls import CALLS, OPS, SETS
+from otel_dltrace.instrument._horovod.calls import CALLS, OPS, SETS
 from otel_dltrace.instrument._sites import Site
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
@@ -143,8 +143,8 @@ def test_names_without_end_grow_no_table(tmp_path: Path, horovod_site: Path) -> 
         horovod_site,
         """
     import torch, horovod.torch as hvd
-    from otel_dltrace.instrument import _horovod_operations
-    _horovod_operations.MOST_NAMED = 3
+    from otel_dltrace.instrument._horovod import operations
+    operations.MOST_NAMED = 3
     hvd.init()
     for step in range(6):
         hvd.allreduce(torch.ones(2), name="weight")

@@ -19,13 +19,13 @@ from ring_files import read_own
 
 from otel_dltrace.analysis.failures import Failure, failures
 from otel_dltrace.export.rundir.reader import read_run
-from otel_dltrace.instrument import _mpi_groups
-from otel_dltrace.instrument._mpi_buffers import content_of, name_of
-from otel_dltrace.instrument._mpi_calls import CALLS
-from otel_dltrace.instrument._mpi_comm import Comm, current
-from otel_dltrace.instrument._mpi_family import Call, Role
-from otel_dltrace.instrument._mpi_groups import NOBODY, Group
-from otel_dltrace.instrument._mpi_usual import _learned, shortened
+from otel_dltrace.instrument._mpi import groups
+from otel_dltrace.instrument._mpi.buffers import content_of, name_of
+from otel_dltrace.instrument._mpi.calls import CALLS
+from otel_dltrace.instrument._mpi.comm import Comm, current
+from otel_dltrace.instrument._mpi.family import Call, Role
+from otel_dltrace.instrument._mpi.groups import NOBODY, Group
+from otel_dltrace.instrument._mpi.usual import _learned, shortened
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.semconv import Flag, Source
 from otel_dltrace.model.spans import SpanBatch
@@ -834,7 +834,7 @@ def test_bytes_to_a_file_in_two_halves_are_counted_once(tmp_path: Path) -> None:
 
 def test_a_new_tag_for_each_message_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many there are no more numbers; those that were counted go on."""
-    monkeypatch.setattr(_mpi_groups, "_MOST_NUMBERED", 3)
+    monkeypatch.setattr(groups, "_MOST_NUMBERED", 3)
     group = Group("world", 2)
     assert [group.number_message("", 1, tag, sends=True) for tag in (0, 1, 2, 3, 4, 0, 2)] == [1, 1, 1, 0, 0, 2, 2]
 
@@ -845,9 +845,9 @@ def test_communicators_and_persistent_collectives_without_end_take_bounded_descr
         """
         import numpy as np
         from mpi4py import MPI
-        from otel_dltrace.instrument import _mpi_groups
+        from otel_dltrace.instrument._mpi import groups
 
-        _mpi_groups.MOST_DESCRIBED = 20
+        groups.MOST_DESCRIBED = 20
         world, some, room = MPI.COMM_WORLD, np.zeros(2), np.zeros(2)
         for _ in range(20):
             own = world.Dup()

@@ -11,8 +11,8 @@ import pytest
 
 from otel_dltrace.export.outgoing.gate import SETTLE_S, StepGate
 from otel_dltrace.export.rings.source import RingSource
-from otel_dltrace.instrument._pushpull_server import Server
-from otel_dltrace.instrument._pushpull_worker import Worker
+from otel_dltrace.instrument._pushpull.server import Server
+from otel_dltrace.instrument._pushpull.worker import Worker
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP, Bind, span_id, trace_id
 from otel_dltrace.model.operation import Descriptor

@@ -238,9 +238,10 @@ def test_where_done_means_enqueued_no_end_is_claimed(tmp_path: Path) -> None:
 CAPTURED = """
 import torch
 import torch.distributed as dist
-from otel_dltrace.instrument import _torch_comm, torch_distributed
+from otel_dltrace.instrument import torch_distributed
+from otel_dltrace.instrument._torch import comm
 
-_torch_comm.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
+comm.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 asked = []
 torch_distributed._here().works._is_completed = asked.append
@@ -261,14 +262,14 @@ def test_a_wait_asks_no_work_whose_end_is_written(tmp_path: Path) -> None:
 COALESCED = """
 import torch
 import torch.distributed as dist
-from otel_dltrace.instrument import _torch_comm
+from otel_dltrace.instrument._torch import comm
 
 registry.uninstrument()
 group, barrier, asked = dist.ProcessGroup, dist.ProcessGroup.barrier, []
 group.send = group._start_coalescing = lambda self, *args: None  # as NCCL's, which send when the block ends
 group._end_coalescing = lambda self, device: barrier(self)
 registry.instrument()
-_torch_comm.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
+comm.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
 
 class Device:
     mark = lambda self, elsewhere=False: object()

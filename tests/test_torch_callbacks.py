@@ -11,8 +11,8 @@ from weakref import finalize
 import pytest
 from torch_harness import run
 
-from otel_dltrace.instrument import _torch_callbacks
-from otel_dltrace.instrument._torch_callbacks import before_destroyed, called
+from otel_dltrace.instrument._torch import callbacks
+from otel_dltrace.instrument._torch.callbacks import before_destroyed, called
 
 
 class Future:
@@ -62,12 +62,12 @@ def test_a_group_is_not_held_where_its_future_takes_no_callback() -> None:
     group = Group()
     with pytest.raises(ZeroDivisionError):
         called(lambda _callback: 1 // 0, partial(list.append, []), group)
-    assert not _torch_callbacks._is_held(group)
+    assert not callbacks._is_held(group)
 
 
 def test_only_the_group_that_is_destroyed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another's callbacks may take their time."""
-    monkeypatch.setattr(_torch_callbacks, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(callbacks, "PATIENCE_S", 20.0)
     future = Future()
     watched(future)
     start = monotonic()

@@ -11,7 +11,7 @@ import pytest
 from torch_harness import Recorded, Span, run
 
 from otel_dltrace.instrument._sites import resolve
-from otel_dltrace.instrument._torch_calls import CALLS, FUNCTIONS, METHODS, OPERATORS, Call
+from otel_dltrace.instrument._torch.calls import CALLS, FUNCTIONS, METHODS, OPERATORS, Call
 
 torch = pytest.importorskip("torch")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch_harness import ROOT, Recorded, Span, counts, read_ring, run
 
-from otel_dltrace.instrument import _torch_store
-from otel_dltrace.instrument._torch_binding import Binding
-from otel_dltrace.instrument._torch_store import Start, bind_from_store
+from otel_dltrace.instrument._torch import store as torch_store
+from otel_dltrace.instrument._torch.binding import Binding
+from otel_dltrace.instrument._torch.store import Start, bind_from_store
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.semconv import Source
 from otel_dltrace.record.recorder import Recorder
@@ -582,7 +582,7 @@ def test_what_was_said_before_a_process_began_is_not_believed_before_it_has_met_
     store, tracers = dist.HashStore(), [Tracer(Recorder(tmp_path / str(rank), 1 << 20)) for rank in range(2)]
     assert bind_from_store(tracers[0], Start(store, 0, 2))
     with monkeypatch.context() as patched:
-        patched.setattr(_torch_store, "process_began", lambda: time.time() + 1)
+        patched.setattr(torch_store, "process_began", lambda: time.time() + 1)
         assert not bind_from_store(tracers[1], Start(store, 1, 2), has_met=False)
     assert bind_from_store(tracers[1], Start(store, 1, 2), has_met=False)
     assert tracers[0].recorder.bound.generation == tracers[1].recorder.bound.generation

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from torch_harness import Recorded, Span, run
 
-from otel_dltrace.instrument import _torch_p2p
-from otel_dltrace.instrument._torch_p2p import ANY, Ends, Messages
+from otel_dltrace.instrument._torch import p2p
+from otel_dltrace.instrument._torch.p2p import ANY, Ends, Messages
 from otel_dltrace.model.attributes import collective_ids
 from tests.support import a_place, attributes_of
 
@@ -160,7 +160,7 @@ def test_messages_are_counted_by_both_ends_and_tag_and_anew_in_a_new_group() -> 
 
 def test_messages_that_each_have_a_tag_of_their_own_take_no_memory_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are counted; further ones have no number, and those that are counted go on."""
-    monkeypatch.setattr(_torch_p2p, "MOST_NUMBERED", 2)
+    monkeypatch.setattr(p2p, "MOST_NUMBERED", 2)
     messages = Messages()
     assert [messages.number(Ends("0", 1, tag, sends=True)) for tag in (0, 1, 2, 3, 1)] == [1, 1, 0, 0, 2]
 

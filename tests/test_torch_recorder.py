@@ -18,10 +18,10 @@ from support import Place
 import otel_dltrace.record.operation as operation_module
 import otel_dltrace.record.steps as steps_module
 from otel_dltrace.export.rings.source import RingSource
-from otel_dltrace.instrument import _torch_recorder
 from otel_dltrace.instrument._device_times import DeviceMarks
-from otel_dltrace.instrument._torch_durations import Active, ends
-from otel_dltrace.instrument._torch_recorder import Recorded
+from otel_dltrace.instrument._torch import recorder
+from otel_dltrace.instrument._torch.durations import Active, ends
+from otel_dltrace.instrument._torch.recorder import Recorded
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, Flag, Source
 from otel_dltrace.record.operation import Operation
@@ -161,8 +161,8 @@ def nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nccl]:
     device = FakeDevice(7 * 10**11, -35e-6)
     monkeypatch.setattr(steps_module, "monotonic_ns", device.clock)
     monkeypatch.setattr(operation_module, "monotonic_ns", device.clock)
-    monkeypatch.setattr(_torch_recorder, "monotonic_ns", device.clock)
-    monkeypatch.setattr(_torch_recorder, "time_ns", lambda: WALL + device.clock())
+    monkeypatch.setattr(recorder, "monotonic_ns", device.clock)
+    monkeypatch.setattr(recorder, "time_ns", lambda: WALL + device.clock())
     tracer = Tracer(Recorder(tmp_path, 1 << 20))
     tracer.nccl_timing = lambda: True
     marks = tracer.steps.device = DeviceMarks(tracer.recorder, device, device.clock)
@@ -334,7 +334,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
-from otel_dltrace.instrument import _torch_buckets, _torch_comm, torch_device
+from otel_dltrace.instrument import torch_device
+from otel_dltrace.instrument._torch import buckets, comm
 
 class Event:  # of a device that is never late
     def __init__(self, enable_timing):
@@ -355,7 +356,7 @@ class Cuda(types.ModuleType):
 
 (row,) = torch_device.ROWS
 row.attach(Cuda("torch.cuda"))
-_torch_comm.HOST_BACKENDS = _torch_buckets.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
+comm.HOST_BACKENDS = buckets.HOST_BACKENDS = ("mpi",)  # Gloo stands for NCCL
 c10d = torch._C._distributed_c10d
 looks = []
 

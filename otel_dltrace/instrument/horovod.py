@@ -14,10 +14,10 @@ from typing import Any
 
 from otel_dltrace.instrument._handle_sites import LEVEL, Plugin
 from otel_dltrace.instrument._handles import Pending
-from otel_dltrace.instrument._horovod_calls import BLOCKING, CALLS, OPS, SETS, Call
-from otel_dltrace.instrument._horovod_operations import Described, Operations, Series
-from otel_dltrace.instrument._horovod_part import first_of, is_part
-from otel_dltrace.instrument._horovod_store import agreed, following, propose, tell, told
+from otel_dltrace.instrument._horovod.calls import BLOCKING, CALLS, OPS, SETS, Call
+from otel_dltrace.instrument._horovod.operations import Described, Operations, Series
+from otel_dltrace.instrument._horovod.part import first_of, is_part
+from otel_dltrace.instrument._horovod.store import agreed, following, propose, tell, told
 from otel_dltrace.instrument._launcher import world_bind
 from otel_dltrace.instrument._loop import loop_of
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site

@@ -17,13 +17,13 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._launcher import world_bind
-from otel_dltrace.instrument._mpi_buffers import NOTHING
-from otel_dltrace.instrument._mpi_calls import CALLS
-from otel_dltrace.instrument._mpi_comm import Comm, current
-from otel_dltrace.instrument._mpi_family import Call, Role
-from otel_dltrace.instrument._mpi_probes import begin_matched, begin_probe
-from otel_dltrace.instrument._mpi_running import begin_call
-from otel_dltrace.instrument._mpi_usual import is_usual, shortened
+from otel_dltrace.instrument._mpi.buffers import NOTHING
+from otel_dltrace.instrument._mpi.calls import CALLS
+from otel_dltrace.instrument._mpi.comm import Comm, current
+from otel_dltrace.instrument._mpi.family import Call, Role
+from otel_dltrace.instrument._mpi.probes import begin_matched, begin_probe
+from otel_dltrace.instrument._mpi.running import begin_call
+from otel_dltrace.instrument._mpi.usual import is_usual, shortened
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
 from otel_dltrace.record.blocks import note_end

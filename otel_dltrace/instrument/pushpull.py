@@ -5,8 +5,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from otel_dltrace.instrument._launcher import BYTEPS, launcher_bind
-from otel_dltrace.instrument._pushpull_server import Server
-from otel_dltrace.instrument._pushpull_worker import Worker
+from otel_dltrace.instrument._pushpull.server import Server
+from otel_dltrace.instrument._pushpull.worker import Worker
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
 from otel_dltrace.record.guard import failed
 from otel_dltrace.record.tracer import Tracer, live

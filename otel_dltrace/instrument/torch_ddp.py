@@ -6,7 +6,7 @@ forward calls. A bucket is launched when its last gradient is ready and every ea
 been launched; so launch times cost one call per step. Their error is what lies between the start
 of `prepare_for_backward` and its own clock read: less than the call takes, some microseconds.
 Ends are not known this way, only that they lie before the end of backward; at the level
-``partition`` a hook sees them (`_torch_hooks`).
+``partition`` a hook sees them (`_torch.hooks`).
 In the first backward of a static graph the reducer keeps no times: at its end it copies all
 gradients and launches all buckets, in one call from Python. That begins before the first launch.
 """
@@ -14,13 +14,13 @@ gradients and launches all buckets, in one call from Python. That begins before 
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument import _torch_buckets, _torch_hook, _torch_hooks
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
-from otel_dltrace.instrument._torch_backwards import Backward, Seen
-from otel_dltrace.instrument._torch_buckets import Layout, layout_of
-from otel_dltrace.instrument._torch_groups import sequence_number
-from otel_dltrace.instrument._torch_recorder import recorded_of
-from otel_dltrace.instrument._torch_root_hooks import graph_task
+from otel_dltrace.instrument._torch import buckets, hook, hooks
+from otel_dltrace.instrument._torch.backwards import Backward, Seen
+from otel_dltrace.instrument._torch.buckets import Layout, layout_of
+from otel_dltrace.instrument._torch.groups import sequence_number
+from otel_dltrace.instrument._torch.recorder import recorded_of
+from otel_dltrace.instrument._torch.root_hooks import graph_task
 from otel_dltrace.model.semconv import Flag, Level, Source
 from otel_dltrace.record.tracer import Tracer, live
 
@@ -56,7 +56,7 @@ def _post_forward_ended(model: Any, _output: object) -> None:
         # Here, where the reducer has just been busy, it costs less than where the backward begins.
         seen.prepared.append(Backward(known, seen.prepared_at, vars(model)["reducer"].get_backward_stats()))
         if tracer.recorder.level >= _PARTITION:
-            _torch_hooks.meet(model)
+            hooks.meet(model)
 
 
 def _backward_begins(_args: Args, _kwargs: Kwargs) -> list[Backward] | None:
@@ -104,12 +104,12 @@ def _backward_ended(backwards: list[Backward], _result: object) -> None:
                 _seen.prepared.remove(backward)
     steps, level = tracer.steps, tracer.recorder.level
     if level >= _PARTITION:
-        _torch_hook.flush()
+        hook.flush()
     over = None
     if steps.device is not None and recorded_of(tracer).is_on():
         over = steps.mark_operation()  # the device goes on behind it when all buckets are reduced
     for model, backward in synchronised:
-        if level >= _PARTITION and _torch_hooks.recorded(model):
+        if level >= _PARTITION and hooks.recorded(model):
             continue
         own = vars(model)  # what is a module's own is not found at once: it has a `__getattr__`
         backward.step, backward.over = tracer.recorder.step, over
@@ -122,11 +122,11 @@ def _backward_ended(backwards: list[Backward], _result: object) -> None:
 
 def _write(tracer: Tracer, model: Any, backward: Backward) -> None:
     of, recorder = backward.of, tracer.recorder
-    hooks, is_rebuilt = _torch_buckets.hooks_told, backward.is_rebuilt
+    told, is_rebuilt = buckets.hooks_told, backward.is_rebuilt
     late, of.unwritten = of.unwritten if of.recorder is recorder else None, None  # steps of another one are not these
-    if of.layout is None or of.recorder is not recorder or of.has_rebuilt != is_rebuilt or of.hooks != hooks:
+    if of.layout is None or of.recorder is not recorder or of.has_rebuilt != is_rebuilt or of.hooks != told:
         of.layout = layout_of(recorder, model, len(backward.ready), is_rebuilt)
-        of.recorder, of.has_rebuilt, of.hooks = recorder, is_rebuilt, hooks
+        of.recorder, of.has_rebuilt, of.hooks = recorder, is_rebuilt, told
     if of.layout is None:
         # DDP says how it has rebuilt its buckets one step after it has.
         of.unwritten = backward
@@ -204,5 +204,5 @@ ROWS: tuple[Row, ...] = (
         )
         for package in ("lightning.pytorch", "pytorch_lightning")
     ),
-    *_torch_hooks.ROWS,
+    *hooks.ROWS,
 )

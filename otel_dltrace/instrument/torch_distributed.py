@@ -7,16 +7,16 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
-from otel_dltrace.instrument._torch_callbacks import before_destroyed, writers
-from otel_dltrace.instrument._torch_calls import FUNCTIONS, METHODS, OPERATORS, Call
-from otel_dltrace.instrument._torch_comm import Comm
-from otel_dltrace.instrument._torch_dynamo import BLOCKS, DYNAMO
-from otel_dltrace.instrument._torch_groups import C10D, COUNTS, c10d, forget, is_outside, sequence_number
-from otel_dltrace.instrument._torch_methods import OF_GROUPS, OF_WORKS
-from otel_dltrace.instrument._torch_operators import operators
-from otel_dltrace.instrument._torch_pending import Pending
-from otel_dltrace.instrument._torch_running import Span, begin_batch, begin_call
-from otel_dltrace.instrument._torch_works import Wait
+from otel_dltrace.instrument._torch.callbacks import before_destroyed, writers
+from otel_dltrace.instrument._torch.calls import FUNCTIONS, METHODS, OPERATORS, Call
+from otel_dltrace.instrument._torch.comm import Comm
+from otel_dltrace.instrument._torch.dynamo import BLOCKS, DYNAMO
+from otel_dltrace.instrument._torch.groups import C10D, COUNTS, c10d, forget, is_outside, sequence_number
+from otel_dltrace.instrument._torch.methods import OF_GROUPS, OF_WORKS
+from otel_dltrace.instrument._torch.operators import operators
+from otel_dltrace.instrument._torch.pending import Pending
+from otel_dltrace.instrument._torch.running import Span, begin_batch, begin_call
+from otel_dltrace.instrument._torch.works import Wait
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import Tracer, live

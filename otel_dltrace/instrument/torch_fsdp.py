@@ -9,7 +9,7 @@ from contextvars import Token
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
-from otel_dltrace.instrument._torch_naming import tensor_name
+from otel_dltrace.instrument._torch.naming import tensor_name
 from otel_dltrace.model.semconv import Level
 
 

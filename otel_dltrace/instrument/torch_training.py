@@ -15,10 +15,10 @@ from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._loop import Loop, loop_of
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
 from otel_dltrace.instrument._stage_calls import stage_site
-from otel_dltrace.instrument._torch_roots import Roots
-from otel_dltrace.instrument._torch_schedulers import ROWS as SCHEDULERS
-from otel_dltrace.instrument._torch_script import SCRIPT, graphs
-from otel_dltrace.instrument._torch_states import STATES
+from otel_dltrace.instrument._torch.roots import Roots
+from otel_dltrace.instrument._torch.schedulers import ROWS as SCHEDULERS
+from otel_dltrace.instrument._torch.script import SCRIPT, graphs
+from otel_dltrace.instrument._torch.states import STATES
 from otel_dltrace.model.semconv import CHECKPOINT, TO_DEVICE
 from otel_dltrace.record.guard import failed, pass_on
 from otel_dltrace.record.tracer import live
@@ -152,7 +152,7 @@ def _attach_to_optimizers(module: ModuleType) -> Undo:
 
 
 def _optimizer_begins(optimizer: Any, _args: Args, _kwargs: Kwargs) -> None:
-    compiler = sys.modules["torch"].compiler  # as `_torch_root_hooks.compiling` does
+    compiler = sys.modules["torch"].compiler  # as `_torch.root_hooks.compiling` does
     if compiler.is_dynamo_compiling() or getattr(compiler, "_is_compiling_flag", False):
         _keep_out(optimizer)
         return

@@ -11,7 +11,7 @@ from otel_dltrace.record import guard
 from otel_dltrace.record.ring_file import AMEND, BEGIN, RECORD, SPAN
 
 # The whole sequence (lane, chunk, slot, pack, else `Lanes.spoil`) stands flat, since a call can be seen, in
-# `Recorder.span`, `Recorder.begin`, `phase.__exit__`, `_mpi_usual.wrapper` (twice), `_Pushed.stage_finished` and
+# `Recorder.span`, `Recorder.begin`, `phase.__exit__`, `_mpi.usual.wrapper` (twice), `_Pushed.stage_finished` and
 # `Server.answered` (twice); `Recorder._write` is the way of all others. A change of the protocol changes each.
 BEGINS, SPANS = (tuple(kind | level << 12 for level in range(16)) for kind in (BEGIN, SPAN))
 """Kind and level as the one field that they are with the flags, by the level: reading them costs less than a shift."""

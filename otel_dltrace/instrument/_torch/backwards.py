@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from otel_dltrace.instrument._torch_buckets import Layout
+from otel_dltrace.instrument._torch.buckets import Layout
 from otel_dltrace.record.device import Mark
 from otel_dltrace.record.recorder import Recorder
 

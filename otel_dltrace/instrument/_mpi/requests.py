@@ -6,7 +6,7 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._ends import source_of
-from otel_dltrace.instrument._mpi_groups import Group
+from otel_dltrace.instrument._mpi.groups import Group
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.guard import guarded

@@ -9,11 +9,11 @@ from itertools import repeat
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._torch_callbacks import called
-from otel_dltrace.instrument._torch_groups import c10d
-from otel_dltrace.instrument._torch_kinds import Kinds
-from otel_dltrace.instrument._torch_pending import Pending
-from otel_dltrace.instrument._torch_recorder import recorded_of
+from otel_dltrace.instrument._torch.callbacks import called
+from otel_dltrace.instrument._torch.groups import c10d
+from otel_dltrace.instrument._torch.kinds import Kinds
+from otel_dltrace.instrument._torch.pending import Pending
+from otel_dltrace.instrument._torch.recorder import recorded_of
 from otel_dltrace.model.semconv import PRECISE_NS, Flag, Level, Source
 from otel_dltrace.record.tracer import Tracer
 

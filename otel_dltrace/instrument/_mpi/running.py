@@ -5,11 +5,11 @@ from functools import cache, partial
 from operator import index
 from typing import Any
 
-from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
-from otel_dltrace.instrument._mpi_comm import Comm
-from otel_dltrace.instrument._mpi_family import Call, Form, Role
-from otel_dltrace.instrument._mpi_groups import NOBODY, Group, number_of
-from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
+from otel_dltrace.instrument._mpi.buffers import NOTHING, content_of
+from otel_dltrace.instrument._mpi.comm import Comm
+from otel_dltrace.instrument._mpi.family import Call, Form, Role
+from otel_dltrace.instrument._mpi.groups import NOBODY, Group, number_of
+from otel_dltrace.instrument._mpi.requests import FLAG_ASYNC, Part
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Source
 from otel_dltrace.record.guard import pass_on

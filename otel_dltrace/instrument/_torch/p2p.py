@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Kwargs
-from otel_dltrace.instrument._torch_calls import Call
-from otel_dltrace.instrument._torch_groups import c10d
+from otel_dltrace.instrument._torch.calls import Call
+from otel_dltrace.instrument._torch.groups import c10d
 
 ANY = -1
 """The source of a receive that takes from any rank, until it is done."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from otel_dltrace.instrument._launcher import has_servers_run
 from otel_dltrace.instrument._loop import loop_of
-from otel_dltrace.instrument._torch_groups import numbers_with_rank_0
-from otel_dltrace.instrument._torch_store import PATIENCE_S, Start, bind_from_store
+from otel_dltrace.instrument._torch.groups import numbers_with_rank_0
+from otel_dltrace.instrument._torch.store import PATIENCE_S, Start, bind_from_store
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import Tracer

@@ -7,8 +7,8 @@ from typing import Any
 
 from otel_dltrace.instrument import _sites
 from otel_dltrace.instrument._sites import Attachment, Row, Undo
-from otel_dltrace.instrument._torch_calls import FUNCTIONAL
-from otel_dltrace.instrument._torch_groups import c10d
+from otel_dltrace.instrument._torch.calls import FUNCTIONAL
+from otel_dltrace.instrument._torch.groups import c10d
 from otel_dltrace.record.blocks import IN_GRAPH, ask_in_graph
 
 _PACKAGE = __name__.partition(".")[0]

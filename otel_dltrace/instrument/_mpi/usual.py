@@ -1,6 +1,6 @@
 """The usual calls of mpi4py, those that block: each in one frame, since a message of 8 bytes takes a microsecond.
 
-The way of all calls (`_mpi_running`) would trace them as well: what is not usual, or fails here, goes there.
+The way of all calls (`_mpi.running`) would trace them as well: what is not usual, or fails here, goes there.
 """
 
 import struct
@@ -9,11 +9,11 @@ from functools import wraps
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._mpi_buffers import NOTHING, name_of
-from otel_dltrace.instrument._mpi_comm import Comm, current
-from otel_dltrace.instrument._mpi_family import Call, Form, Role
-from otel_dltrace.instrument._mpi_groups import NOBODY, Group
-from otel_dltrace.instrument._mpi_running import ask_for_status, has_moved
+from otel_dltrace.instrument._mpi.buffers import NOTHING, name_of
+from otel_dltrace.instrument._mpi.comm import Comm, current
+from otel_dltrace.instrument._mpi.family import Call, Form, Role
+from otel_dltrace.instrument._mpi.groups import NOBODY, Group
+from otel_dltrace.instrument._mpi.running import ask_for_status, has_moved
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P, Flag, Level
 from otel_dltrace.record.guard import failed, guarded, pass_on

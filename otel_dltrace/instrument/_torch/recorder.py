@@ -17,7 +17,7 @@ from itertools import groupby
 from time import monotonic_ns, time_ns
 
 from otel_dltrace.instrument._sites import version_of
-from otel_dltrace.instrument._torch_durations import Active, Measured, ends, measured
+from otel_dltrace.instrument._torch.durations import Active, Measured, ends, measured
 from otel_dltrace.model.semconv import Level, Source
 from otel_dltrace.record.device import DeviceTimes, Mark
 from otel_dltrace.record.guard import failed, tried

@@ -10,10 +10,10 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._torch_buckets import describe
-from otel_dltrace.instrument._torch_callbacks import called, writers
-from otel_dltrace.instrument._torch_calls import bytes_of
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, is_counted, sequence_number
+from otel_dltrace.instrument._torch.buckets import describe
+from otel_dltrace.instrument._torch.callbacks import called, writers
+from otel_dltrace.instrument._torch.calls import bytes_of
+from otel_dltrace.instrument._torch.groups import HOST_BACKENDS, backend_of, is_counted, sequence_number
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.operation import Operation, open_span

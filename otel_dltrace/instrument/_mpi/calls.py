@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from otel_dltrace.instrument._mpi_family import Call, Form, Role
+from otel_dltrace.instrument._mpi.family import Call, Form, Role
 
 # -- collectives ----------------------------------------------------------------------------------
 

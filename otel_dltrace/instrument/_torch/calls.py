@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Kwargs
-from otel_dltrace.instrument._torch_groups import C10D
+from otel_dltrace.instrument._torch.groups import C10D
 from otel_dltrace.model.semconv import COLLECTIVE, P2P
 
 FUNCTIONAL = "torch.distributed._functional_collectives"

@@ -5,7 +5,7 @@ from threading import RLock
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
-from otel_dltrace.instrument._torch_methods import OF_GROUPS
+from otel_dltrace.instrument._torch.methods import OF_GROUPS
 
 C10D = "torch.distributed.distributed_c10d"
 HOST_BACKENDS = ("gloo", "mpi")

@@ -6,11 +6,11 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 from otel_dltrace.instrument._sites import Args, Kwargs
-from otel_dltrace.instrument._torch_calls import OPERATORS, Call, is_tensor, tensors_in
-from otel_dltrace.instrument._torch_comm import Comm
-from otel_dltrace.instrument._torch_groups import c10d, has_rank_0, is_outside, name_of, sequence_number
-from otel_dltrace.instrument._torch_p2p import ANY, Ends, ends_of, rank_in_world
-from otel_dltrace.instrument._torch_pending import Pending
+from otel_dltrace.instrument._torch.calls import OPERATORS, Call, is_tensor, tensors_in
+from otel_dltrace.instrument._torch.comm import Comm
+from otel_dltrace.instrument._torch.groups import c10d, has_rank_0, is_outside, name_of, sequence_number
+from otel_dltrace.instrument._torch.p2p import ANY, Ends, ends_of, rank_in_world
+from otel_dltrace.instrument._torch.pending import Pending
 from otel_dltrace.model.semconv import P2P, Flag, Source
 from otel_dltrace.record.operation import Operation
 

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_dltrace.instrument._pushpull_records import BACKEND, MOST_WAIT, trace_of
+from otel_dltrace.instrument._pushpull.records import BACKEND, MOST_WAIT, trace_of
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import OPERATIONS_PER_TRACE, PHASE, Flag, Level

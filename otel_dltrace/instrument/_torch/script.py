@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace
-from otel_dltrace.instrument._torch_root_hooks import Forward, is_hook
+from otel_dltrace.instrument._torch.root_hooks import Forward, is_hook
 
 
 def _attach(module: ModuleType) -> Undo:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, is_counted
+from otel_dltrace.instrument._torch.groups import HOST_BACKENDS, backend_of, is_counted
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, COMM_HOOK, Source
 from otel_dltrace.record.recorder import Recorder

@@ -4,13 +4,13 @@ import threading
 from itertools import count
 from typing import Any
 
-from otel_dltrace.instrument._torch_binding import Binding
-from otel_dltrace.instrument._torch_calls import Call
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS, backend_of, group_of, is_counted, name_of
-from otel_dltrace.instrument._torch_naming import tensor_name
-from otel_dltrace.instrument._torch_p2p import Messages
-from otel_dltrace.instrument._torch_recorder import recorded_of
-from otel_dltrace.instrument._torch_works import Works
+from otel_dltrace.instrument._torch.binding import Binding
+from otel_dltrace.instrument._torch.calls import Call
+from otel_dltrace.instrument._torch.groups import HOST_BACKENDS, backend_of, group_of, is_counted, name_of
+from otel_dltrace.instrument._torch.naming import tensor_name
+from otel_dltrace.instrument._torch.p2p import Messages
+from otel_dltrace.instrument._torch.recorder import recorded_of
+from otel_dltrace.instrument._torch.works import Works
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import PHASE, WAIT, Source
 from otel_dltrace.record.steps import nothing
@@ -21,7 +21,7 @@ _turns = count(1)
 
 class _Local(threading.local):
     running: Any = None
-    """The call of this thread that is under way (`_torch_running`)."""
+    """The call of this thread that is under way (`_torch.running`)."""
 
 
 class Comm:

@@ -5,12 +5,12 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of
-from otel_dltrace.instrument._mpi_comm import Comm, Matched
-from otel_dltrace.instrument._mpi_family import Call, Form
-from otel_dltrace.instrument._mpi_groups import NOBODY, Group, number_of
-from otel_dltrace.instrument._mpi_requests import FLAG_ASYNC, Part
-from otel_dltrace.instrument._mpi_running import ask_for_status
+from otel_dltrace.instrument._mpi.buffers import NOTHING, content_of
+from otel_dltrace.instrument._mpi.comm import Comm, Matched
+from otel_dltrace.instrument._mpi.family import Call, Form
+from otel_dltrace.instrument._mpi.groups import NOBODY, Group, number_of
+from otel_dltrace.instrument._mpi.requests import FLAG_ASYNC, Part
+from otel_dltrace.instrument._mpi.running import ask_for_status
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.semconv import COLLECTIVE, P2P
 from otel_dltrace.record.operation import Operation

@@ -4,10 +4,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from otel_dltrace.instrument._mpi_buffers import NOTHING, content_of, name_of
-from otel_dltrace.instrument._mpi_family import Call
-from otel_dltrace.instrument._mpi_groups import Group, Groups, number_of
-from otel_dltrace.instrument._mpi_requests import Part, Requests
+from otel_dltrace.instrument._mpi.buffers import NOTHING, content_of, name_of
+from otel_dltrace.instrument._mpi.family import Call
+from otel_dltrace.instrument._mpi.groups import Group, Groups, number_of
+from otel_dltrace.instrument._mpi.requests import Part, Requests
 from otel_dltrace.instrument._sites import Args, Kwargs
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import MPI, PHASE, WAIT

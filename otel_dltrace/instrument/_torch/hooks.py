@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace
-from otel_dltrace.instrument._torch_buckets import said_by, tell_of_hook
-from otel_dltrace.instrument._torch_groups import HOST_BACKENDS
-from otel_dltrace.instrument._torch_hook import BucketHook, backend_of_model, flush, joined
+from otel_dltrace.instrument._torch.buckets import said_by, tell_of_hook
+from otel_dltrace.instrument._torch.groups import HOST_BACKENDS
+from otel_dltrace.instrument._torch.hook import BucketHook, backend_of_model, flush, joined
 from otel_dltrace.model.semconv import Level
 from otel_dltrace.record.tracer import live
 

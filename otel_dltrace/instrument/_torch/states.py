@@ -9,7 +9,7 @@ from typing import Any
 
 from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._sites import Attachment, Row, Undo, replace, resolve
-from otel_dltrace.instrument._torch_root_hooks import is_hook
+from otel_dltrace.instrument._torch.root_hooks import is_hook
 from otel_dltrace.record.guard import guarded
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._sites import Args, Attachment, Site, Undo, replace, wrap
-from otel_dltrace.instrument._torch_calls import FUNCTIONAL, tensors_in
-from otel_dltrace.instrument._torch_groups import COUNT_NAMED
+from otel_dltrace.instrument._torch.calls import FUNCTIONAL, tensors_in
+from otel_dltrace.instrument._torch.groups import COUNT_NAMED
 
 _NAMESPACE = "_c10d_functional"
 

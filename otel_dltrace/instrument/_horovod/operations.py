@@ -8,7 +8,7 @@ from typing import Any
 
 from otel_dltrace.instrument._handle_sites import Calls
 from otel_dltrace.instrument._handles import ASYNC, Pending
-from otel_dltrace.instrument._horovod_calls import OPS, Call
+from otel_dltrace.instrument._horovod.calls import OPS, Call
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE

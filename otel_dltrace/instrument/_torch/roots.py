@@ -10,7 +10,7 @@ from typing import Any
 from otel_dltrace.instrument import _optimizers
 from otel_dltrace.instrument._by_identity import ByIdentity
 from otel_dltrace.instrument._sites import Undo
-from otel_dltrace.instrument._torch_root_hooks import After, Before, Forward, Search, compiling, none_yet, number_behind
+from otel_dltrace.instrument._torch.root_hooks import After, Before, Forward, Search, compiling, none_yet, number_behind
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.tracer import live
 

@@ -1,0 +1,1 @@
+"""MPI's helpers: the families of its calls, buffers, groups, requests."""

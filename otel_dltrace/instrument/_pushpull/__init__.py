@@ -1,0 +1,1 @@
+"""The parameter server's helpers: what a worker and a server write."""
