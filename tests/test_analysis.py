@@ -8,27 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import MS, Rank, ddp, ddp_on_devices, rendered
 
-from otel_dltrace.analysis.aligned import is_aligned, telling
-from otel_dltrace.analysis.breakdown import RankBreakdown, StageTime, breakdown
-from otel_dltrace.analysis.clocks import Clocks, clocks
-from otel_dltrace.analysis.collectives import is_synchronising, join
+from otel_dltrace.analysis.blame.excess import others_median
+from otel_dltrace.analysis.blame.frontier import FrontierStage, frontier
+from otel_dltrace.analysis.blame.judgement import Straggler
+from otel_dltrace.analysis.blame.marked import PhaseRow, RankPhase
+from otel_dltrace.analysis.collectives.aligned import is_aligned, telling
+from otel_dltrace.analysis.collectives.clocks import Clocks, clocks
+from otel_dltrace.analysis.collectives.joined import is_synchronising, join
+from otel_dltrace.analysis.collectives.lateness import in_a_row, lateness
+from otel_dltrace.analysis.collectives.operations import OperationRow, RankOperation, operations
+from otel_dltrace.analysis.collectives.waits import RankWaits, Waits, split, waits, widen
 from otel_dltrace.analysis.compose import MOST_LISTED, Guards, analyse
-from otel_dltrace.analysis.drift import Drift, DriftedRank, drift
-from otel_dltrace.analysis.excess import others_median
-from otel_dltrace.analysis.frontier import FrontierStage, frontier
-from otel_dltrace.analysis.judgement import Straggler
-from otel_dltrace.analysis.lateness import in_a_row, lateness
-from otel_dltrace.analysis.marked import PhaseRow, RankPhase
-from otel_dltrace.analysis.operations import OperationRow, RankOperation, operations
-from otel_dltrace.analysis.own import columns, mixed, own
+from otel_dltrace.analysis.intervals import unions
 from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.analysis.select import MOST_STRETCHES, by_world, select, spell
-from otel_dltrace.analysis.shares import unions
 from otel_dltrace.analysis.spread import Spread, spread
-from otel_dltrace.analysis.table import step_tables
-from otel_dltrace.analysis.throughput import Rates
-from otel_dltrace.analysis.untold import steps_with_operations
-from otel_dltrace.analysis.waits import RankWaits, Waits, split, waits, widen
+from otel_dltrace.analysis.steps.breakdown import RankBreakdown, StageTime, breakdown
+from otel_dltrace.analysis.steps.drift import Drift, DriftedRank, drift
+from otel_dltrace.analysis.steps.own import columns, mixed, own
+from otel_dltrace.analysis.steps.table import step_tables
+from otel_dltrace.analysis.steps.throughput import Rates
+from otel_dltrace.analysis.steps.untold import steps_with_operations
 from otel_dltrace.model.attributes import number_columns
 from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from otel_dltrace.analysis.negotiation.shares import FIRST_EPOCH
 from otel_dltrace.analysis.scaling import RANK_STEPS, SAMPLES, WARM_UP, Part, RunScaling, Scaling, scaling
 from otel_dltrace.analysis.select import select
-from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.identity import NO_STEP

@@ -7,7 +7,7 @@ import pytest
 from runs import MS, Rank
 
 from otel_dltrace.analysis.compose import analyse
-from otel_dltrace.analysis.failures import Failure, Failures, Missing, failures
+from otel_dltrace.analysis.stops.failures import Failure, Failures, Missing, failures
 from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from runs import MS, ddp
 
+from otel_dltrace.analysis.blame.frontier import FrontierStage, frontier
 from otel_dltrace.analysis.compose import analyse
-from otel_dltrace.analysis.frontier import FrontierStage, frontier
 from otel_dltrace.model.semconv import STAGE, STEP
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_dltrace.analysis.collectives import join
+from otel_dltrace.analysis.collectives.joined import join
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.identity import NO_STEP, trace_id

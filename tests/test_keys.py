@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from otel_dltrace.analysis.keys import Keys, RankArrivals, keys
-from otel_dltrace.analysis.last_comers import Last
-from otel_dltrace.analysis.slow_server import SlowServer
+from otel_dltrace.analysis.push_pulls.keys import Keys, RankArrivals, keys
+from otel_dltrace.analysis.push_pulls.last_comers import Last
+from otel_dltrace.analysis.push_pulls.slow_server import SlowServer
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main
 from otel_dltrace.model import semconv as s

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from runs import MS, Rank
 
-from otel_dltrace.analysis.left_open import Elsewhere, LeftOpen, Standing, left_open
+from otel_dltrace.analysis.stops.left_open import Elsewhere, LeftOpen, Standing, left_open
 from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import P2P, Flag, Level

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from otel_dltrace.analysis.own import blocked, columns
-from otel_dltrace.analysis.table import step_tables
+from otel_dltrace.analysis.steps.own import blocked, columns
+from otel_dltrace.analysis.steps.table import step_tables
 from otel_dltrace.export.metrics.summary import Observed, StepSummary
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s

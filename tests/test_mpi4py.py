@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from ring_files import read_own
 
-from otel_dltrace.analysis.failures import Failure, failures
+from otel_dltrace.analysis.stops.failures import Failure, failures
 from otel_dltrace.export.rundir.reader import read_run
 from otel_dltrace.instrument._mpi import groups
 from otel_dltrace.instrument._mpi.buffers import content_of, name_of

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 from runs import MS, Rank, ddp, rendered
 
+from otel_dltrace.analysis.blame.judgement import Straggler
+from otel_dltrace.analysis.blame.stragglers import Stragglers
 from otel_dltrace.analysis.compose import RunReport, analyse
-from otel_dltrace.analysis.drift import Drift, DriftedRank
-from otel_dltrace.analysis.judgement import Straggler
 from otel_dltrace.analysis.select import select
-from otel_dltrace.analysis.stragglers import Stragglers
+from otel_dltrace.analysis.steps.drift import Drift, DriftedRank
 from otel_dltrace.analysis.utilisation import UtilisationRow
 from otel_dltrace.cli.main import main
 from otel_dltrace.model.plan import Window

@@ -8,13 +8,13 @@ import pytest
 from rich.text import Text
 from runs import MS, Rank, ddp, rendered
 
+from otel_dltrace.analysis.blame.slow import SlowStage
 from otel_dltrace.analysis.compose import RunReport, analyse, slow_stages_of
 from otel_dltrace.analysis.saturation import Sign, value_while
 from otel_dltrace.analysis.select import select_metrics
-from otel_dltrace.analysis.slow import SlowStage
-from otel_dltrace.analysis.table import step_tables
-from otel_dltrace.analysis.throughput import Rates, throughput
-from otel_dltrace.analysis.timings import StageTimings, Timing, Timings, timings
+from otel_dltrace.analysis.steps.table import step_tables
+from otel_dltrace.analysis.steps.throughput import Rates, throughput
+from otel_dltrace.analysis.steps.timings import StageTimings, Timing, Timings, timings
 from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model import semconv as s

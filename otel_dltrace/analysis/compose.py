@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from otel_dltrace.analysis.breakdown import Breakdown, breakdown, num_warm_up_steps
-from otel_dltrace.analysis.clocks import Clocks, clocks
-from otel_dltrace.analysis.collectives import join
-from otel_dltrace.analysis.drift import Drift, drift
-from otel_dltrace.analysis.failures import Failures, failures
-from otel_dltrace.analysis.left_open import LeftOpen, left_open
-from otel_dltrace.analysis.marked import PhaseRow, marked_phases
-from otel_dltrace.analysis.meeting import apart, put_right
-from otel_dltrace.analysis.operations import OperationRow, operations
-from otel_dltrace.analysis.parts import is_done
-from otel_dltrace.analysis.pauses import pauses
+from otel_dltrace.analysis.blame.marked import PhaseRow, marked_phases
+from otel_dltrace.analysis.blame.slow import SlowStages, slow_stages
+from otel_dltrace.analysis.blame.stragglers import Stragglers, stragglers
+from otel_dltrace.analysis.collectives.clocks import Clocks, clocks
+from otel_dltrace.analysis.collectives.joined import join
+from otel_dltrace.analysis.collectives.meeting import apart, put_right
+from otel_dltrace.analysis.collectives.operations import OperationRow, operations
+from otel_dltrace.analysis.collectives.waits import Waits, waits, widen
 from otel_dltrace.analysis.saturation import Saturation, saturation
 from otel_dltrace.analysis.select import gaps
-from otel_dltrace.analysis.slow import SlowStages, slow_stages
-from otel_dltrace.analysis.stragglers import Stragglers, stragglers
-from otel_dltrace.analysis.table import StepTable, common_steps, step_tables, worker_batches
-from otel_dltrace.analysis.throughput import Throughput, throughput
-from otel_dltrace.analysis.timings import Timings, timings
+from otel_dltrace.analysis.steps.breakdown import Breakdown, breakdown, num_warm_up_steps
+from otel_dltrace.analysis.steps.drift import Drift, drift
+from otel_dltrace.analysis.steps.parts import is_done
+from otel_dltrace.analysis.steps.pauses import pauses
+from otel_dltrace.analysis.steps.table import StepTable, common_steps, step_tables, worker_batches
+from otel_dltrace.analysis.steps.throughput import Throughput, throughput
+from otel_dltrace.analysis.steps.timings import Timings, timings
+from otel_dltrace.analysis.stops.failures import Failures, failures
+from otel_dltrace.analysis.stops.left_open import LeftOpen, left_open
 from otel_dltrace.analysis.utilisation import UtilisationRow, utilisation
-from otel_dltrace.analysis.waits import Waits, waits, widen
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import MetricBatch
 from otel_dltrace.model.semconv import STAGE, Flag, Source

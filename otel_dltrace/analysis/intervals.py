@@ -24,6 +24,31 @@ def covered(by: Intervals, begin: Column, end: Column) -> Column:
     return length
 
 
+def union(start: Column, end: Column) -> int:
+    """Return how much time the extents from *start* to *end*, shape (n,), cover together."""
+    return int(unions(np.zeros(len(start), np.int64), start, end, 1)[0])
+
+
+def unions(group: Column, start: Column, end: Column, groups: int) -> Column:
+    """Return how much time the extents of each group, 0 to *groups* - 1, cover together, shape (groups,)."""
+    covered = np.zeros(groups, np.int64)
+    if not len(group):
+        return covered
+    # Each group gets a stretch of time of its own, so that one pass over all of them does.
+    first, last = np.full(groups, np.iinfo(np.int64).max), np.full(groups, np.iinfo(np.int64).min)
+    np.minimum.at(first, group, start)
+    np.maximum.at(last, group, end)
+    lengths = np.where(first <= last, last - first + 1, 0)
+    base = np.cumsum(lengths) - lengths - first
+    begin, end = (times + base[group] for times in (start, end))
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], end[order]
+    reached = np.maximum.accumulate(end)
+    before = np.append(begin[0], reached[:-1])
+    np.add.at(covered, group[order], np.maximum(reached - np.maximum(begin, before), 0))
+    return covered
+
+
 def _before(intervals: Intervals, at: Column) -> Column:
     """Return how much of *intervals* lies before each time."""
     begin, end = intervals

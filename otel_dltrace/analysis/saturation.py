@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_dltrace.analysis.blame.slow import Slow, SlowStage, SlowStages
 from otel_dltrace.analysis.intervals import covered, merged
-from otel_dltrace.analysis.slow import Slow, SlowStage, SlowStages
 from otel_dltrace.model import usage as u
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.metric_batch import HOST, MetricBatch

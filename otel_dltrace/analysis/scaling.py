@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from otel_dltrace.analysis.blocked import blocked
-from otel_dltrace.analysis.breakdown import num_warm_up_steps
-from otel_dltrace.analysis.negotiation import negotiations
-from otel_dltrace.analysis.shares import FIRST_EPOCH, union
+from otel_dltrace.analysis.intervals import union
+from otel_dltrace.analysis.negotiation.coordinator import negotiations
+from otel_dltrace.analysis.negotiation.shares import FIRST_EPOCH
 from otel_dltrace.analysis.spread import Spread, spread
-from otel_dltrace.analysis.table import StepTable, step_tables, worker_batches
-from otel_dltrace.analysis.throughput import rank_throughput
-from otel_dltrace.analysis.untold import tells_waits
+from otel_dltrace.analysis.steps.blocked import blocked
+from otel_dltrace.analysis.steps.breakdown import num_warm_up_steps
+from otel_dltrace.analysis.steps.table import StepTable, step_tables, worker_batches
+from otel_dltrace.analysis.steps.throughput import rank_throughput
+from otel_dltrace.analysis.steps.untold import tells_waits
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column

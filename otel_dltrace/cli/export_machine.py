@@ -7,7 +7,7 @@ from typing import Any
 
 from otel_dltrace.analysis.compose import slow_stages_of
 from otel_dltrace.analysis.select import select, select_metrics
-from otel_dltrace.analysis.table import step_tables
+from otel_dltrace.analysis.steps.table import step_tables
 from otel_dltrace.cli.progress import progress
 from otel_dltrace.cli.selection import steps_of
 from otel_dltrace.export.chrome.notes import Note

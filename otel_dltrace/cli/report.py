@@ -16,8 +16,8 @@ from rich.rule import Rule
 from rich.text import Text
 
 from otel_dltrace.analysis.compose import RunReport, analyse
-from otel_dltrace.analysis.keys import Keys, keys
-from otel_dltrace.analysis.negotiation import Negotiations, negotiations
+from otel_dltrace.analysis.negotiation.coordinator import Negotiations, negotiations
+from otel_dltrace.analysis.push_pulls.keys import Keys, keys
 from otel_dltrace.analysis.scaling import generation_of, titled
 from otel_dltrace.analysis.select import by_world, select_metrics
 from otel_dltrace.cli.paper import paper

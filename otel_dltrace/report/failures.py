@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from otel_dltrace.analysis.failures import WORKER, Failure, Failures, Missing
 from otel_dltrace.analysis.select import spell
+from otel_dltrace.analysis.stops.failures import WORKER, Failure, Failures, Missing
 from otel_dltrace.model.semconv import RANK_STEP
 from otel_dltrace.report.words import ms, plain
 

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict
 
 from otel_dltrace.analysis.compose import RunReport
-from otel_dltrace.analysis.keys import Keys
-from otel_dltrace.analysis.negotiation import Negotiations
+from otel_dltrace.analysis.negotiation.coordinator import Negotiations
+from otel_dltrace.analysis.push_pulls.keys import Keys
 from otel_dltrace.analysis.scaling import Scaling
 
 SCHEMA_VERSION = 1

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.keys import Keys, RankArrivals
-from otel_dltrace.analysis.last_comers import Last, later_by_far
-from otel_dltrace.analysis.server_keys import ServerKey
-from otel_dltrace.analysis.worker_keys import WorkerKey
+from otel_dltrace.analysis.push_pulls.keys import Keys, RankArrivals
+from otel_dltrace.analysis.push_pulls.last_comers import Last, later_by_far
+from otel_dltrace.analysis.push_pulls.server_keys import ServerKey
+from otel_dltrace.analysis.push_pulls.worker_keys import WorkerKey
 from otel_dltrace.model.plan import FINEST
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
 from otel_dltrace.report.words import ms, plain

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from otel_dltrace.analysis.left_open import Elsewhere, LeftOpen, Standing
 from otel_dltrace.analysis.select import spell
+from otel_dltrace.analysis.stops.left_open import Elsewhere, LeftOpen, Standing
 from otel_dltrace.report.words import plain
 
 _MOST = 6

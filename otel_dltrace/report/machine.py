@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.own import IN_WORDS
+from otel_dltrace.analysis.blame.slow import SlowStage
 from otel_dltrace.analysis.saturation import GC_SHARE, LINE_RATE_SHARE, THRESHOLDS, Saturation, Sign, SlowStageSigns
 from otel_dltrace.analysis.select import spell
-from otel_dltrace.analysis.slow import SlowStage
+from otel_dltrace.analysis.steps.own import IN_WORDS
 from otel_dltrace.analysis.utilisation import UtilisationRow
 from otel_dltrace.report.tables import new_table, section
 from otel_dltrace.report.words import ms, plain, size

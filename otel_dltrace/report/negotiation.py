@@ -6,11 +6,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from otel_dltrace.analysis.hidden import STAGES, UNBLOCKED, Overlap
-from otel_dltrace.analysis.last_comers import later_by_far
-from otel_dltrace.analysis.negotiation import Negotiations, ReadyRank, TensorNegotiation
-from otel_dltrace.analysis.phases import Activity
-from otel_dltrace.analysis.shares import FIRST_EPOCH, Share
+from otel_dltrace.analysis.negotiation.coordinator import Negotiations, ReadyRank, TensorNegotiation
+from otel_dltrace.analysis.negotiation.hidden import STAGES, UNBLOCKED, Overlap
+from otel_dltrace.analysis.negotiation.phases import Activity
+from otel_dltrace.analysis.negotiation.shares import FIRST_EPOCH, Share
+from otel_dltrace.analysis.push_pulls.last_comers import later_by_far
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.semconv import MPI
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from otel_dltrace.analysis.negotiation.shares import FIRST_EPOCH
 from otel_dltrace.analysis.scaling import RANK_STEPS, WARM_UP, Part, RunScaling, Scaling
-from otel_dltrace.analysis.shares import FIRST_EPOCH
 from otel_dltrace.report.tables import new_table, section, show
 from otel_dltrace.report.words import ms, plain, rate
 

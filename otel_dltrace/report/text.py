@@ -5,15 +5,15 @@ from collections.abc import Collection, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.breakdown import OPERATIONS, Breakdown, RankBreakdown
+from otel_dltrace.analysis.blame.marked import PhaseRow, RankPhase
+from otel_dltrace.analysis.collectives.operations import OperationRow
+from otel_dltrace.analysis.collectives.waits import RankWaits, Waits
 from otel_dltrace.analysis.compose import RunReport
-from otel_dltrace.analysis.marked import PhaseRow, RankPhase
-from otel_dltrace.analysis.operations import OperationRow
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.spread import Spread
-from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
-from otel_dltrace.analysis.throughput import Throughput
-from otel_dltrace.analysis.waits import RankWaits, Waits
+from otel_dltrace.analysis.steps.breakdown import OPERATIONS, Breakdown, RankBreakdown
+from otel_dltrace.analysis.steps.table import BETWEEN, RESIDUAL
+from otel_dltrace.analysis.steps.throughput import Throughput
 from otel_dltrace.model.semconv import PUSH_PULL
 from otel_dltrace.report import words
 from otel_dltrace.report.failures import failures

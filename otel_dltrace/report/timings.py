@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.throughput import Rates
-from otel_dltrace.analysis.timings import GRAD_SYNC, TRAIN_BATCH, StageTimings, Timing, Timings
+from otel_dltrace.analysis.steps.throughput import Rates
+from otel_dltrace.analysis.steps.timings import GRAD_SYNC, TRAIN_BATCH, StageTimings, Timing, Timings
 from otel_dltrace.report.tables import new_table, section
 from otel_dltrace.report.words import ms, plain, rate
 

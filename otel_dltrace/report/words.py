@@ -1,12 +1,12 @@
 """Findings in plain words, and numbers as people read them."""
 
+from otel_dltrace.analysis.blame.frontier import FrontierStage
+from otel_dltrace.analysis.blame.judgement import Straggler
+from otel_dltrace.analysis.blame.stragglers import Stragglers
 from otel_dltrace.analysis.compose import Guards
-from otel_dltrace.analysis.drift import Drift
-from otel_dltrace.analysis.frontier import FrontierStage
-from otel_dltrace.analysis.judgement import Straggler
 from otel_dltrace.analysis.select import gaps, spell, spell_stretches
-from otel_dltrace.analysis.stragglers import Stragglers
-from otel_dltrace.analysis.table import BETWEEN, RESIDUAL
+from otel_dltrace.analysis.steps.drift import Drift
+from otel_dltrace.analysis.steps.table import BETWEEN, RESIDUAL
 from otel_dltrace.model.summary import losses
 
 _SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of its step outside any stage takes"}

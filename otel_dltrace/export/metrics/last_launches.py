@@ -1,4 +1,4 @@
-"""From when on each backward of a step only waits for DDP's buckets: as `analysis.blocked`, of rows as they come."""
+"""From when on each backward of a step only waits for DDP's buckets: `analysis.steps.blocked` of rows as they come."""
 
 import numpy as np
 

@@ -1,0 +1,1 @@
+"""Who makes the others wait, in which stage, and what speaks for and against it."""

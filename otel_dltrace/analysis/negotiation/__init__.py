@@ -1,0 +1,1 @@
+"""What Horovod's coordinator and MPI's ranks tell: negotiation, activities, what computation hides."""

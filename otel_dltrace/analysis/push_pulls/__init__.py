@@ -1,0 +1,1 @@
+"""What push_pulls tell by key and partition, as workers and servers saw them."""

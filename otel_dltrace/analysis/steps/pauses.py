@@ -1,0 +1,20 @@
+"""When garbage collection held each rank's interpreter."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from otel_dltrace.analysis.steps.table import worker_batches
+from otel_dltrace.model import semconv as s
+from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.spans import SpanBatch
+
+
+def pauses(batches: Sequence[SpanBatch]) -> dict[int, Column]:
+    """Return each rank's collections, shape (n, 2), in ns of its host's clock, sorted."""
+    found: dict[int, list[Column]] = {}
+    for batch in worker_batches(batches):
+        is_pause = batch.lookup(lambda d: d.name == s.GC, bool)
+        found.setdefault(batch.rank, []).append(np.stack((batch["start"][is_pause], batch["end"][is_pause]), axis=1))
+    joined = {rank: np.concatenate(parts) for rank, parts in found.items()}
+    return {rank: times[np.argsort(times[:, 0], kind="stable")] for rank, times in joined.items()}

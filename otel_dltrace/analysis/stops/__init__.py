@@ -1,0 +1,1 @@
+"""Where ranks stood still, were cut off, or failed."""
