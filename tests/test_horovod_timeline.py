@@ -488,7 +488,8 @@ def test_a_timeline_that_the_next_start_overwrites_was_read_before(place: Place,
 
     Horovod may write the last bar of one into the other, or its end alone: it is cut off then, and still there.
     """
-    run_program(place, horovod_site, AGAIN, HOROVOD_TIMELINE="t.json")
+    waits_for_rank_0 = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "300"}  # its shutdown lasts until the drain has read all
+    run_program(place, horovod_site, AGAIN, HOROVOD_TIMELINE="t.json", **waits_for_rank_0)
     bars = Counter[str]()
     for batch in map(told, place.spans()):
         bars.update(batch.take(batch.lookup(lambda d: d.name == "ALLREDUCE", bool)).lookup(lambda d: d.tensor, object))
