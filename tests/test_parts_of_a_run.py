@@ -4,9 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from byteps_files import unpack
 
 from otel_dltrace.cli.main import main
+from tests.byteps_files import unpack
+from tests.horovod_files import unpack as unpack_horovod
 
 
 @pytest.fixture
@@ -36,6 +37,20 @@ def test_parts_of_one_run_are_reported_as_the_whole(whole, parts, more, capsys):
 
     assert (codes[0], told) == (codes[1], capsys.readouterr())
     assert told.out
+
+
+def test_parts_of_one_run_are_compared_as_the_whole(whole, parts, tmp_path, monkeypatch, capsys):
+    """They are one row, called after all of them; alone they are compared with nothing."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", "horovod", str(unpack_horovod("horovod_mpi_np2", tmp_path)), "-o", "other"]) == 0
+    first, second = (Path(part).name for part in parts)
+    capsys.readouterr()
+    assert main(["compare", "whole", "other", "--json"]) == 0
+    told = capsys.readouterr().out
+    assert main(["compare", first, "other", second, "--json"]) == 0
+
+    assert capsys.readouterr().out == told.replace('"whole"', f'"{first}, {second}"')
+    assert main(["compare", first, second]) == 2
 
 
 def test_a_run_and_a_copy_of_a_part_of_it_have_a_report_each(whole, parts, capsys):

@@ -13,35 +13,39 @@ from pathlib import Path
 from otel_dltrace.analysis.scaling import scaling
 from otel_dltrace.cli.paper import paper
 from otel_dltrace.cli.report import WIDTH
-from otel_dltrace.cli.selection import add_steps, naming_damage, selected, steps_of, tell_damage
+from otel_dltrace.cli.selection import add_steps, naming_damage, selected_of, steps_of, tell_damage
 from otel_dltrace.configure.outcome import short_path
+from otel_dltrace.export.rundir.reader import as_wholes
 from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.scaling import write_scaling
 
+_RUNS = "run directories of two or more runs; those of one run on several hosts are one"
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories, two or more")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=_RUNS)
     add_steps(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print how the runs compare."""
-    runs = {short_path(path): path for path in args.runs}
+    given = [*{short_path(path): path for path in args.runs}.values()]
+    runs = {", ".join(map(short_path, parts)): parts for parts in as_wholes(given)}
     if len(runs) < 2:
         raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
     steps = steps_of(args)
-    found = scaling({name: selected(path, steps, of_runs=len(runs)) for name, path in runs.items()})
+    found = scaling({name: selected_of(parts, steps, of_runs=len(given)) for name, parts in runs.items()})
     empty = [run for run in found.runs if not run.steady.steps]
     if empty:
         names = ", ".join(run.title for run in empty)
-        with naming_damage([runs[run.name] for run in empty]):
+        with naming_damage([part for run in empty for part in runs[run.name]]):
             raise RunNotFoundError(f"{names}: no step is in there; without steps nothing can be compared")
     if args.json:
         print(to_json(found))
     else:
         write_scaling(found, *paper(WIDTH))
-    tell_damage([*runs.values()])
+    tell_damage(given)
     return 0

@@ -70,8 +70,12 @@ def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None
         raise RunNotFoundError(f"{run}: {error}{but_for(run)}") from None  # there may be several
 
 
-def selected_of(parts: Sequence[Path], steps: Window | None, ranks: Sequence[int] | None = None) -> list[SpanBatch]:
+def selected_of(
+    parts: Sequence[Path], steps: Window | None, ranks: Sequence[int] | None = None, of_runs: int | None = None
+) -> list[SpanBatch]:
     """Return the same of the *parts* that a run has on several hosts; what is asked for need not be in each.
+
+    With *of_runs* memory is for so many run directories, else for the parts.
 
     Raises:
         RunNotFoundError: It is in none of them.
@@ -79,7 +83,7 @@ def selected_of(parts: Sequence[Path], steps: Window | None, ranks: Sequence[int
     batches, missing = list[SpanBatch](), list[RunNotFoundError]()
     for part in parts:
         try:
-            batches += selected(part, steps, ranks, len(parts))
+            batches += selected(part, steps, ranks, of_runs or len(parts))
         except RunNotFoundError as error:
             missing.append(error)
     if not batches:
