@@ -58,19 +58,19 @@ def sizes(job: Job, f: dict[str, float]) -> dict[str, str]:
     written = recorded * RANKS_A_HOST / job.step_s
     return {
         "traces a step": f"{traces}",
-        "spans a step: usual, in full": f"{usual:,.0f}, {full:,.0f}",
+        "spans a step: usually, in full": f"{usual:,.0f}, {full:,.0f}",
         "**spans/s, all hosts**": f"**{rate:,.0f}**",
-        "the same while every step goes out in full": f"{full / job.step_s:,.0f}",
+        "spans/s while every step goes out in full": f"{full / job.step_s:,.0f}",
         "spans/s of a host": f"{host:,.0f}",
-        "of a core on each host: drain, sidecar": (
+        "share of a core on each host: drain, sidecar": (
             f"{_percent(written * f['CPU us a span, drain'])}, {_percent(host * f['CPU us a span, sidecar'])}"
         ),
         "kB/s that a host sends (gzip)": f"{host * f['bytes a span, OTLP with gzip'] / 1e3:,.1f}",
-        "MB/s into the routers (gzip), and in them": (
+        "MB/s into the routers: gzipped, unpacked": (
             f"{rate * f['bytes a span, OTLP with gzip'] / 1e6:,.1f}, {rate * f['bytes a span, OTLP'] / 1e6:,.1f}"
         ),
-        "routers of a core": f"{routers}",
-        "gateways of a core": f"{gateways}",
+        "routers, each with one core": f"{routers}",
+        "gateways, each with one core": f"{gateways}",
         "MB of spans that wait in a gateway": f"{waiting / 1e6:,.0f}",
         "spans/s kept": f"{kept:,.0f}",
         "GB a day in Tempo, ClickHouse": f"{kept * f['bytes a span, stored'] * DAY_S / 1e9:,.1f}",

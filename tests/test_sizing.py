@@ -49,7 +49,7 @@ def test_a_jobs_rate_is_its_spans_by_its_steps(sizing):
 
     usual, full = 64 * 8 + 1, 64 * 8 + 1 + 4 * (120 - 8)
     assert found["traces a step"] == "1"
-    assert found["spans a step: usual, in full"] == f"{usual}, {full}"
+    assert found["spans a step: usually, in full"] == f"{usual}, {full}"
     assert found["**spans/s, all hosts**"] == f"**{(usual + (full - usual) / 50) * 10:,.0f}**"
 
 
