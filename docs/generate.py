@@ -24,55 +24,58 @@ MEANING = {
     semconv.SERVICE_NAME: "the job's name, the same on all ranks",
     semconv.SERVICE_INSTANCE_ID: "one per process, new after fork",
     semconv.HOST_NAME: "",
-    semconv.HOST_ID: "the host's boot id: monotonic clocks are comparable within it",
+    semconv.HOST_ID: "the host's boot id; monotonic clocks can be compared within it",
     semconv.PROCESS_PID: "",
-    semconv.DL_JOB_ID: "one training run; no other has it",
+    semconv.DL_JOB_ID: "one job, over all its restarts; unique",
     semconv.DL_JOB_NAME: "",
-    semconv.DL_JOB_GENERATION: "which start of the process group it is, from 1",
+    semconv.DL_JOB_GENERATION: "which start of the process group this is, from 1",
     semconv.DL_JOB_ATTEMPT: "the launcher's own count of restarts",
     semconv.DL_WORLD: "`default`, or the name given to `start(world=...)`",
     semconv.DL_RANK: "",
     semconv.DL_LOCAL_RANK: "",
     semconv.DL_NODE_RANK: "",
     semconv.DL_WORLD_SIZE: "",
-    semconv.DL_LAUNCHER_TRACE_ID: "the trace of what launched the job, as `TRACEPARENT` in its environment says",
-    semconv.DL_LAUNCHER_SPAN_ID: "that span; each step's root links to it",
+    semconv.DL_LAUNCHER_TRACE_ID: "the trace of whatever launched the job, as `TRACEPARENT` in its environment says",
+    semconv.DL_LAUNCHER_SPAN_ID: "the span in that trace; each step's root links to it",
     semconv.DL_ROLE: "worker, server or scheduler",
     semconv.DL_STEP: "the step's ordinal, from 0, never reset",
     semconv.DL_STEP_USER: "the number given to `step(number)`",
     semconv.DL_EPOCH: "",
-    semconv.DL_BATCH_SIZE: "samples trained on: the batches' first tensors' first dimensions, or as it was told",
+    semconv.DL_BATCH_SIZE: "samples trained on: the first dimension of a batch's first tensor, or as the program says",
     semconv.DL_PHASE: "the stage",
     semconv.DL_COMM_OPERATION: "all_reduce, broadcast, push_pull, ...",
     semconv.DL_COMM_BACKEND: "gloo, nccl, mpi, ...",
-    semconv.DL_COMM_GROUP_ID: "the process group's name",
+    semconv.DL_COMM_GROUP_ID: "the process group, by its name",
     semconv.DL_COMM_GROUP_SIZE: "",
-    semconv.DL_COMM_SEQ: "the operation's number in its group, alike on every rank; of a message: between its two "
-    "ranks with its tag; absent where it is not certain",
-    semconv.DL_COMM_COLLECTIVE_ID: "names one collective on every rank, one message on both its ranks",
-    semconv.DL_COMM_SIZE: "bytes; 0 as well where an imported file says none, as BytePS's `comm.json`",
+    semconv.DL_COMM_SEQ: "the operation's number in its group, the same on every rank; for a message, its number "
+    "among those between its two ranks with its tag; absent if it is not certain",
+    semconv.DL_COMM_COLLECTIVE_ID: "the same for one collective on every rank, or for one message on both its ranks",
+    semconv.DL_COMM_SIZE: "bytes; also 0 if an imported file gives none, as BytePS's `comm.json`",
     semconv.DL_COMM_DTYPE: "",
     semconv.DL_COMM_ASYNC: "",
-    semconv.DL_COMM_PEER_RANK: "the other side of a message, by its rank in the world; absent where it stayed unknown; "
-    "of a ready tick of Horovod, who was ready, by its rank in the process set; on a server, whose request it answers",
-    semconv.DL_COMM_ROOT: "by its rank in the world",
-    semconv.DL_COMM_TAG: "of a message",
+    semconv.DL_COMM_PEER_RANK: "for a message, the rank at the other end, by its number in the world; absent if it "
+    "stayed unknown. For a ready tick of Horovod, the rank that was ready, by its number in the process set. On a "
+    "server, the rank whose request is answered",
+    semconv.DL_COMM_ROOT: "the root of a broadcast or reduce, by its rank in the world",
+    semconv.DL_COMM_TAG: "the tag of a message",
     semconv.DL_TENSOR_NAME: "",
     semconv.DL_KEY: r"declared key << 16 \| partition",
     semconv.DL_PARTITION: "",
     semconv.DL_QUEUE_TYPE: "",
-    semconv.DL_QUEUE_WAIT: "microseconds",
+    semconv.DL_QUEUE_WAIT: "microseconds in the queue before this stage",
     semconv.DL_ACTIVITY: "",
     semconv.DL_STAGE_COUNT: "how many pieces the stage had in this step",
-    semconv.DL_STAGE_TOTAL: "ns in all pieces together, less the stages inside them",
-    semconv.DL_SPANS_LEFT_OUT: "spans of this rank's step that were recorded and not sent",
+    semconv.DL_STAGE_TOTAL: "ns in all pieces together, without the stages inside them",
+    semconv.DL_SPANS_LEFT_OUT: "spans of this rank's step that were recorded but not sent",
     semconv.DL_SPAN_TRUNCATED: "the process died while the span was open",
-    semconv.DL_TIME_SOURCE: "what the end means: `host_done` (the work was done), `host_issue` (only issued), "
-    "`device`, `recorder` (PyTorch's Flight Recorder knows how long it took), `bound` (somewhere before)",
-    semconv.DL_TIME_RESIDUAL: "ns, of a stage with the times of a `device`: how well its clock is tied to the host's",
-    semconv.DL_CLOCK_UNCERTAINTY: "ns, of the pairing of monotonic and wall clock",
+    semconv.DL_TIME_SOURCE: "what the end of the span means: `host_done` (the host saw that the work was done), "
+    "`host_issue` (the work was only launched), `device` (done, by the device's clock), `recorder` (PyTorch's Flight "
+    "Recorder says how long it took), `bound` (the work was done at some time before)",
+    semconv.DL_TIME_RESIDUAL: "ns by which the times of a `device` may be off from the host's clock",
+    semconv.DL_CLOCK_UNCERTAINTY: "ns by which the conversion of monotonic time to wall time may be off",
     semconv.CPYTHON_GC_GENERATION: "of a garbage collection",
-    semconv.ERROR_TYPE: "the exception's class: of a call, a marked block, and the step that an uncaught one ended",
+    semconv.ERROR_TYPE: "the exception's class, on the call or marked block that raised it, or the step that an "
+    "uncaught one ended",
 }
 
 
@@ -154,21 +157,25 @@ def calls_page() -> str:
     table = "\n".join(f"| `{span}` | {_called(calls)} | {_size(calls[0])} |" for span, calls in rows.items())
     return f"""# The calls of torch.distributed
 
-Generated by `make docs` from `otel_dltrace/instrument/_torch/calls.py`. Every row is checked against the installed
-PyTorch, and what it records against PyTorch's Flight Recorder.
+Which functions are traced, and what their spans hold. Generated by `make docs` from the tables in
+`otel_dltrace/instrument/`. Every row is checked against the installed PyTorch, and what it records against PyTorch's
+Flight Recorder.
 
-An operation is one span. It lasts until its work is done: until the call returns, until `wait()`, or until its future
-says so when nobody waits; time blocked in `wait()` is a child span. `dl.time.source` says what the end means. A call
-inside another one is no span of its own: an object collective is one span, with the bytes of the tensors that it is
-made of and the number of the last of them. What a coalescing block notes down is one span when it is sent.
-Collectives are counted by group, messages by group, source, destination and tag: all ranks know an operation by the
-same `dl.comm.collective_id`. Of a group with several backends (`cpu:gloo,cuda:nccl`) PyTorch counts what
-one of them does, NCCL where it is there; what the others do has no number. A rank outside of a group does nothing, and
-has no span.
+- **One operation is one span**, which lasts until its work is done: until the call returns, until `wait()`, or, if
+  nobody waits, until its future says so. Time blocked in `wait()` is a child span. `dl.time.source` says what the end
+  means.
+- **Nested calls.** A call inside another one has no span of its own. An object collective is one span, with the bytes
+  of the tensors that it consists of, and the number of the last of them. A coalescing block is one span, when it is
+  sent.
+- **Numbers.** Collectives are counted by group, messages by group, source, destination and tag. So all ranks know an
+  operation by the same `dl.comm.collective_id`. In a group with several backends (`cpu:gloo,cuda:nccl`) PyTorch counts
+  only the operations of one of them, NCCL if it is there; the others' have no number. A rank that is not in the group
+  does nothing, and has no span.
+- **Messages.** `isend`, `irecv` and `batch_isend_irecv` are spans `isend` and `irecv`, one for each message. On Gloo
+  nothing says when a message that nobody waits for has gone: its span ends where it was launched, and says
+  `host_issue`. A receive from any rank learns its peer, its number and its id when it is done.
 
-`isend`, `irecv` and `batch_isend_irecv` are the spans `isend` and `irecv`, one for each message. On Gloo nothing says
-when a message that nobody waits for has gone: its span ends where it was launched, and says `host_issue`. A receive
-from any rank learns its peer, its number and its id when it is done.
+The last column says which argument the bytes are taken from.
 
 | span | calls | bytes |
 |---|---|---|
@@ -188,38 +195,43 @@ def _mpi_section() -> str:
     )
     return f"""# The calls of mpi4py
 
-From `otel_dltrace/instrument/_mpi/calls.py`. Every row is checked against the installed mpi4py.
+Generated from the tables in `otel_dltrace/instrument/`, too. Every row is checked against the installed mpi4py.
 
-A span has the method's name in small letters; that of a persistent request has it without `_init`, and there is one
-for each `Start`. A message each way (`Sendrecv`) is two spans, `send` and `recv`, or `isend` and `irecv`. A call that
-returns a request lasts until the `Wait` or `Test` that completes it, which writes a child span `wait`; `bound` says
-that it may have been done earlier. A request that nobody waits for ends where it was launched, and says `host_issue`.
-`Iprobe` and its like, and `Win.Test`, are spans when they find something. MPI begins while `mpi4py.MPI` is imported:
-the span `init` is that import, where there is more than one rank: Lightning imports it only to see whether there is.
-It ends by itself after the interpreter has: `finalize` is a span where the program calls `Finalize`. `Abort` is no
-span: before it ends the job, the step that is open, or `exit` outside any, has its code as an error, or the error that
-the program is handling.
+**Spans.** A span has the method's name in lower case; for a persistent request it is without `_init`, and there is one
+span for each `Start`. A message each way (`Sendrecv`) is two spans, `send` and `recv`, or `isend` and `irecv`. A call
+that returns a request lasts until the `Wait` or `Test` that completes it, which writes a child span `wait`; `bound`
+says that it may have been done earlier. A request that nobody waits for ends where it was launched, and says
+`host_issue`. `Iprobe` and its like, and `Win.Test`, are spans only if they find something.
 
-Bytes are those of the first buffer that the call gives: what a rank puts in, or takes where it puts nothing in; to and
-from `PROC_NULL` none. A Python object has no size before it is pickled; its receive says how many bytes came.
-Of a collective on files in two halves (`Write_all_begin`, `Write_all_end`) the first has the bytes.
-`dl.comm.group.id` is `world`, `self.<rank>`, or a hash that the ranks of a communicator, window or file compute alike
-from how it was made, without a message. What other processes than those of `COMM_WORLD` share (`Spawn`, `Accept`,
-`Connect`) has no id, and so has a communicator that was made by other means than a method below. What is spawned is a
-run of its own: one for all its ranks with Open MPI; with MPICH and Intel MPI, whose launcher has no name for it, one
-for each. Persistent collectives are counted by their place among those made, `<group>.<n>`, calls of `Create_group`
-among those who make that group. What a call failed to send, a collective with buffers whose arguments were refused, and
-a receive that was cancelled, has no number. A receive from any rank or with any tag learns its message when it is done;
-programs that let such receives compete with others for the same messages may get numbers that the sender does not. A
-program that has a new tag for each message runs out of numbers after 131,072 of them in a communicator; one that makes
-and frees communicators, windows, files or persistent collectives without end runs out of ids for new ones after some
-thousands. One that begins MPI by a `Session` alone, not `Init`, is not traced. A program that uses torch's process
-groups as well is one run, whichever begins first, where its ranks are the same for both.
+**Beginning and end.** MPI begins while `mpi4py.MPI` is imported: the span `init` is that import. It is recorded only
+if there is more than one rank, because Lightning imports it just to see whether there is. `finalize` is a span if the
+program calls `Finalize`; otherwise MPI ends after the interpreter. `Abort` is no span. Before it ends the job, the
+open step (or, outside any, `exit`) gets its code as an error, or the error that the program is handling.
 
-The first collective of Python objects on a communicator duplicates it within mpi4py (4.1), which keeps the interpreter
-to itself meanwhile. Where several threads do this at once, each on a communicator of its own, ranks can wait for each
-other forever, traced or not; tracing changes when threads get there. Call one such collective on each communicator
-before the threads begin.
+**Bytes** are those of the first buffer that the call gives: what a rank puts in, or what it takes if it puts nothing
+in; none to and from `PROC_NULL`. A Python object has no size before it is pickled; its receive says how many bytes
+came. For a collective on files in two halves (`Write_all_begin`, `Write_all_end`) the first half has the bytes.
+
+**Groups.** `dl.comm.group.id` is `world`, `self.<rank>`, or a hash. The ranks of a communicator, window or file all
+compute the same hash from how it was made, without a message. There is no id for what is shared with processes outside
+`COMM_WORLD` (`Spawn`, `Accept`, `Connect`), nor for a communicator that was made by other means than a method below.
+Spawned processes are a run of their own: one for all of them with Open MPI, one for each with MPICH and Intel MPI,
+whose launcher has no name for them. A program that also uses torch's process groups is one run, whichever begins
+first, if its ranks are the same for both. A program that begins MPI only through a `Session`, without `Init`, is not
+traced.
+
+**Numbers.** Persistent collectives are counted by their place among those made, `<group>.<n>`, calls of `Create_group`
+among those who make that group. There is no number for what a call failed to send, for a collective with buffers whose
+arguments were refused, and for a receive that was cancelled. A receive from any rank or with any tag learns its message
+when it is done; if such receives compete with others for the same messages, they may get numbers that the sender does
+not have. A program that uses a new tag for each message runs out of numbers after 131,072 of them in a communicator.
+One that keeps making and freeing communicators, windows, files or persistent collectives runs out of ids for new ones
+after some thousands.
+
+**A deadlock of mpi4py's own.** The first collective of Python objects on a communicator duplicates it within mpi4py
+(4.1), which holds the interpreter meanwhile. If several threads do this at once, each on a communicator of its own,
+ranks can wait for each other forever, traced or not; tracing only changes when threads get there. Call one such
+collective on each communicator before the threads begin.
 
 | class | what it is | methods |
 |---|---|---|
@@ -268,20 +280,22 @@ Generated by `make docs` from `otel_dltrace/model/semconv.py`.
 
 | span | what it is |
 |---|---|
-| `{semconv.TRAIN_STEP}` | the root: one per job and step, from worker rank 0's host, over its local ranks' extent |
-| `{semconv.RANK_STEP}` | one rank's step |
-| {stages} | a stage of a step; several pieces are one span with count and total |
-| `all_reduce`, `broadcast`, `push_pull`, ... | an operation, from enqueue to done |
-| `{semconv.GC}` | a garbage collection, where metrics are on: it holds up all threads of the process |
-| `{semconv.EXIT}` | outside any step: the error that nobody caught and that ended the program |
+| `{semconv.TRAIN_STEP}` | the root of a step's trace, sent from worker rank 0's host; it covers the ranks there |
+| `{semconv.RANK_STEP}` | the step of one rank |
+| {stages} | a stage of a step ([timings](timings.md)); all its pieces are one span, with their number and total |
+| `all_reduce`, `broadcast`, `push_pull`, ... | a communication, from its call until it is done ([all](operations.md)) |
 | `{semconv.WAIT}`, `PUSH`, `PULL`, ... | a phase of an operation or of a step |
+| `{semconv.GC}` | a garbage collection, if metrics are on: it holds up all threads of the process |
+| `{semconv.EXIT}` | outside any step: the error that nobody caught, and that ended the program |
 
-A step is a trace. Outside any step, in programs that have none, a trace is what is below one outermost `phase()`, named
-by how often that name came on the rank, so that all ranks have the same; and below no phase, 1,000 operations of a
-group. A `push_pull` outside any step is below no phase: a server knows it by its number alone. Such a trace, too,
-stays within the budget (`OTEL_DLTRACE_SPAN_BUDGET`): each rank and server sends an equal share of it, the spans that
-began first, which all ranks have; of what a server did the worker's stage above may then not be there. The run
-directory has all of them, and its `drain.json` says how many did not go out.
+A step is a trace. Spans outside any step, as in programs without steps, have other traces. What is below one outermost
+`phase()` is one trace. It is named by how often a phase of that name came on the rank, so that all ranks have the
+same. Below no phase, a trace is 1,000 operations of a group. A `push_pull` outside any step is in no phase's trace,
+because a server knows it only by its number.
+
+These traces, too, stay within the budget (`OTEL_DLTRACE_SPAN_BUDGET`). Each rank and server sends an equal share of it:
+the spans that began first, which all ranks have. So the worker's stage above a server's span may be missing. The run
+directory has all of them, and its `drain.json` says how many were not sent.
 
 ## Resource
 
