@@ -27,7 +27,7 @@ class Clocks:
 
 def clocks(batches: Sequence[SpanBatch]) -> Clocks:
     """Return how the times of *batches* compare: by boot, since a monotonic clock is one per boot."""
-    keys = [_host_of(batch.process) for batch in batches]
+    keys = [host_of(batch.process) for batch in batches]
     hosts = sorted(set(keys))
     numbers = tuple(hosts.index(key) for key in keys)
     if len(hosts) < 2:
@@ -43,5 +43,6 @@ def clocks(batches: Sequence[SpanBatch]) -> Clocks:
     return Clocks(WALL_CLOCKS, uncertainty, tuple(anchors[n].offset for n in numbers), numbers)
 
 
-def _host_of(process: Process) -> str:
+def host_of(process: Process) -> str:
+    """Return what tells the clock of *process* from others: its host's boot, or name where that is not known."""
     return process.boot_id or process.host

@@ -1,17 +1,44 @@
 """One time line for hosts whose wall clocks are off: all ranks are done with a collective at about the same time."""
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from otel_dltrace.analysis.collectives.clocks import Clocks
-from otel_dltrace.analysis.collectives.joined import Joined
+from otel_dltrace.analysis.collectives.clocks import Clocks, clocks, host_of
+from otel_dltrace.analysis.collectives.joined import Joined, join
 from otel_dltrace.analysis.collectives.waits import disagreeing, widen
 from otel_dltrace.analysis.spread import median
+from otel_dltrace.model.spans import SpanBatch
 
 _LATEST = 50
 """Clocks drift: so many of the latest collectives tell."""
 _NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What to add to the clocks of hosts (by `host_of`) that are seen to be off, to within *uncertainty*; all ns."""
+
+    by_host: Mapping[str, int]
+    uncertainty: int
+
+    @property
+    def apart(self) -> int:
+        """By how many ns the clocks are apart; 0 where none is seen to be off."""
+        return max(self.by_host.values(), default=0) - min(self.by_host.values(), default=0)
+
+
+IN_PLACE = Moves({}, 0)
+
+
+def moves(batches: Sequence[SpanBatch]) -> Moves:
+    """Return what puts the hosts of *batches*, whose clocks may be off, on one time line (`put_right`)."""
+    line = clocks(batches)
+    right = put_right(line, join(batches))
+    hosts = [host_of(batch.process) for batch in batches]
+    by_host = {host: to - at for host, at, to in zip(hosts, line.offsets, right.offsets, strict=True)}
+    return Moves(by_host, right.uncertainty)
 
 
 def put_right(line: Clocks, joined: Joined) -> Clocks:

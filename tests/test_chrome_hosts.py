@@ -1,0 +1,82 @@
+"""A Chrome trace of several hosts: whose clocks are seen to be off, its lanes are moved to where collectives meet."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from otel_dltrace.cli.main import main
+from otel_dltrace.export.rundir.writer import RunWriter
+from otel_dltrace.model.semconv import Level
+from otel_dltrace.model.time import Anchor
+from tests.runs import MS, Rank
+
+STEPS = 5
+
+
+def a_run(root: Path, ahead: int) -> Path:
+    """Write the run of two ranks, each on a host of its own; the second one's wall clock is *ahead* by so many ms."""
+    for number in range(2):
+        rank = Rank(number, 2, f"node-{number}", anchor=Anchor(0, number * ahead * MS, 50))
+        for step in range(STEPS):
+            rank.step(step, 10 * step, 10 * step + 9)
+            rank.collective(step, 10 * step + 5, 10 * step + 6, step + 1, level=Level.COLLECTIVE)
+        batch = rank.batch()
+        writer = RunWriter(root, f"node-{number}")
+        writer.open()
+        writer.know(batch.process)
+        writer.append(batch.process.nonce, batch.rows, batch.descriptors, batch.errors)
+        writer.name_run(batch.process.bind)
+        writer.close_segment()
+        writer.close()
+    return root
+
+
+def lags(trace: Path) -> set[float]:
+    """Return by how many ms the second rank's slices are behind the first one's."""
+    slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    pids = sorted({one["pid"] for one in slices})
+    begins = [sorted(one["ts"] for one in slices if one["pid"] == pid) for pid in pids]
+    assert len(begins[0]) >= 2
+    return {round((second - first) / 1000, 3) for first, second in zip(*begins, strict=True)}
+
+
+@pytest.mark.parametrize("ahead", [3_000, -40])
+@pytest.mark.parametrize(
+    "command", [["export", "RUN", "--to", "chrome"], ["open", "RUN", "--step", "3", "--in", "perfetto"]], ids=" ".join
+)
+def test_lanes_of_hosts_whose_clocks_are_off_meet_at_the_ends_of_collectives(tmp_path, capsys, command, ahead):
+    """And that is said: no other reader of these times sees them so."""
+    run, trace = a_run(tmp_path / "run", ahead), tmp_path / "trace.json"
+
+    assert main([str(run) if word == "RUN" else word for word in command] + ["-o", str(trace)]) == 0
+
+    assert lags(trace) == {0.0}
+    assert f"clocks are {abs(ahead):,.1f} ms apart" in capsys.readouterr().err
+    processes = json.loads(trace.read_text())["otherData"]["processes"]
+    assert [process["clock_uncertainty_ns"] for process in processes] == [100 + MS] * 2
+
+
+def test_lanes_of_hosts_whose_clocks_may_be_right_stay(tmp_path, capsys):
+    """Half a ms is within what a collective takes."""
+    run, trace = a_run(tmp_path / "run", 0), tmp_path / "trace.json"
+
+    assert main(["export", str(run), "--to", "chrome", "-o", str(trace)]) == 0
+
+    assert lags(trace) == {0.0}
+    assert "apart" not in capsys.readouterr().err
+
+
+def test_lanes_are_moved_by_the_steps_that_are_asked_for_and_with_the_ranks_that_are_not(tmp_path):
+    """One rank alone meets nobody, and is drawn where it is in the file of all."""
+    run = a_run(tmp_path / "run", 3_000)
+    begins = []
+    for number, more in enumerate([[], ["--rank", "1"]]):
+        trace = tmp_path / f"{number}.json"
+        assert main(["export", str(run), "--to", "chrome", "-o", str(trace), "--steps", "2-3", *more]) == 0
+        whole = json.loads(trace.read_text())
+        base = int(whole["otherData"]["base_unix_ns"])
+        steps = [event for event in whole["traceEvents"] if event["ph"] == "X" and event["name"] == "rank.step"]
+        begins.append({base + round(1000 * step["ts"]) for step in steps})
+
+    assert begins[1] == begins[0]
