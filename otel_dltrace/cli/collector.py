@@ -3,7 +3,7 @@
     otel-dltrace collector --print sidecar > sidecar.yaml
     otelcol-contrib --config sidecar.yaml
 
-docs/collector.md says which is for what, and which variables each reads.
+docs/collector.md says what each is for, and which variables it reads.
 """
 
 import argparse
@@ -14,18 +14,18 @@ from otel_dltrace.model.errors import DltraceError
 
 COLLECTORS = {
     "sidecar": "beside the ranks of a host or pod: keeps everything on disk until the gateway has it",
-    "gateway-router": "in front of several gateways: all spans of a trace go to one of them",
-    "gateway": "counts all spans, keeps the steps that are worth looking at, hands them to Tempo and Jaeger",
-    "jaeger-by-rank": "before a Jaeger: each rank is a service there, with a colour of its own",
-    "standalone": "one for all: a file and Jaeger",
+    "gateway-router": "in front of several gateways: sends all spans of a trace to the same one",
+    "gateway": "counts all spans, keeps the steps that are worth looking at, sends them to Tempo and Jaeger",
+    "jaeger-by-rank": "in front of a Jaeger: turns each rank into a service there, with a colour of its own",
+    "standalone": "for a single machine: writes everything to files, and sends spans to Jaeger",
 }
 OPTIONAL = {
-    "gateways-by-dns": "over gateway-router: gateways are all addresses of one name",
-    "gateway-on-disk": "over gateway: its queues on a volume",
-    "k8s-attributes": "over gateway: labels of pods, from the cluster",
-    "kafka": "over gateway: to Kafka as well",
-    "clickhouse": "over gateway: to ClickHouse as well",
-    "secure": "over gateway and gateway-router: TLS, and only for who shows a certificate",
+    "gateways-by-dns": "with gateway-router: the gateways are all addresses of one name",
+    "gateway-on-disk": "with gateway: keeps its queues on a volume",
+    "k8s-attributes": "with gateway: adds labels of pods, from the cluster",
+    "kafka": "with gateway: sends to Kafka as well",
+    "clickhouse": "with gateway: sends to ClickHouse as well",
+    "secure": "with gateway or gateway-router: TLS, and only for senders that show a certificate",
 }
 
 
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     names = [*COLLECTORS, *OPTIONAL]
     parser.add_argument("--print", required=True, choices=names, metavar="NAME", dest="name", help="which, see below")
-    parser.epilog = f"collectors:\n{_list(COLLECTORS)}\n\ngiven with one more --config:\n{_list(OPTIONAL)}"
+    parser.epilog = f"collectors:\n{_list(COLLECTORS)}\n\nextensions, given with a second --config:\n{_list(OPTIONAL)}"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,8 +3,8 @@
     otel-dltrace compare RUN1 RUN2 RUN4
     otel-dltrace compare RUN1 RUN2 RUN4 --steps 100-500 --json
 
-The run with the fewest ranks is what the others are compared with. The first epoch, or the first steps where epochs
-are not known, are told apart: what begins slowly does not scale badly for that.
+The others are compared with the run that has the fewest ranks. The first epoch, or the first steps if epochs are not
+known, are shown separately, so that a slow start does not look like bad scaling.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from otel_dltrace.model.errors import DltraceError, RunNotFoundError
 from otel_dltrace.report.json import to_json
 from otel_dltrace.report.scaling import write_scaling
 
-_RUNS = "run directories of two or more runs; those of one run on several hosts are one"
+_RUNS = "run directories of two or more runs; those of one run on several hosts count as one"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@
     otel-dltrace completion fish > ~/.config/fish/completions/otel-dltrace.fish
     otel-dltrace completion tcsh >> ~/.cshrc
 
-Shells that are started from then on have it. A folder that is not there yet is to be made first (mkdir -p).
+Shells that you start after that have it. If a folder does not exist yet, make it first (mkdir -p).
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Turn this host's rings into the run directory and OTLP, until their writers are gone.
 
-The first rank of a host starts it by itself; start one by hand (or as a sidecar) where
-ranks run with OTEL_DLTRACE_DRAIN=off.
+Usually the first rank of a host starts it; start one by hand (or as a sidecar) if ranks
+run with OTEL_DLTRACE_DRAIN=off.
 """
 
 import argparse
@@ -40,15 +40,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=LINGER_S,
         metavar="SECONDS",
-        help="wait so long for more writers (%(default)s)",
+        help="how long to wait for more writers (%(default)s)",
     )
     parser.add_argument(
         "--deliver",
         type=seconds,
         default=CLOSE_S,
         metavar="SECONDS",
-        help="at the end take so long to deliver what the collector has not taken yet; half of it if it is away, the "
-        "rest is spilled (%(default)s)",
+        help="how long to go on delivering at the end, half as long if the collector is away; the rest is spilled to "
+        "disk (%(default)s)",
     )
     parser.add_argument("--stay", action="store_true", help="wait for writers until SIGTERM")
     parser.add_argument(

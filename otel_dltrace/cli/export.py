@@ -8,8 +8,8 @@
 
 A file whose name ends in .gz is gzipped. A file appears when it is complete, or not at all. With --max-bytes a Chrome
 trace goes to trace.json, trace.1.json, trace.2.json ..., each of which can be opened by itself. Files of the same name
-are replaced and others stay, also in a directory; what an earlier export left beside the new ones is said. A pipe or a
-device is written to as it is, and -o - is standard output.
+are replaced, and others stay, also in a directory; what an earlier export left beside the new ones is reported. A pipe
+or a device is written to directly, and -o - is standard output.
 """
 
 import argparse
@@ -47,17 +47,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--completions",
         metavar="A-B",
-        help="for byteps: only these completions of each tensor, counted from 1, or `all`; unless told (by --steps, "
-        "too) those that BYTEPS_TRACE_START_STEP and _END_STEP asked for in the traced run",
+        help="for byteps: only these completions of each tensor, counted from 1, or `all`; by default, if --steps is "
+        "not given either, those that BYTEPS_TRACE_START_STEP and _END_STEP asked for in the traced run",
     )
     parser.add_argument(
         "--max-bytes",
         metavar="N",
         default="0",
-        help="for chrome: bytes of JSON (before gzip) after which the next file begins, with K, M or G if you like: "
-        "trace.1.json after trace.json; each has all that a viewer needs; 0, as unless told: never",
+        help="for chrome: bytes of JSON (before gzip) after which the next file begins, optionally with K, M or G: "
+        "trace.1.json after trace.json; each has all that a viewer needs; 0, the default: never",
     )
-    about = {name: f"{form.about}\nunless told: -o {form.output}" for name, form in FORMATS.items()}
+    about = {name: f"{form.about}\ndefault: -o {form.output}" for name, form in FORMATS.items()}
     parser.epilog = formats_help(about)
 
 

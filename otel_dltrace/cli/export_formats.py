@@ -69,7 +69,7 @@ FORMATS = {
     "otlp": Format(
         "OTLP JSON lines, as the OpenTelemetry Collector's file exporter writes them; its\n"
         "otlp_json_file receiver sends them on to any back end. Every step in full, whatever\n"
-        "OTEL_DLTRACE_STEPS let go out, with the same ids: nothing is doubled there",
+        "OTEL_DLTRACE_STEPS says, under the ids that its spans have over OTLP",
         "spans.jsonl.gz",
         as_sent,
         write_otlp_json,
@@ -77,7 +77,7 @@ FORMATS = {
     ),
     "byteps": Format(
         "BytePS's worker timelines: <local rank>/comm.json below the directory FILE. BytePS counts\n"
-        "how often each tensor was completed, from 1, and so does --completions; --steps chooses\n"
+        "how often each tensor was completed, from 1, and so does --completions; --steps selects\n"
         "by our steps, from 0",
         "traces",
         _by_process,
@@ -87,7 +87,7 @@ FORMATS = {
         older=lambda output, _: comms_in(output),
     ),
     "byteps-server": Format(
-        "BytePS's server profile, and closed; of several servers each in a folder beside FILE:\n"
+        "BytePS's server profile, as complete JSON; with several servers each in a folder beside FILE:\n"
         "<server>/server_profile.json",
         "server_profile.json",
         _by_process,
@@ -96,8 +96,8 @@ FORMATS = {
         places=profile_paths,
     ),
     "van": Format(
-        "ps-lite's van profile of a run that was imported from some: what a node received, a line for\n"
-        "each message; of several nodes <role>-<rank>/pslite_van_profile below the directory FILE",
+        "ps-lite's van profile, of a run that was imported from one: what a node received, a line for\n"
+        "each message; with several nodes <role>-<rank>/pslite_van_profile below the directory FILE",
         "pslite_van_profile",
         _by_process,
         write_van_profiles,
@@ -106,9 +106,9 @@ FORMATS = {
         older=lambda output, _: vans_in(output),
     ),
     "horovod": Format(
-        "Horovod's timeline: negotiation, ready ticks and activities of each tensor, closed and\n"
-        "with names escaped; of a run that has several, in the order in which they came,\n"
-        "0.json, 1.json ... below the directory FILE",
+        "Horovod's timeline: negotiation, ready ticks and activities of each tensor, as complete\n"
+        "JSON with names escaped; with several timelines 0.json, 1.json ... below the directory\n"
+        "FILE, in the order in which they came",
         "timeline.json",
         _by_process,
         write_horovod,

@@ -4,7 +4,7 @@
     otel-dltrace import byteps worker0/0/comm.json server_profile.json -o RUN --start-step 10
     otel-dltrace import horovod timeline.json -o RUN
 
-Whatever state a file is in, what can be read of it is read, and what is missing is said. The same files
+Whatever state a file is in, what can be read of it is read, and what is missing is reported. The same files
 give the same ids again.
 """
 
@@ -52,12 +52,12 @@ FORMATS = {
         _byteps,
     ),
     "bytescheduler": Format(
-        "ByteScheduler: BYTESCHEDULER_TIMELINE of rank 0; its times are since it began, not of\nthe day",
+        "ByteScheduler: BYTESCHEDULER_TIMELINE of rank 0; its times count from its beginning, without\na date",
         _bytescheduler,
     ),
     "horovod": Format(
         "Horovod: HOROVOD_TIMELINE of rank 0, of any version. A step begins when a tensor is\n"
-        "negotiated that the step has already",
+        "negotiated that the current step already has",
         _horovod,
     ),
 }
@@ -70,7 +70,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="RUN", help="the run directory to make")
     parser.add_argument("--name", help="the job's name, by default the format's")
     parser.add_argument(
-        "--start-step", type=_at_least_one, metavar="N", help="BytePS: what BYTEPS_TRACE_START_STEP was (10 unless set)"
+        "--start-step",
+        type=_at_least_one,
+        metavar="N",
+        help="BytePS: what BYTEPS_TRACE_START_STEP was (its default is 10)",
     )
     parser.add_argument(
         "--servers", type=_at_least_one, default=0, metavar="N", help="BytePS: how many servers there were"

@@ -37,15 +37,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_or_job", metavar="RUN|JOB", help="a run directory, or the name of a job")
     parser.add_argument("--step", type=int, required=True, metavar="N", help="the step, by its ordinal")
     parser.add_argument(
-        "--rank", type=int, metavar="N", help="point at this rank's span (Jaeger); its part of the step"
+        "--rank", type=int, metavar="N", help="point at this rank's span (Jaeger); show only its part (Perfetto)"
     )
-    parser.add_argument("--in", dest="viewer", choices=sorted(VIEWERS), default="jaeger", help="where (%(default)s)")
-    parser.add_argument("--url", help="the viewer's address, instead of that in its variable, see below")
+    parser.add_argument("--in", dest="viewer", choices=sorted(VIEWERS), default="jaeger", help="viewer (%(default)s)")
+    parser.add_argument("--url", help="the viewer's address, instead of what its variable says, see below")
     parser.add_argument("--datasource", metavar="UID", help=f"of Tempo in Grafana ({_DATASOURCE})")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Perfetto: where the Chrome trace is written")
     parser.add_argument("--serve", action="store_true", help="Perfetto: hand the trace to the page, then end")
     defaults = "\n".join(f"  {viewer.variable:26} {viewer.address}" for viewer in VIEWERS.values())
-    parser.epilog = f"variables, and what they are by default:\n{defaults}"
+    parser.epilog = f"variables, and their defaults:\n{defaults}"
 
 
 def run(args: argparse.Namespace) -> int:

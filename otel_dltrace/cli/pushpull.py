@@ -3,9 +3,9 @@
     otel-dltrace pushpull launch --workers 2 --local-ranks 2 --servers 2 -- python train.py
     otel-dltrace pushpull serve      one server, as DMLC_* and PUSHPULL_* describe it
 
-Over several hosts: start each server with `serve`, which is told DMLC_NUM_WORKER, DMLC_NUM_SERVER and its
-DMLC_SERVER_ID, and on each host its worker with --only-worker and --root. All need the same PUSHPULL_TOKEN. The exit
-code is that of the process that failed first.
+Over several hosts: start each server with `serve`, with DMLC_NUM_WORKER, DMLC_NUM_SERVER and its DMLC_SERVER_ID in the
+environment, and each worker with --only-worker and --root on its host. All need the same PUSHPULL_TOKEN. The exit code
+is that of the process that failed first.
 """
 
 import argparse
@@ -37,11 +37,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action", help="launch or serve")
     starts = actions.add_parser("launch", help="start servers and workers on this host, and end them together")
-    starts.add_argument("--workers", type=int, default=1, metavar="N", help="machines, or what stands for them (1)")
-    starts.add_argument("--local-ranks", type=int, default=1, metavar="N", help="training processes of a worker (1)")
+    starts.add_argument("--workers", type=int, default=1, metavar="N", help="machines, or processes in their place (1)")
+    starts.add_argument("--local-ranks", type=int, default=1, metavar="N", help="training processes of each worker (1)")
     starts.add_argument("--servers", type=int, default=1, metavar="N", help="parameter servers (1)")
-    starts.add_argument("--only-worker", type=int, metavar="ID", help="start this worker alone; needs --root")
-    starts.add_argument("--root", default="", metavar="HOST:PORT", help="where server 0 listens (a free port here)")
+    starts.add_argument("--only-worker", type=int, metavar="ID", help="start only this worker; needs --root")
+    starts.add_argument(
+        "--root", default="", metavar="HOST:PORT", help="where server 0 listens (by default a free port)"
+    )
     starts.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each local rank runs")
     actions.add_parser("serve", help="run one server in the foreground")
 

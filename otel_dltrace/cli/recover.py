@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="run directories whose waiting requests are sent as well; else those where run directories are made",
+        help="run directories whose waiting requests are sent as well; by default all of OTEL_DLTRACE_DIR",
     )
 
 

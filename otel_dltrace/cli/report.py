@@ -4,7 +4,7 @@
     otel-dltrace report RUN --by key          which key, which partition, which worker is slow (push_pull)
     otel-dltrace report RUN --by negotiation  how long Horovod or MPI negotiates, who was ready last
 
-docs/report.md says what each part of it means.
+docs/report.md explains each part of it.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WIDTH = 120
 """Characters that the widest table needs."""
 
 
-_RUNS = "a run directory; each gets its own report, but for those of one run on several hosts, which have one together"
+_RUNS = "a run directory; each gets its own report, but those of one run on several hosts get one together"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=["key", "negotiation"],
-        help="another report: by key of a parameter server, seen from workers and servers; "
-        "by negotiation of operations of Horovod or MPI",
+        help="another report: the keys of a parameter server, as workers and servers see them; "
+        "or how operations of Horovod or MPI are negotiated",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text, a document per run and world")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text, one document a run and world")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,8 @@
 
     otel-dltrace run -- torchrun --nproc-per-node 2 train.py
 
-The drain is started first; the exit code is the program's, which gets the signals that are sent to the command.
+The process that reads what is recorded (the drain) is started first. Signals are passed on to the program, and the
+exit code is the program's.
 """
 
 import argparse

@@ -21,12 +21,12 @@ from otel_dltrace.model.spans import SpanBatch
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add ``--steps`` and ``--rank``."""
     add_steps(parser)
-    parser.add_argument("--rank", type=int, action="append", metavar="N", help="only this rank; may be given again")
+    parser.add_argument("--rank", type=int, action="append", metavar="N", help="only this rank; may be repeated")
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
     """Add ``--steps``."""
-    about = "only these steps, by ordinal: A-B with both ends, N for one, or `all`"
+    about = "only these steps, counted from 0: A-B including both ends, N for one, or `all`"
     parser.add_argument("--steps", metavar="A-B", help=about)
 
 

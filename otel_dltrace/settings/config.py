@@ -48,21 +48,21 @@ class Config:
         level: The finest level recorded: step, collective, phase or partition.
         steps: The steps that go out in full over OTLP: ``first=50,every=50``, ``10-20``, ``all``.
         directory: Where run directories are made.
-        ring_directory: Where rings live, a tmpfs; "" for ``/dev/shm/otel-dltrace-<uid>``.
-        ring_size: Bytes of a ring.
-        span_budget: Spans per trace over OTLP, 0 for no limit.
+        ring_directory: Where rings are, on a tmpfs; "" for ``/dev/shm/otel-dltrace-<uid>``.
+        ring_size: Bytes of a process's ring, to which it records.
+        span_budget: The most spans of a trace over OTLP, 0 for no limit.
         quota: Bytes that one host may keep of a job.
-        drain: ``auto``, ``thread`` (no process may be started) or ``off`` (a sidecar drains).
+        drain: Who reads the rings: ``auto``, ``thread`` (no process may be started) or ``off`` (a sidecar does).
         metrics: Whether the drain samples the host, its GPUs and its ranks, and ranks record what only they know.
         job: The job's id; "" to agree on one.
         run: The id of this run, where ranks share no store; "" for none.
         world: The world's name, in jobs with several.
-        launch: Which of several jobs of one run this is; "" where there is but one.
+        launch: Which of several jobs of one run this is; "" if there is only one.
         comm_directory: Where the workers' ``comm.json``, as BytePS writes it, goes at the end; "" for nowhere.
         comm_steps: Which completions of each tensor are in it: ``10-20``, counted from 1 as BytePS does; "" for all.
         server_profile: The file for the servers' profile, as BytePS writes it, at the end; "" for none.
         server_spans: Whether parameter servers record pushes and pulls: ``on``, ``off``, ``auto`` (at level partition).
-        server_key: The one key of which they do; "" for all.
+        server_key: The only key that they record; "" for all.
 
     Raises:
         ConfigError: A value cannot be used; it is a `ValueError`.
