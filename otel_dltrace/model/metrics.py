@@ -119,10 +119,10 @@ _TABLE: Final = (
     Metric(
         SYSTEM_DISK_OPERATIONS, "{operation}", COUNTER, "Reads and writes that a disk did", (DEVICE, DISK_DIRECTION)
     ),
-    Metric(SYSTEM_DISK_IO_TIME, "s", COUNTER, "Time in which a disk was busy", (DEVICE,)),
+    Metric(SYSTEM_DISK_IO_TIME, "s", COUNTER, "Time for which a disk was busy", (DEVICE,)),
     Metric(SYSTEM_NETWORK_IO, "By", COUNTER, "Bytes sent and received by an interface", (INTERFACE, NETWORK_DIRECTION)),
     Metric(
-        HW_NETWORK_BANDWIDTH_LIMIT, "By/s", UPDOWNCOUNTER, "Speed of an interface, where it tells", (HW_ID, HW_TYPE)
+        HW_NETWORK_BANDWIDTH_LIMIT, "By/s", UPDOWNCOUNTER, "Speed of an interface, if it reports one", (HW_ID, HW_TYPE)
     ),
     Metric(HW_GPU_UTILIZATION, "1", GAUGE, "Share of the time in which a kernel ran", (*_GPU, GPU_TASK)),
     Metric(HW_GPU_MEMORY_USAGE, "By", UPDOWNCOUNTER, "GPU memory in use; free is the limit less this", _GPU),
@@ -147,7 +147,7 @@ _TABLE: Final = (
         "How often the process waited (voluntary) or was made to wait (involuntary)",
         (SWITCH_TYPE,),
     ),
-    Metric(PROCESS_DISK_IO, "By", COUNTER, "Bytes that the process had a disk read and write", (DISK_DIRECTION,)),
+    Metric(PROCESS_DISK_IO, "By", COUNTER, "Bytes that disks read and wrote for the process", (DISK_DIRECTION,)),
     Metric(DL_GC_PAUSE, "s", HISTOGRAM, "How long a garbage collection held the interpreter", (GC_GENERATION,)),
     Metric(DL_PROCESS_MEMORY_PEAK, "By", GAUGE, "The most physical memory that a rank's process has had (getrusage)"),
     Metric(DL_STEP_DURATION, "s", HISTOGRAM, "How long a rank's step took"),
