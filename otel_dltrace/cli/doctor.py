@@ -1,11 +1,11 @@
-"""Say what is wired, what is not, and why: environment, installation, frameworks, collector, host, last run.
+"""Say what works, what does not, and why: environment, installation, frameworks, collector, host, last run.
 
     otel-dltrace doctor
     OTEL_DLTRACE=1 OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318 otel-dltrace doctor --json
 
-Run it with the Python, in the folder and under the environment that the training gets. It changes nothing, and sends
-the collector one request without a span. Exit code: 0 where nothing is wrong (notes are no errors), 1 where a finding
-is a problem, 2 where the command itself is wrong.
+Run it with the same Python, in the same folder and with the same environment as the training. It changes nothing, and
+sends the collector one request without a span. Exit code: 0 if nothing is wrong (notes are no errors), 1 if a finding
+is a problem, 2 if the command line is wrong.
 """
 
 import argparse
