@@ -1,6 +1,6 @@
 """What numpy lacks, or is slow at, for columns of numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,13 @@ def _distinct_by_sorting(values: Column) -> tuple[Column, Column]:
     which = np.empty(len(values), np.intp)
     which[order] = is_first.cumsum() - 1
     return ordered[is_first], which
+
+
+def grouped(keys: Column, rows: Column) -> Iterator[tuple[int, Column]]:
+    """Yield each of *keys* (integers, shape (n,)), ascending, with those of *rows* that have it, in their order."""
+    order = np.argsort(keys, kind="stable")
+    each, begins = np.unique(keys[order], return_index=True)
+    yield from zip(each.tolist(), np.split(rows[order], begins[1:]), strict=False)  # nothing is split into one part
 
 
 def places_in(values: Column, known: Column) -> Column:

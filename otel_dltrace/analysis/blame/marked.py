@@ -12,7 +12,7 @@ from otel_dltrace.analysis.steps.blocked import blocked_at
 from otel_dltrace.analysis.steps.own import columns
 from otel_dltrace.analysis.steps.table import StepTable, worker_batches
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.spans import SpanBatch
@@ -109,10 +109,7 @@ def _by_name(batch: SpanBatch) -> dict[str, SpanBatch]:
     names = [*dict.fromkeys((*(d.name for d in batch.descriptors), OTHER.name))]
     places = {name: place for place, name in enumerate(names)}
     numbers = batch.lookup(lambda d: places[d.name], np.int64)
-    order = np.argsort(numbers, kind="stable")
-    each, begins = np.unique(numbers[order], return_index=True)
-    parts = np.split(order, begins[1:]) if len(each) else []
-    return {names[n]: batch.take(part) for n, part in zip(each.tolist(), parts, strict=True)}
+    return {names[number]: batch.take(which) for number, which in grouped(numbers, np.arange(len(batch)))}
 
 
 def _row(name: str, ranks: dict[int, list[SpanBatch]], num_steps: dict[int, int]) -> PhaseRow:

@@ -1,7 +1,7 @@
 """How often each operation ran, how much it moved and how long it took; skew = max b_r - min b_r."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from otel_dltrace.analysis.collectives.joined import Joined
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.steps.table import worker_batches
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
@@ -66,21 +66,18 @@ def _kind(d: Descriptor) -> Kind:
     return d.name, d.backend, d.group, d.dtype, _DIGITS.sub("N", d.tensor)
 
 
-def _of_batch(batch: SpanBatch) -> list[tuple[tuple[Kind, int], Column, Column]]:
+def _of_batch(batch: SpanBatch) -> Iterator[tuple[tuple[Kind, int], Column, Column]]:
+    """Yield each kind of operation and source of its end with the sizes and the times of its spans."""
     over = batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["flags"] & s.Flag.TRUNCATED == 0)
     kinds = list(dict.fromkeys(map(_kind, batch.descriptors)))
     index = {kind: i for i, kind in enumerate(kinds)}
     rows = batch.take(over)
     sources = np.minimum(rows["source"], s.Source.BOUND)  # a file of somebody else's may hold any number
     classes = rows.lookup(lambda d: index.get(_kind(d), 0), np.int64) * len(s.SOURCE_NAMES) + sources
-    order = np.argsort(classes, kind="stable")
-    numbers, begins = np.unique(classes[order], return_index=True)
-    sizes = np.maximum(rows["size"].astype(np.int64), 0)[order]
-    columns = (np.split(column, begins[1:]) for column in (sizes, (rows["end"] - rows["start"])[order]))
-    return [
-        ((kinds[number // len(s.SOURCE_NAMES)], number % len(s.SOURCE_NAMES)), *both)
-        for number, *both in zip(numbers.tolist(), *columns, strict=False)
-    ]
+    sizes, times = np.maximum(rows["size"].astype(np.int64), 0), rows["end"] - rows["start"]
+    for number, which in grouped(classes, np.arange(len(rows))):
+        kind, source = divmod(number, len(s.SOURCE_NAMES))
+        yield (kinds[kind], source), sizes[which], times[which]
 
 
 def _skews(joined: Joined) -> dict[Kind, Column]:

@@ -5,7 +5,7 @@ shared is the time in which anything at all was negotiated, or communicated (the
 how much it is ready after the one before it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from otel_dltrace.analysis.spread import Spread, median, spread
 from otel_dltrace.analysis.steps.table import worker_batches
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
@@ -208,13 +208,6 @@ def _is_genuine(negotiated: Column, bars: Column, table: Sequence[Descriptor], t
     return genuine
 
 
-def _by(values: Column, rows: Column) -> Iterator[tuple[int, Column]]:
-    """Yield each of *values*, ascending, with the *rows* that have it."""
-    order = np.argsort(values, kind="stable")
-    distinct, begins = np.unique(values[order], return_index=True)
-    yield from zip(distinct.tolist(), np.split(rows[order], begins[1:]), strict=False)
-
-
 # -- who is ready last --------------------------------------------------------------------------
 
 
@@ -243,7 +236,7 @@ def _ready(batches: Sequence[SpanBatch], negotiated: Column, table: Sequence[Des
 def _ranks(ready: Column) -> tuple[ReadyRank, ...]:
     return tuple(
         ReadyRank(rank, len(mine), int((mine["late"] > 0).sum()), spread(mine["late"][mine["late"] > 0]))
-        for rank, mine in _by(ready["rank"], ready)
+        for rank, mine in grouped(ready["rank"], ready)
     )
 
 
@@ -255,9 +248,9 @@ def _tensors(
 ) -> tuple[TensorNegotiation, ...]:
     names = {name: i for i, name in enumerate(dict.fromkeys([*(d.tensor for d in table), *whose]))}
     number = np.array([names[d.tensor] for d in table], np.int64)
-    of_bars = dict(_by(number[bars["descriptor"]], bars))
-    of_negotiation = dict(_by(number[negotiated["descriptor"]], negotiated))
-    of_ready = dict(_by(np.array([names[whose[group]] for group in ready["group"].tolist()], np.int64), ready))
+    of_bars = dict(grouped(number[bars["descriptor"]], bars))
+    of_negotiation = dict(grouped(number[negotiated["descriptor"]], negotiated))
+    of_ready = dict(grouped(np.array([names[whose[group]] for group in ready["group"].tolist()], np.int64), ready))
     out = []
     for name, i in names.items():
         before, during = of_negotiation.get(i, negotiated[:0]), of_bars.get(i, bars[:0])
@@ -286,7 +279,7 @@ def _tensors_called(calls: Called) -> tuple[TensorNegotiation, ...]:
     numbers = {tensor: i for i, tensor in enumerate(dict.fromkeys(calls.tensors))}
     number = np.array([numbers[tensor] for tensor in calls.tensors], np.int64)
     names = dict(zip(calls.tensors, calls.names, strict=True))
-    of_ready = dict(_by(number[calls.ready["group"]], calls.ready))
+    of_ready = dict(grouped(number[calls.ready["group"]], calls.ready))
     of_rows, lasted = calls.joined.to_rows(number), calls.joined["end"] - calls.joined["start"]
     out = []
     for tensor, i in numbers.items():

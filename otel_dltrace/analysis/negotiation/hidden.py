@@ -11,7 +11,7 @@ import numpy as np
 
 from otel_dltrace.analysis.negotiation.shares import TIMES, covered, in_steps
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
@@ -67,8 +67,7 @@ def overlap_unblocked(workers: Sequence[SpanBatch], which: Callable[[Descriptor]
         return None
     operated = in_steps(operated)
     extents = np.zeros(0, TIMES)
-    for rank in np.unique(operated["rank"]):
-        mine = operated[operated["rank"] == rank]
+    for rank, mine in grouped(operated["rank"], operated):
         extents = np.append(extents, np.array([(rank, 0, mine["start"].min(), mine["end"].max())], TIMES))
     idle = covered(blocked)
     beside = covered(operated, blocked) - idle

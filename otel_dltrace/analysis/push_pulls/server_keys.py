@@ -7,10 +7,10 @@ import numpy as np
 
 from otel_dltrace.analysis.collectives.joined import is_joint
 from otel_dltrace.analysis.push_pulls.last_comers import Last, last_of
-from otel_dltrace.analysis.push_pulls.rows import US, by_descriptor, grouped
+from otel_dltrace.analysis.push_pulls.rows import US, by_descriptor
 from otel_dltrace.analysis.spread import Spread, spread, usual
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
@@ -108,7 +108,7 @@ def server_keys(
 ) -> tuple[ServerKey, ...]:
     """Return the keys of *requests*, whose tensors are in *places*; a push *gathered* came *late* by so many ns."""
     out = []
-    by_key = grouped(requests, "key")
+    by_key = dict(grouped(requests["key"], requests))
     begins = np.searchsorted(gathered["key"], np.fromiter(by_key, np.uint64))
     for (key, mine), ours in zip(by_key.items(), map(slice, begins, [*begins[1:], len(gathered)]), strict=True):
         pushes, pulls = mine[mine["is_push"] > 0], mine[mine["is_push"] == 0]

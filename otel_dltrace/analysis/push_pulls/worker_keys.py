@@ -7,10 +7,10 @@ import numpy as np
 
 from otel_dltrace.analysis.collectives.joined import Joined
 from otel_dltrace.analysis.push_pulls.last_comers import Last, last_of
-from otel_dltrace.analysis.push_pulls.rows import US, by_descriptor, grouped
+from otel_dltrace.analysis.push_pulls.rows import US, by_descriptor
 from otel_dltrace.analysis.spread import Spread, median, spread, usual
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.spans import SpanBatch
@@ -72,8 +72,9 @@ def worker_keys(batches: Sequence[SpanBatch], joined: Joined, late: Column) -> t
             times.setdefault(d.tensor, []).append(rows["end"] - rows["start"])
             declared[d.tensor] = max(declared.get(d.tensor, -1), d.key)
     stages, names = _stages(batches, list(times))
-    by_tensor = grouped(stages, "tensor")
-    arrived = grouped(_arrivals(joined, late, list(times)), "tensor")
+    by_tensor = dict(grouped(stages["tensor"], stages))
+    arrivals = _arrivals(joined, late, list(times))
+    arrived = dict(grouped(arrivals["tensor"], arrivals))
     out = []
     for number, (tensor, parts) in enumerate(times.items()):
         mine = by_tensor.get(number, stages[:0])

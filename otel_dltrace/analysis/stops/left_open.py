@@ -9,7 +9,7 @@ from otel_dltrace.analysis.steps.table import worker_batches
 from otel_dltrace.analysis.stops.standstill import is_open, without_usual
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.attributes import series_name
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
@@ -117,12 +117,11 @@ def _rank(batch: SpanBatch) -> _Rank:
     done: dict[_Series, int] = {}
     joined = False
     over = batch.rows[is_operation & ~cut]
-    for number in np.unique(over["descriptor"]).tolist():
+    for number, seqs in grouped(over["descriptor"], over["seq"]):
         d = batch.descriptors[number]
         series = _series(d)
         joined |= d.backend == h.BACKEND and d.name == h.JOIN.lower()
-        most = int(over["seq"][over["descriptor"] == number].max())
-        done[series] = max(most, done.get(series, 0))
+        done[series] = max(int(seqs.max()), done.get(series, 0))
     for d in _failed_at_last(batch, over):
         done[_series(d)] = done.get(_series(d), 0) + 1
     return _Rank(batch, innermost[np.argsort(innermost["start"], kind="stable")], done, joined)
