@@ -10,7 +10,7 @@ import numpy as np
 from otel_dltrace.analysis.collectives.clocks import clocks
 from otel_dltrace.analysis.once import once
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, places_in
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.buckets import is_hooked
 from otel_dltrace.model.operation import Descriptor
@@ -179,10 +179,6 @@ def _blocked_from(batch: SpanBatch, rows: Column) -> Column:
     """Return from when on *rows* of a batch block their rank: from their begin, or the first wait, or not (the end)."""
     since: Column = np.where(rows["flags"] & s.Flag.ASYNC != 0, rows["end"], rows["start"])
     waits = batch.rows[batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)]
-    order = np.argsort(rows["span_id"], kind="stable")
-    place = np.searchsorted(rows["span_id"][order], waits["parent_id"])
-    known = place < len(rows)
-    which, waits = order[place[known]], waits[known]
-    is_its = rows["span_id"][which] == waits["parent_id"]
-    np.minimum.at(since, which[is_its], waits["start"][is_its])
+    which = places_in(waits["parent_id"], rows["span_id"])
+    np.minimum.at(since, which[which >= 0], waits["start"][which >= 0])
     return since

@@ -19,7 +19,7 @@ from otel_dltrace.analysis.spread import Spread, median, spread
 from otel_dltrace.analysis.steps.table import worker_batches
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column, grouped
+from otel_dltrace.model.arrays import Column, grouped, places_in
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
@@ -213,17 +213,13 @@ def _is_genuine(negotiated: Column, bars: Column, table: Sequence[Descriptor], t
 
 def _ready(batches: Sequence[SpanBatch], negotiated: Column, table: Sequence[Descriptor]) -> tuple[Column, list[str]]:
     """Return the ready ticks of whole negotiations of several ranks, and the tensor of each negotiation."""
-    order = np.argsort(negotiated["id"], kind="stable")
-    ids = negotiated["id"][order]
     parts = [np.zeros(0, READY)]
     for batch in batches:
         ticks = batch.take(batch.lookup(_is_tick, bool))
-        at = np.minimum(np.searchsorted(ids, ticks["parent_id"]), max(len(ids) - 1, 0))
-        known = ids[at] == ticks["parent_id"] if len(ids) else np.zeros(len(ticks), bool)
-        part = np.zeros(int(known.sum()), READY)
-        part["group"] = order[at[known]] if len(ids) else 0
-        part["rank"], part["at"] = ticks["a"][known], ticks["start"][known] + np.int64(batch.wall)
-        parts.append(part)
+        part = np.zeros(len(ticks), READY)
+        part["group"] = places_in(ticks["parent_id"], negotiated["id"])
+        part["rank"], part["at"] = ticks["a"], ticks["start"] + batch.wall
+        parts.append(part[part["group"] >= 0])
     ready = np.concatenate(parts)
     ready = ready[np.lexsort((ready["at"], ready["group"]))]
     _, first, sizes = np.unique(ready["group"], return_index=True, return_counts=True)
