@@ -64,6 +64,16 @@ class Descriptors(Sequence[Descriptor]):
         )
 
     @cached_property
+    def waits(self) -> Column:
+        """Which are the time for which a program waits for an operation, shape (len + 1,)."""
+        return self.column(lambda d: (d.kind, d.name) == (semconv.PHASE, semconv.WAIT), bool)
+
+    @cached_property
+    def buckets(self) -> Column:
+        """Which are buckets of gradients, shape (len + 1,)."""
+        return self.column(lambda d: d.is_bucket, bool)
+
+    @cached_property
     def pauses(self) -> Column:
         """Which are garbage collections, shape (len + 1,)."""
         return self.column(lambda d: (d.kind, d.name) == (semconv.PHASE, semconv.GC), bool)

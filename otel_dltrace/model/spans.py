@@ -120,8 +120,7 @@ class SpanBatch:
 
     def lookup(self, value: Callable[[Descriptor], Any], dtype: Any) -> Column:
         """Return *value* of each row's descriptor as a column, shape (n,)."""
-        column: Column = self.table.column(value, dtype)[self.numbers]
-        return column
+        return self.table.column(value, dtype).take(self.numbers)
 
     @cached_property
     def numbers(self) -> Column:
@@ -131,44 +130,47 @@ class SpanBatch:
     @cached_property
     def _kinds(self) -> Column:
         """The kind of each row as a number; every exporter asks several times."""
-        kinds: Column = self.table.kinds[self.numbers]
-        return kinds
+        return self.table.kinds.take(self.numbers)
 
     @property
     def keys(self) -> Column:
         """The declared key of each row's descriptor, -1 for none, shape (n,), int64."""
-        keys: Column = self.table.keys[self.numbers]
-        return keys
+        return self.table.keys.take(self.numbers)
 
     @property
     def is_rank_step(self) -> Column:
         """A mask, shape (n,), of the rows that are a rank's own step."""
-        mask: Column = self.table.rank_steps[self.numbers]
-        return mask
+        return self.table.rank_steps.take(self.numbers)
 
     @property
     def is_request(self) -> Column:
         """A mask, shape (n,), of the rows that are pushes and pulls, as a parameter server answers them."""
-        mask: Column = self.table.requests[self.numbers]
-        return mask
+        return self.table.requests.take(self.numbers)
 
     @property
     def is_root(self) -> Column:
         """A mask, shape (n,), of the rows that are a step of the whole job: its trace's root."""
-        mask: Column = self.table.roots[self.numbers]
-        return mask
+        return self.table.roots.take(self.numbers)
 
     @property
     def is_block(self) -> Column:
         """A mask, shape (n,), of the rows that are phases which the program marks itself."""
-        mask: Column = self.table.blocks[self.numbers]
-        return mask
+        return self.table.blocks.take(self.numbers)
+
+    @property
+    def is_wait(self) -> Column:
+        """A mask, shape (n,), of the rows that are the time for which a program waits for an operation."""
+        return self.table.waits.take(self.numbers)
+
+    @property
+    def is_bucket(self) -> Column:
+        """A mask, shape (n,), of the rows that are buckets of gradients, which DDP reduces."""
+        return self.table.buckets.take(self.numbers)
 
     @property
     def is_pause(self) -> Column:
         """A mask, shape (n,), of the rows that are garbage collections."""
-        mask: Column = self.table.pauses[self.numbers]
-        return mask
+        return self.table.pauses.take(self.numbers)
 
     def is_kind(self, *kinds: str) -> Column:
         """Return a mask, shape (n,), of the rows whose descriptor is of one of *kinds*."""

@@ -127,7 +127,7 @@ def _may_have_buckets(t: StepTable, beside_others: bool) -> bool:
     for each other, and nobody records for how long.
     """
     nothing_told = beside_others and not t.batch.is_kind(s.COLLECTIVE, s.P2P).any()
-    return nothing_told or bool(t.batch.lookup(lambda d: d.is_bucket, bool).any())
+    return nothing_told or bool(t.batch.is_bucket.any())
 
 
 def _windows(t: StepTable, column: int, steps: Column) -> Column:

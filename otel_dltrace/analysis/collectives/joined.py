@@ -124,8 +124,8 @@ def lateness_unknown(batch: SpanBatch) -> Column:
 
 def _told_by_calls(batch: SpanBatch) -> Column:
     """Return a mask of the buckets of communication hooks in which calls are seen to begin."""
-    hooked, is_bucket = batch.lookup(is_hooked, bool), batch.lookup(lambda d: d.is_bucket, bool)
-    calls = np.sort(batch["start"][batch.is_kind(s.COLLECTIVE, s.P2P) & ~is_bucket])
+    calls = np.sort(batch["start"][batch.is_kind(s.COLLECTIVE, s.P2P) & ~batch.is_bucket])
+    hooked = batch.lookup(is_hooked, bool)
     told: Column = hooked & (np.searchsorted(calls, batch["start"]) < np.searchsorted(calls, batch["end"], "right"))
     return told
 
@@ -178,7 +178,7 @@ def _off(batch: SpanBatch, rows: Column) -> Column:
 def _blocked_from(batch: SpanBatch, rows: Column) -> Column:
     """Return from when on *rows* of a batch block their rank: from their begin, or the first wait, or not (the end)."""
     since: Column = np.where(rows["flags"] & s.Flag.ASYNC != 0, rows["end"], rows["start"])
-    waits = batch.rows[batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)]
+    waits = batch.rows[batch.is_wait]
     which = places_in(waits["parent_id"], rows["span_id"])
     np.minimum.at(since, which[which >= 0], waits["start"][which >= 0])
     return since

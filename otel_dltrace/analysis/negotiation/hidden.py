@@ -84,19 +84,15 @@ def _ends(batch: SpanBatch) -> Column:
     return is_known
 
 
-def _waits(batch: SpanBatch) -> Column:
-    return batch.lookup(lambda d: d.kind == s.PHASE and d.name == s.WAIT, bool)
-
-
 def _tells_waits(batch: SpanBatch) -> bool:
     """Return whether it is known when the rank waited for what it was waiting for."""
     waited_for = (batch["flags"] & s.Flag.ASYNC != 0) & (batch["source"] == s.Source.HOST_DONE)
-    return bool(_waits(batch).any() or not (waited_for & batch.is_kind(s.COLLECTIVE, s.P2P)).any())
+    return bool(batch.is_wait.any() or not (waited_for & batch.is_kind(s.COLLECTIVE, s.P2P)).any())
 
 
 def _blocks(batch: SpanBatch, which: Callable[[Descriptor], bool]) -> Column:
     """Return which rows block their rank: waits, and operations that *which* picks, if not asynchronous."""
-    blocks: Column = _waits(batch) | (batch.lookup(which, bool) & _ends(batch) & (batch["flags"] & s.Flag.ASYNC == 0))
+    blocks: Column = batch.is_wait | (batch.lookup(which, bool) & _ends(batch) & (batch["flags"] & s.Flag.ASYNC == 0))
     return blocks
 
 

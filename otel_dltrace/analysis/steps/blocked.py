@@ -14,7 +14,6 @@ from otel_dltrace.analysis.steps.table import StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column, latest
 from otel_dltrace.model.buckets import backwards, bucket_number, first_calls, is_hooked
-from otel_dltrace.model.operation import Descriptor
 
 
 @once
@@ -107,11 +106,6 @@ def is_issued(t: StepTable) -> Column:
     return issued
 
 
-def is_bucket(t: StepTable) -> Column:
-    """Return a mask of DDP's buckets."""
-    return t.batch.lookup(lambda d: d.is_bucket, bool)
-
-
 def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     """Return (row, stage, when, until) of the last launch of DDP's buckets in each backward of each step.
 
@@ -120,7 +114,7 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     """
     batch = t.batch
     is_bound = batch["source"] == s.Source.BOUND
-    launched = is_bucket(t) & (is_bound | (batch["flags"] & s.Flag.ASYNC != 0)) & ~is_issued(t)
+    launched = batch.is_bucket & (is_bound | (batch["flags"] & s.Flag.ASYNC != 0)) & ~is_issued(t)
     launched &= np.isin(batch["step"], t.steps)
     row, at = np.searchsorted(t.steps, batch["step"][launched]), batch["start"][launched]
     stage = _backward_at(t, row, at)
@@ -144,7 +138,7 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
 
 def _calls(t: StepTable) -> Column:
     """Return when what the program communicates itself, its hooks too, begins."""
-    begins: Column = t.batch["start"][t.batch.is_kind(s.COLLECTIVE, s.P2P) & ~is_bucket(t)]
+    begins: Column = t.batch["start"][t.batch.is_kind(s.COLLECTIVE, s.P2P) & ~t.batch.is_bucket]
     return begins
 
 
@@ -171,16 +165,10 @@ def _backward_at(t: StepTable, row: Column, at: Column) -> Column:
 
 def _blocking(t: StepTable) -> Column:
     batch = t.batch
-    waits = batch.lookup(is_wait, bool)
     calls = batch.is_kind(s.COLLECTIVE, s.P2P) & (batch["flags"] & s.Flag.ASYNC == 0)
     returned = (batch["source"] == s.Source.HOST_DONE) | is_issued(t)
-    blocking: Column = waits | (calls & returned)
+    blocking: Column = batch.is_wait | (calls & returned)
     return blocking
-
-
-def is_wait(d: Descriptor) -> bool:
-    """Return whether it is the time for which a program waits for an operation."""
-    return d.kind == s.PHASE and d.name == s.WAIT
 
 
 def _is_of_message(t: StepTable) -> Column:

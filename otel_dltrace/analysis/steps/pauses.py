@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from otel_dltrace.analysis.steps.table import worker_batches
-from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.spans import SpanBatch
 
@@ -14,7 +13,7 @@ def pauses(batches: Sequence[SpanBatch]) -> dict[int, Column]:
     """Return each rank's collections, shape (n, 2), in ns of its host's clock, sorted."""
     found: dict[int, list[Column]] = {}
     for batch in worker_batches(batches):
-        is_pause = batch.lookup(lambda d: d.name == s.GC, bool)
-        found.setdefault(batch.rank, []).append(np.stack((batch["start"][is_pause], batch["end"][is_pause]), axis=1))
+        held = batch.rows[batch.is_pause]
+        found.setdefault(batch.rank, []).append(np.stack((held["start"], held["end"]), axis=1))
     joined = {rank: np.concatenate(parts) for rank, parts in found.items()}
     return {rank: times[np.argsort(times[:, 0], kind="stable")] for rank, times in joined.items()}

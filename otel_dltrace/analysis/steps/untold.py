@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from otel_dltrace.analysis.intervals import merged
-from otel_dltrace.analysis.steps.blocked import is_bucket, is_issued, is_wait
+from otel_dltrace.analysis.steps.blocked import is_issued
 from otel_dltrace.analysis.steps.table import StepTable
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
@@ -33,7 +33,7 @@ def lacking(t: StepTable, steps: Column) -> str:
     """Return what would have told the waits that are `untold` in *steps*, with the setting that records it, if any."""
     if _goes_aside(t, steps):
         return "the waits between its streams"
-    if (is_bucket(t) & is_issued(t)).any():
+    if (t.batch.is_bucket & is_issued(t)).any():
         return "its device's times of the buckets (TORCH_NCCL_ENABLE_TIMING=1)"
     if not tells_waits(t):
         return "its waits (OTEL_DLTRACE_LEVEL=phase)"
@@ -46,7 +46,7 @@ def steps_with_operations(t: StepTable) -> Column:
     """Return a mask of the steps in which operations were seen, with waits: else nobody knows where a rank waits."""
     batch, issued = t.batch, is_issued(t)
     seen: Column = np.isin(t.steps, batch["step"][batch.is_kind(s.COLLECTIVE, s.P2P) & ~issued])
-    seen &= ~np.isin(t.steps, batch["step"][issued & is_bucket(t)])
+    seen &= ~np.isin(t.steps, batch["step"][issued & batch.is_bucket])
     return seen if tells_waits(t) else np.zeros_like(seen)
 
 
@@ -55,7 +55,7 @@ def tells_waits(t: StepTable) -> bool:
 
     It is not by buckets that are all on a device of which no times are known.
     """
-    buckets = is_bucket(t)
+    buckets = t.batch.is_bucket
     return not (buckets.any() and is_issued(t)[buckets].all()) and not lacks_waits(t)
 
 
@@ -65,9 +65,9 @@ def lacks_waits(t: StepTable) -> bool:
     So it is at level `collective`; of Horovod also where its own timeline alone tells of phases.
     """
     has_handle = t.batch.is_kind(s.COLLECTIVE, s.P2P) & (t.batch["flags"] & s.Flag.ASYNC != 0)
-    has_handle &= ~is_bucket(t) & ~is_issued(t) & ~_of_hooks(t)
+    has_handle &= ~t.batch.is_bucket & ~is_issued(t) & ~_of_hooks(t)
     of_horovod = has_handle & t.batch.lookup(lambda d: d.backend == h.BACKEND, bool)
-    tells = t.batch.lookup(is_wait, bool) if of_horovod.any() else t.batch["level"] >= s.Level.PHASE
+    tells = t.batch.is_wait if of_horovod.any() else t.batch["level"] >= s.Level.PHASE
     return bool(has_handle.any() and not tells.any())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from otel_dltrace.analysis.collectives.clocks import Clocks, clocks
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import NO_STEP
-from otel_dltrace.model.semconv import EXIT, PHASE, WAIT, Flag
+from otel_dltrace.model.semconv import EXIT, Flag
 from otel_dltrace.model.spans import SpanBatch
 
 WORKER = "worker"
@@ -129,8 +129,7 @@ def _kinds(batch: SpanBatch) -> Iterator[tuple[tuple[str, str], str, Column]]:
 
 def _telling(failed: SpanBatch) -> SpanBatch:
     """Return *failed* without the waits whose operation has failed as well: its name says more."""
-    is_wait = failed.lookup(lambda d: (d.kind, d.name) == (PHASE, WAIT), bool)
-    return failed.take(~(is_wait & np.isin(failed["parent_id"], failed["span_id"])))
+    return failed.take(~(failed.is_wait & np.isin(failed["parent_id"], failed["span_id"])))
 
 
 def _innermost(failed: SpanBatch) -> Iterator[tuple[int, tuple[str, str]]]:
