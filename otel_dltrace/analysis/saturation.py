@@ -96,11 +96,6 @@ class _Level:
     threshold: float
     most: float
 
-    def while_(self, windows: Column) -> float | None:
-        """Return its value while *windows* lasted, as `value_while` has it."""
-        value = value_while(self.usage, windows)
-        return None if value is None else min(value, self.most)
-
 
 def saturation(
     found: SlowStages,
@@ -122,13 +117,13 @@ def saturation(
         process = processes[slow.stage.rank]
         of_host = levels.get((process.boot_id, process.host), [])
         here = [level for level in of_host if level.usage.rank in (HOST, slow.stage.rank)]
-        values = [(level, level.while_(slow.windows)) for level in here]
+        values = [(level, value_while(level.usage, slow.windows)) for level in here]
         signs = [
-            Sign(level.kind, level.usage.of, value, level.threshold)
+            Sign(level.kind, level.usage.of, min(value, level.most), level.threshold)
             for level, value in values
             if value is not None and value >= level.threshold
         ]
-        signs += _collections(slow, pauses)
+        signs += _collections(slow, pauses[slow.stage.rank])
         sampled = any(value is not None for _, value in values)
         stages.append(SlowStageSigns(slow.stage, process.host, sampled, tuple(signs)))
     return Saturation(found.excess, found.outlier, bool(metrics), tuple(stages))
@@ -172,11 +167,7 @@ def _levels(batch: MetricBatch) -> Iterator[_Level]:
                 yield _Level(NETWORK, u.Usage(HOST, of, usage.begin, usage.end, share), LINE_RATE_SHARE, 1)
 
 
-def _collections(slow: Slow, pauses: Mapping[int, Column]) -> list[Sign]:
-    windows = pauses.get(slow.stage.rank)
+def _collections(slow: Slow, pauses: Column) -> list[Sign]:
     whole = int((slow.windows[:, 1] - slow.windows[:, 0]).sum())
-    if windows is None or not len(windows) or not whole:
-        return []
-    inside = covered(merged(*windows.T), *slow.windows.T)
-    share = float(inside.sum()) / whole
+    share = int(covered(merged(*pauses.T), *slow.windows.T).sum()) / whole if whole else 0.0
     return [Sign(GC, "", share, GC_SHARE)] if share >= GC_SHARE else []
