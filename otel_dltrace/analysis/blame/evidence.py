@@ -173,7 +173,7 @@ def _lateness_per_step(
     summed, most = np.zeros((2, len(ranks), len(steps)))
     np.add.at(summed, place, late)
     np.maximum.at(most, place, late)
-    together = in_a_row(joined, joined.reduce(np.logical_and, known).astype(bool))
+    together = in_a_row(joined, joined.reduce(np.logical_and, known))
     place = np.searchsorted(ranks, together["rank"]), np.searchsorted(steps, together["step"])
     np.maximum.at(most, place, lateness(together, slow))
     return summed, most, len(np.unique(row))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from otel_dltrace.analysis.collectives.joined import Joined, is_synchronising
+from otel_dltrace.analysis.collectives.joined import Joined
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
 
@@ -15,7 +15,7 @@ _BY_DEVICE = (s.Source.DEVICE, s.Source.RECORDER)
 
 def by_devices(joined: Joined) -> Column:
     """Return a mask (g,) of the collectives of which every rank has its device's times."""
-    told: Column = joined.reduce(np.logical_and, np.isin(joined["source"], _BY_DEVICE)).astype(bool)
+    told: Column = joined.reduce(np.logical_and, np.isin(joined["source"], _BY_DEVICE))
     return told
 
 
@@ -25,9 +25,8 @@ def is_aligned(joined: Joined) -> Column:
     None is done before all have come, so who was at it for longer came earlier, and waited. That is known better than
     how clocks of several hosts compare, and than when a device was at what its recorder tells (``recorder``).
     """
-    is_vague = joined.apart | joined.reduce(np.logical_or, joined["source"] == s.Source.RECORDER).astype(bool)
-    synchronises = np.array([is_synchronising(d.name) for d in joined.descriptors], bool)
-    mask: Column = is_vague & synchronises & by_devices(joined)
+    is_vague = joined.apart | joined.reduce(np.logical_or, joined["source"] == s.Source.RECORDER)
+    mask: Column = is_vague & joined.synchronises & by_devices(joined)
     return mask
 
 
@@ -52,6 +51,6 @@ def telling(joined: Joined) -> Joined:
 
     What a host has issued its device comes to when it does.
     """
-    joined = joined.take(~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE).astype(bool))
+    joined = joined.take(~joined.reduce(np.logical_or, joined["source"] == s.Source.HOST_ISSUE))
     told = is_aligned(joined)
     return joined.take(told) if told.any() and joined.apart.any() else joined

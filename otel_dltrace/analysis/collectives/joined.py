@@ -61,6 +61,11 @@ class Joined:
         apart: Column = self.reduce(np.minimum, self["host"]) != self.reduce(np.maximum, self["host"])
         return apart
 
+    @property
+    def synchronises(self) -> Column:
+        """Mask (g,) of those in which no rank is done before all have come."""
+        return np.array([is_synchronising(d.name) for d in self.descriptors], bool)
+
     def reduce(self, function: np.ufunc, values: Column) -> Column:
         """Return *function* (``np.maximum``, ...) of *values* (n,) over the ranks of each, shape (g,)."""
         reduced: Column = function.reduceat(values, self.begins[:-1]) if len(self) else values[:0]

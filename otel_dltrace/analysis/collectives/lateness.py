@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from otel_dltrace.analysis.collectives.joined import Joined, is_synchronising
+from otel_dltrace.analysis.collectives.joined import Joined
 from otel_dltrace.analysis.collectives.waits import with_known_ends
 from otel_dltrace.model.arrays import Column
 
@@ -19,7 +19,7 @@ def lateness(joined: Joined, slow: Sequence[int] = ()) -> Column:
     Those of *slow* ranks are not among the others, if there are any more.
     """
     starts, first, is_slow = joined["start"], joined.to_rows(joined.begins[:-1]), np.isin(joined["rank"], slow)
-    is_slow &= ~joined.to_rows(joined.reduce(np.logical_and, is_slow).astype(bool))
+    is_slow &= ~joined.to_rows(joined.reduce(np.logical_and, is_slow))
     others = joined.to_rows(joined.sizes - joined.reduce(np.add, is_slow.astype(np.int64))) - ~is_slow
     order = np.lexsort((starts, is_slow, first) if len(slow) else (starts, first))
     place = np.empty(len(starts), np.int64)
@@ -93,6 +93,6 @@ def _holds(joined: Joined) -> Column:
     last = joined.reduce(np.maximum, joined["start"])
     goes_on = np.where(joined["start"] < joined.to_rows(last), joined["blocked"] - joined["start"], 0)
     late = last - joined.reduce(np.minimum, joined["start"])
-    waits = np.array([is_synchronising(d.name) for d in joined.descriptors], bool) & ~joined.apart
+    waits = joined.synchronises & ~joined.apart
     mask: Column = waits & (_FAR_MORE * joined.reduce(np.maximum, goes_on) <= late)
     return mask

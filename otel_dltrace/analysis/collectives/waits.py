@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from otel_dltrace.analysis.collectives.aligned import aligned, by_devices
-from otel_dltrace.analysis.collectives.joined import Joined, is_synchronising
+from otel_dltrace.analysis.collectives.joined import Joined
 from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
@@ -62,13 +62,12 @@ def waits(joined: Joined) -> Waits:
     joined = widen(joined)
     analysed = with_known_ends(joined)
     early = _early(analysed)
-    synchronising = sum(is_synchronising(d.name) for d in joined.descriptors)
     late, parts = arrivals(joined), _parts(analysed)
     return Waits(
         len(joined),
         len(analysed),
         joined.incomplete,
-        synchronising - len(analysed),
+        int(joined.synchronises.sum()) - len(analysed),
         int((early > 0).sum()),
         int(early.max(initial=0)),
         _usual(analysed.uncertainty if len(analysed) else joined.uncertainty),
@@ -112,10 +111,9 @@ def disagreeing(joined: Joined) -> Joined:
 
 def with_known_ends(joined: Joined) -> Joined:
     """Return those that synchronise, and whose end is that of the work on all ranks: the host's, or the device's."""
-    whole = joined.reduce(np.logical_and, joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0).astype(bool)
-    by_hosts = joined.reduce(np.logical_and, joined["source"] == s.Source.HOST_DONE).astype(bool)
-    names = np.array([is_synchronising(d.name) for d in joined.descriptors], bool)
-    return joined.take(names & whole & (by_hosts | by_devices(joined)))
+    whole = joined.reduce(np.logical_and, joined["flags"] & (s.Flag.TRUNCATED | s.Flag.ERROR) == 0)
+    by_hosts = joined.reduce(np.logical_and, joined["source"] == s.Source.HOST_DONE)
+    return joined.take(joined.synchronises & whole & (by_hosts | by_devices(joined)))
 
 
 def _early(joined: Joined) -> Column:
