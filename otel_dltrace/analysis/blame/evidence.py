@@ -97,20 +97,31 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     hidden = [untold(t, steps) for t in tables]
     opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
     why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
-    if len(untold_of_devices := np.flatnonzero(untimed.sum(axis=0) > SHARE_OF_STEPS * len(steps))):
-        opaque |= frozenset(untold_of_devices.tolist())
+    untold_of_devices = frozenset(np.flatnonzero(untimed.sum(axis=0) > SHARE_OF_STEPS * len(steps)).tolist())
+    if untold_of_devices:
         why = why or "the times of all ranks' devices"
-    lateness = _lateness_per_step(joined, ranks, steps, threshold)
-    all_known = tuple(not _waits_elsewhere(t.batch, steps) for t in tables)
-    line = clocks([t.batch for t in tables])
-    hosts = (0,) * len(tables) if is_aligned(joined).all() else line.hosts
-    until = np.stack([_until(t)[t.rows_of(steps)] + offset for t, offset in zip(tables, line.offsets, strict=True)])
     none_seen = not any(t.batch.is_kind(s.COLLECTIVE, s.P2P).any() for t in tables)
-    blind = none_seen or any(map(lacks_waits, tables))
-    unseen = opaque, why, blind
-    when = until, np.stack([elsewhere(t.batch, steps) for t in tables])
-    told = *unseen, *lateness, all_known, hosts, *when, steps, joined
-    return Evidence(ranks, names, times, others_median(times), threshold, *told)
+    summed, most, arrived = _lateness_per_step(joined, ranks, steps, threshold)
+    line = clocks([t.batch for t in tables])
+    return Evidence(
+        ranks=ranks,
+        names=names,
+        own=times,
+        others=others_median(times),
+        threshold=threshold,
+        opaque=opaque | untold_of_devices,
+        lacking=why,
+        blind=none_seen or any(map(lacks_waits, tables)),
+        summed=summed,
+        most=most,
+        arrived=arrived,
+        all=tuple(not _waits_elsewhere(t.batch, steps) for t in tables),
+        hosts=(0,) * len(tables) if is_aligned(joined).all() else line.hosts,
+        until=np.stack([_until(t)[t.rows_of(steps)] + offset for t, offset in zip(tables, line.offsets, strict=True)]),
+        elsewhere=np.stack([elsewhere(t.batch, steps) for t in tables]),
+        steps=steps,
+        joined=joined,
+    )
 
 
 def beside_who_waits(e: Evidence, longer: Column, slow: Sequence[int]) -> Evidence:
