@@ -75,8 +75,8 @@ def stragglers(
     steps = steps[steps >= warm_up]
     threshold = excess_threshold(tables, steps)
     why = _why_not(tables, steps, expected, drifted)
-    if not any(len(t.steps) for t in tables) and len(joined):
-        verdict, reason, found = _by_arrivals(tables, joined, expected)
+    if why == NO_STEPS and len(joined):
+        verdict, reason, found = _by_arrivals(tables, joined)
     else:
         verdict, reason, found = cannot_tell(why) if why else judge(evidence(tables, steps, joined, threshold))
         found = tuple(_with_phase(one, found, tables, steps) for one in found)
@@ -95,10 +95,8 @@ def _with_phase(one: Straggler, found: Sequence[Straggler], tables: Sequence[Ste
     return replace(one, phase=phase, of_phase=of_phase)
 
 
-def _by_arrivals(tables: Sequence[StepTable], joined: Joined, expected: int) -> Judgement:
+def _by_arrivals(tables: Sequence[StepTable], joined: Joined) -> Judgement:
     """Judge a run without steps by its collectives."""
-    if (why := _no_steps(tables, expected)) != NO_STEPS:
-        return cannot_tell(why)
     worst = last_comer(tables, joined)
     if worst is None:
         return cannot_tell(f"{NO_STEPS}, and no rank alone is known to cost the others {SHARE_OF_TIME:.0%} of the time")
@@ -120,7 +118,8 @@ def _times(tables: Sequence[StepTable], steps: Column) -> Column:
 def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted: Sequence[int]) -> str:
     present = [t.rank for t in tables if len(t.steps)]
     if not present:
-        return _no_steps(tables, expected)
+        missing = _missing([t.rank for t in tables], expected, "are not here") if tables else ""
+        return f"{NO_STEPS}, and {missing}" if missing else NO_STEPS
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
     if missing := _missing(present, expected, "have no step in what is looked at"):
@@ -131,12 +130,6 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
         steady = "steady step was" if len(steps) == 1 else "steady steps were"
         return f"only {len(steps)} {steady} done by all ranks, and it takes {MIN_STEPS}"
     return ""
-
-
-def _no_steps(tables: Sequence[StepTable], expected: int) -> str:
-    """Return that no rank has done a step and, where some are here, which ones are not."""
-    missing = _missing([t.rank for t in tables], expected, "are not here") if tables else ""
-    return f"{NO_STEPS}, and {missing}" if missing else NO_STEPS
 
 
 def _missing(present: Collection[int], expected: int, what: str) -> str:
