@@ -70,10 +70,8 @@ class Breakdown:
 def breakdown(tables: Sequence[StepTable]) -> Breakdown:
     """Return where the steps of each rank go, the first ones apart from the steady ones."""
     warm_up = num_warm_up_steps(tables)
-    operations = [outside_stages(t, blocked(t)) for t in tables]
-    both = list(zip(tables, operations, strict=True))
-    steady = tuple(_rank(t, outside, t.steps >= warm_up) for t, outside in both)
-    first = tuple(_rank(t, outside, t.steps < warm_up) for t, outside in both) if warm_up else ()
+    steady = tuple(_rank(t, t.steps >= warm_up) for t in tables)
+    first = tuple(_rank(t, t.steps < warm_up) for t in tables) if warm_up else ()
     return Breakdown(warm_up, tables[0].stages if tables else (), steady, first, _slowest(steady))
 
 
@@ -98,7 +96,8 @@ def num_warm_up_steps(tables: Sequence[StepTable]) -> int:
     return k
 
 
-def _rank(t: StepTable, operations: Column, which: Column) -> RankBreakdown:
+def _rank(t: StepTable, which: Column) -> RankBreakdown:
+    operations = outside_stages(t)
     stages = tuple(
         StageTime(name, int(t.pieces[which, column].sum()), spread(t.total[which, column]))
         for column, name in enumerate(t.stages)
@@ -116,9 +115,9 @@ def _rank(t: StepTable, operations: Column, which: Column) -> RankBreakdown:
     )
 
 
-def outside_stages(t: StepTable, waits: Column) -> Column:
-    """Return the time blocked in communication outside any stage of each step, shape (n,); *waits* is `blocked`."""
-    time: Column = np.minimum(waits[:, -1], t.residual)
+def outside_stages(t: StepTable) -> Column:
+    """Return the time blocked in communication outside any stage of each step, shape (n,)."""
+    time: Column = np.minimum(blocked(t)[:, -1], t.residual)
     return time
 
 

@@ -77,11 +77,10 @@ def timings(tables: Sequence[StepTable], warm_up: int = 0) -> Timings:
     after = [_after_the_last(t) for t in tables]
     names = _names(tables, after)
     recorded = [(name, [_recorded(name, *both) for both in zip(tables, after, strict=True)]) for name in names]
-    waits = [(t, blocked(t)) for t in tables]
     made = [
         (TRAIN_BATCH, [_where(train_batch(t) > 0, train_batch(t)) for t in tables]),
-        (GRAD_SYNC, [_where(steps_with_operations(t), grad_sync(t, wait)) for t, wait in waits]),
-        (RESIDUAL, [_where(t.steps >= 0, t.residual - outside_stages(t, wait)) for t, wait in waits]),
+        (GRAD_SYNC, [_where(steps_with_operations(t), grad_sync(t)) for t in tables]),
+        (RESIDUAL, [_where(t.steps >= 0, t.residual - outside_stages(t)) for t in tables]),
     ]
     parts = (_part(name, tables, times, warm_up) for name, times in (*recorded, *made))
     return Timings(warm_up, tuple(part for part in parts if part.ranks))
@@ -113,10 +112,10 @@ def _device_is_free(t: StepTable) -> Column:
     return free
 
 
-def grad_sync(t: StepTable, waits: Column) -> Column:
-    """Return the exposed communication of each step, shape (n,); *waits* is `blocked`."""
+def grad_sync(t: StepTable) -> Column:
+    """Return the exposed communication of each step, shape (n,)."""
     columns = [1 + t.stages.index(name) for name in _SYNC_STAGES if name in t.stages]
-    time: Column = waits[:, columns].sum(axis=1) + outside_stages(t, waits)
+    time: Column = blocked(t)[:, columns].sum(axis=1) + outside_stages(t)
     return time
 
 
@@ -138,10 +137,11 @@ def _names(tables: Sequence[StepTable], after: Sequence[Mapping[str, Times]]) ->
 
 def _recorded(name: str, t: StepTable, left: Mapping[str, Times]) -> Times:
     """Return the times of a stage, shape (n + k,): those of its steps, and what is *left* after the last."""
-    column = t.stages.index(name) if name in t.stages else None
-    nothing = np.zeros(len(t.steps), np.int64)
-    time, pieces = (nothing, nothing) if column is None else (t.total[:, column], t.pieces[:, column])
-    late, more = left.get(name, (nothing[:0], nothing[:0]))
+    time = pieces = np.zeros(len(t.steps), np.int64)
+    if name in t.stages:
+        column = t.stages.index(name)
+        time, pieces = t.total[:, column], t.pieces[:, column]
+    late, more = left.get(name, (time[:0], pieces[:0]))
     return np.append(time, late), np.append(pieces, more)
 
 
