@@ -12,7 +12,6 @@ from otel_dltrace.analysis.steps.parts import is_done, joined, parts_of
 from otel_dltrace.analysis.steps.pieces import piece_at
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.spans import SpanBatch
 
 RESIDUAL = "residual"
@@ -190,18 +189,15 @@ def common_steps(tables: Sequence[StepTable]) -> Column:
 def _table(parts: Sequence[SpanBatch], names: tuple[str, ...]) -> StepTable:
     batch = joined(parts)
     rows = batch.rows
-    closed = (rows["flags"] & s.Flag.TRUNCATED == 0) & (rows["step"] != NO_STEP)
     is_step = is_done(batch)
     steps, where = np.unique(rows["step"][is_step].astype(np.int64), return_index=True)
     own, part = rows[is_step][where], np.repeat(np.arange(len(parts)), list(map(len, parts)))[is_step][where]
     start, end, samples, seq = (own[c].astype(np.int64) for c in ("start", "end", "a", "seq"))
 
-    pieces_of = batch.take(closed & batch.is_kind(s.STAGE))
-    stage = pieces_of.lookup(lambda d: names.index(d.name) if d.kind == s.STAGE else 0, np.int64)
-    place = np.searchsorted(steps, pieces_of["step"])
-    known = np.isin(pieces_of["step"], steps)
-    cell = (place[known], stage[known])
-    piece = pieces_of.rows[known]
+    closed = rows["flags"] & s.Flag.TRUNCATED == 0
+    piece = batch.take(batch.is_kind(s.STAGE) & closed & np.isin(rows["step"], steps))
+    stage = piece.lookup(lambda d: names.index(d.name) if d.kind == s.STAGE else 0, np.int64)
+    cell = (np.searchsorted(steps, piece["step"]), stage)
     shape = (len(steps), len(names))
     total, pieces = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     first, last = np.full(shape, np.iinfo(np.int64).max), np.zeros(shape, np.int64)
@@ -224,10 +220,9 @@ def _order(tables: Sequence[StepTable], names: tuple[str, ...]) -> list[int]:
     """Return the stages that happened, by the median of when they begin in their step."""
     begins = {}
     for column in range(len(names)):
-        offsets = [(t.first - t.start[:, None])[t.pieces[:, column] > 0, column] for t in tables]
-        joined = np.concatenate(offsets) if offsets else np.zeros(0)
-        if len(joined):
-            begins[column] = float(np.median(joined))
+        offsets = np.concatenate([(t.first[:, column] - t.start)[t.pieces[:, column] > 0] for t in tables])
+        if len(offsets):
+            begins[column] = float(np.median(offsets))
     return sorted(begins, key=lambda column: (begins[column], column))
 
 
