@@ -28,7 +28,6 @@ from otel_dltrace.model.spans import SpanBatch
 
 SAMPLES, RANK_STEPS = "samples/s", "rank-steps/s"
 WARM_UP = "the first steps"
-_SEVERAL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _part(tables: Sequence[StepTable], batches: Sequence[SpanBatch], steps: Colu
     samples = [rate.samples_per_second for rate in rates if rate.samples_per_second is not None]
     span = sum(int((table.duration + table.between)[table.rows_of(steps)].sum()) for table in tables)
     share = negotiations(chosen).whole
-    is_told = ranks < _SEVERAL or any(table.batch.lookup(_communicates, bool).any() for table in tables)
+    is_told = ranks < 2 or any(table.batch.lookup(_communicates, bool).any() for table in tables)
     return Part(
         len(steps),
         spread(_slowest(tables, steps)),

@@ -70,13 +70,12 @@ def behind(
         return "", 0
     place = columns(tables[0].stages).index(stage) - 1
     spent = [_per_step(t, steps, place) for t in tables]
-    mine = [t.rank for t in tables].index(rank)
-    out = np.isin([t.rank for t in tables], slow)[:, None]
-    longer = {
-        name: float(np.median((times - beside_the_rest(times, out))[mine]))
-        for name in spent[mine]
-        for times in [np.stack([of_rank.get(name, np.zeros(len(steps))) for of_rank in spent])[:, :, None]]
-    }
+    ranks = [t.rank for t in tables]
+    mine, out = ranks.index(rank), np.isin(ranks, slow)[:, None]
+    longer = {}
+    for name in spent[mine]:
+        times = np.stack([of_rank.get(name, np.zeros(len(steps))) for of_rank in spent])[:, :, None]
+        longer[name] = float(np.median((times - beside_the_rest(times, out))[mine]))
     most = max(longer.values(), default=0.0)
     if not longer or most < MOST_OF_IT * excess:
         return "", 0
@@ -89,7 +88,8 @@ def _per_step(t: StepTable, steps: Column, stage: int) -> dict[str, Column]:
     """Return how long each phase that begins in column *stage* of the table takes in *steps*, without waits, ns."""
     marked = t.batch.take(_is_marked(t.batch) & np.isin(t.batch["step"], steps))
     row = np.searchsorted(t.steps, marked["step"])
-    out, waits = {}, blocked_at(t) if len(marked) else (row, row)
+    waits = blocked_at(t) if len(marked) else (row, row)
+    out = {}
     for name, part in _by_name(marked.take(t.stage_at(row, marked["start"]) == stage)).items():
         times = out[name] = np.zeros(len(steps))
         begin, end = part["start"], part["end"]

@@ -47,7 +47,9 @@ def _again(late: Column) -> Column:
     All of them, or those above the mean one, as where each tenth turn takes long; none where it is by a stall or two.
     """
     late = late[late > 0]
-    for some in (late, late[late > late.mean()]) if len(late) else ():
+    if not len(late):
+        return late
+    for some in (late, late[late > late.mean()]):
         if len(some) >= LEAST_TIMES and median(some) * len(some) > late.sum() / 2:
             return some
     return late[:0]

@@ -93,9 +93,10 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
     # Not by its descriptors: a process keeps those of the timeline that another part of the run has.
     told = [batch for batch in workers if batch.lookup(_is_told, bool).any()]
     calls = called(workers)
-    for backend, is_one in () if told else ((h.BACKEND, is_horovod), (s.MPI, is_mpi)):
-        if calls.backend in ("", backend) and any(is_one(d) for batch in workers for d in batch.descriptors):
-            return _of_ranks(workers, calls, backend, is_one)
+    if not told:
+        for backend, is_one in ((h.BACKEND, is_horovod), (s.MPI, is_mpi)):
+            if calls.backend in ("", backend) and any(is_one(d) for batch in workers for d in batch.descriptors):
+                return _of_ranks(workers, calls, backend, is_one)
     rows, table = _rows(told, _is_told)
     kinds = np.array([_kind(d) for d in table], np.int8)[rows["descriptor"]]
     negotiated, bars = rows[kinds == _NEGOTIATION], rows[kinds == _BAR]

@@ -120,7 +120,7 @@ def covered(*times: Column) -> int:
     """Return how much time of the ranks any of *times* covers, each of its own time; fields as in `TIMES`."""
     both = np.concatenate(times)
     ranks, group = np.unique(both["rank"], return_inverse=True)
-    return int(unions(group.reshape(-1), both["start"], both["end"], len(ranks)).sum())
+    return int(unions(group, both["start"], both["end"], len(ranks)).sum())
 
 
 def _by_rank_step(
@@ -161,6 +161,6 @@ def _numbered(numbers: Column, figures: Column) -> tuple[Numbered, ...]:
     """Return the share of each of *numbers*, ascending: the sums of its *figures*."""
     distinct, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     sums = np.zeros((len(distinct), figures.shape[1]), np.int64)
-    np.add.at(sums, place.reshape(-1), figures)
+    np.add.at(sums, place, figures)
     rows = zip(distinct.tolist(), counts.tolist(), sums.tolist(), strict=True)
     return tuple(Numbered(number, Share(count, *times)) for number, count, times in rows)

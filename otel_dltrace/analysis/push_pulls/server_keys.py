@@ -108,9 +108,9 @@ def server_keys(
 ) -> tuple[ServerKey, ...]:
     """Return the keys of *requests*, whose tensors are in *places*; a push *gathered* came *late* by so many ns."""
     out = []
-    by_key = dict(grouped(requests["key"], requests))
-    begins = np.searchsorted(gathered["key"], np.fromiter(by_key, np.uint64))
-    for (key, mine), ours in zip(by_key.items(), map(slice, begins, [*begins[1:], len(gathered)]), strict=True):
+    of_key, none = dict(grouped(gathered["key"], np.arange(len(gathered)))), np.zeros(0, np.intp)
+    for key, mine in grouped(requests["key"], requests):
+        ours = of_key.get(key, none)
         pushes, pulls = mine[mine["is_push"] > 0], mine[mine["is_push"] == 0]
         server, tensor = places[int(mine["tensor"][0])]
         out.append(

@@ -158,7 +158,7 @@ def _stage_times(rows: Column, names: Sequence[str]) -> tuple[Stage, ...]:
 
 
 def _longest(rows: Column, names: Sequence[str]) -> Stage | None:
-    pulls = [names.index(name) for name in names if name == QueueType.PULL.name]
+    pulls = [number for number, name in enumerate(names) if name == QueueType.PULL.name]
     asks = np.isin(rows["rank"], rows["rank"][np.isin(rows["stage"], pulls)])
     stages = _stage_times(rows[asks] if asks.any() else rows, names)
     return max(stages, key=lambda stage: stage.time.p50 + stage.wait.p50, default=None)

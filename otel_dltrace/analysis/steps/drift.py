@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from otel_dltrace.analysis.steps.table import StepTable
 
 
@@ -34,8 +32,11 @@ class Drift:
 
 def drift(tables: Sequence[StepTable]) -> Drift:
     """Return the ranks whose ordinals disagree; a step whose seq is not known (0) is not compared."""
-    known = {t.rank: dict(zip(*(c[t.seq > 0].tolist() for c in (t.steps, t.seq)), strict=True)) for t in tables}
-    known = {rank: seqs for rank, seqs in known.items() if seqs}
+    known: dict[int, dict[int, int]] = {}
+    for t in tables:
+        told = t.seq > 0
+        if told.any():
+            known[t.rank] = dict(zip(t.steps[told].tolist(), t.seq[told].tolist(), strict=True))
     if len(known) < 2:
         return Drift(0, -1, ())
     reference = _reference(known)
@@ -67,7 +68,6 @@ def _compare(rank: int, seqs: dict[int, int], reference: dict[int, int]) -> Drif
 
 def _shift(seqs: dict[int, int], reference: dict[int, int], first: int) -> int | None:
     """Return the shift of ordinals that makes all seqs from step *first* agree."""
-    mine = np.array([(step, seq) for step, seq in seqs.items() if step >= first])
     at = {seq: step for step, seq in reference.items()}
-    shifts = {at[seq] - step for step, seq in mine.tolist() if seq in at}
+    shifts = {at[seq] - step for step, seq in seqs.items() if step >= first and seq in at}
     return shifts.pop() if len(shifts) == 1 else None

@@ -53,8 +53,9 @@ def rank_throughput(t: StepTable, which: Column) -> RankThroughput:
     """Return what one rank did in the steps that *which*, a mask of shape (n,), picks."""
     seconds = float(t.duration[which].sum() + t.between[which].sum()) / 1e9
     steps = int(which.sum())
-    pieces = t.pieces[which, t.stages.index(_FETCH)] if _FETCH in t.stages else t.pieces[which, :0].sum(axis=1)
-    batches = int(pieces.sum()) or None
+    batches = None
+    if _FETCH in t.stages:
+        batches = int(t.pieces[which, t.stages.index(_FETCH)].sum()) or None
     sizes = t.samples[which]
     samples = int(sizes.sum()) if steps and (sizes > 0).all() else None
     rates = (None if count is None else _per(count, seconds) for count in (batches, samples))
