@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 STEP_NS = 1_000_000
 """A wall clock that moved by more than this against the monotonic one was set."""
+_READINGS = 5
 LONG_NS = 10_000_000_000
 """How long something is open before it is told that it is."""
 
@@ -23,16 +24,13 @@ class Anchor:
         return self.wall - self.monotonic
 
 
-def tightest_anchor(monotonic: Callable[[], int], wall: Callable[[], int], readings: int = 5) -> Anchor:
-    """Return the tightest of *readings* paired reads of the two clocks (functions returning ns)."""
-    best = None
-    for _ in range(readings):
+def tightest_anchor(monotonic: Callable[[], int], wall: Callable[[], int]) -> Anchor:
+    """Return the tightest of five paired readings of the two clocks (functions returning ns)."""
+    anchors = []
+    for _ in range(_READINGS):
         before, at, after = monotonic(), wall(), monotonic()
-        anchor = Anchor((before + after) // 2, at, (after - before + 1) // 2)
-        if best is None or anchor.uncertainty < best.uncertainty:
-            best = anchor
-    assert best is not None
-    return best
+        anchors.append(Anchor((before + after) // 2, at, (after - before + 1) // 2))
+    return min(anchors, key=lambda anchor: anchor.uncertainty)
 
 
 class HostClock:
