@@ -193,11 +193,7 @@ def world_from_env(env: Env) -> World:
     """Return who the launcher's variables in *env* say we are."""
     present = (read for needed, read in LAUNCHERS if all(env.get(name) for name in needed))
     read = next(present, None)
-    return _with_job(read(env) if read else World(), env)
-
-
-def _with_job(world: World, env: Env) -> World:
-    """Add what the variables say about the job: its id, and the id of this run of it."""
+    world = read(env) if read else World()
     return replace(world, job=job_from_env(env), run=_run_from_env(world, env))
 
 
