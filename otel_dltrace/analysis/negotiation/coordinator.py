@@ -15,7 +15,7 @@ from otel_dltrace.analysis.collectives.readiness import READY, Called, called, i
 from otel_dltrace.analysis.negotiation.hidden import Overlap, overlap_unblocked, overlap_with_stages
 from otel_dltrace.analysis.negotiation.phases import Activity, activities, library_of
 from otel_dltrace.analysis.negotiation.shares import FIRST_STEP, Numbered, Share, Shares, shares, waited
-from otel_dltrace.analysis.spread import Spread, median, spread
+from otel_dltrace.analysis.spread import Spread, spread
 from otel_dltrace.analysis.steps.table import worker_batches
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
@@ -237,6 +237,11 @@ def _ranks(ready: Column) -> tuple[ReadyRank, ...]:
     )
 
 
+def _last(ready: Column) -> ReadyRank:
+    """Return who was ready last most often."""
+    return max(_ranks(ready), key=lambda one: (one.times, -one.rank), default=ReadyRank(-1, 0, 0, Spread()))
+
+
 # -- tensors and activities ---------------------------------------------------------------------
 
 
@@ -254,7 +259,7 @@ def _tensors(
         if not (len(before) or len(during)):
             continue
         ticks = of_ready.get(i, ready[:0])
-        last = max(_ranks(ticks), key=lambda one: (one.times, -one.rank), default=None)
+        last = _last(ticks)
         activity = table[int((before if len(before) else during)["descriptor"][0])].activity
         out.append(
             TensorNegotiation(
@@ -263,9 +268,9 @@ def _tensors(
                 spread(before["end"] - before["start"]),
                 spread(during["end"] - during["start"]),
                 len(np.unique(ticks["group"])),
-                last.rank if last else -1,
-                last.times if last else 0,
-                median(ticks["late"][(ticks["rank"] == last.rank) & (ticks["late"] > 0)]) if last else 0,
+                last.rank,
+                last.times,
+                last.late.p50,
             )
         )
     return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
@@ -280,11 +285,7 @@ def _tensors_called(calls: Called) -> tuple[TensorNegotiation, ...]:
     of_rows, lasted = calls.joined.to_rows(number), calls.joined["end"] - calls.joined["start"]
     out = []
     for tensor, i in numbers.items():
-        last = max(_ranks(of_ready[i]), key=lambda one: (one.times, -one.rank))
-        mine = of_ready[i]["late"][(of_ready[i]["rank"] == last.rank) & (of_ready[i]["late"] > 0)]
-        waited, bar = calls.waited[number == i], spread(lasted[of_rows == i])
-        late = median(mine)
-        out.append(
-            TensorNegotiation(tensor, names[tensor], spread(waited), bar, len(waited), last.rank, last.times, late)
-        )
+        last, waited, bar = _last(of_ready[i]), calls.waited[number == i], spread(lasted[of_rows == i])
+        told = len(waited), last.rank, last.times, last.late.p50
+        out.append(TensorNegotiation(tensor, names[tensor], spread(waited), bar, *told))
     return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
