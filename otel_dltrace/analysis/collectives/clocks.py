@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from otel_dltrace.model.spans import Process, SpanBatch
+from otel_dltrace.model.time import Anchor
 
 ONE_CLOCK = "one monotonic clock"
 WALL_CLOCKS = "wall clocks of several hosts"
@@ -33,14 +34,13 @@ def clocks(batches: Sequence[SpanBatch]) -> Clocks:
     if len(hosts) < 2:
         return Clocks(ONE_CLOCK, 0, (0,) * len(batches), numbers)
     # One anchor per host, the tightest: two of one host would pull its own ranks apart.
-    anchors = [
-        min(
-            (b.process.anchor for b, key in zip(batches, keys, strict=True) if key == host), key=lambda a: a.uncertainty
-        )
-        for host in hosts
-    ]
-    uncertainty = sum(sorted(anchor.uncertainty for anchor in anchors)[-2:])
-    return Clocks(WALL_CLOCKS, uncertainty, tuple(anchors[n].offset for n in numbers), numbers)
+    tightest: dict[str, Anchor] = {}
+    for batch, key in zip(batches, keys, strict=True):
+        anchor = batch.process.anchor
+        if key not in tightest or anchor.uncertainty < tightest[key].uncertainty:
+            tightest[key] = anchor
+    uncertainty = sum(sorted(anchor.uncertainty for anchor in tightest.values())[-2:])
+    return Clocks(WALL_CLOCKS, uncertainty, tuple(tightest[key].offset for key in keys), numbers)
 
 
 def host_of(process: Process) -> str:
