@@ -120,8 +120,8 @@ def collective_ids(batch: SpanBatch, owners: Sequence[tuple[Bind | None, int]] =
         mine = known if len(binds) == len(owners) else known[np.isin(whose[known], list(binds))]
         for d, some in _by_series(batch, mine):
             if d.kind == s.P2P:
-                ends = (batch[name][some].tolist() for name in ("a", "b", "seq"))
-                out[some] = _p2p_ids(d, [binds[place] for place in whose[some].tolist()], *ends)
+                ends = (column[some].tolist() for column in (whose, batch["a"], batch["b"], batch["seq"]))
+                out[some] = [_p2p_id(d, binds[place], *end) for place, *end in zip(*ends, strict=True)]
             else:
                 out[some] = _ids_of_series(d, next(iter(binds.values())), batch["seq"][some])
     return out
@@ -151,10 +151,6 @@ def series_name(d: Descriptor) -> str:
         return d.name
     # torch counts per group, so the name says nothing; elsewhere the tensor's own count does.
     return "" if d.backend in s.TORCH_BACKENDS else d.tensor
-
-
-def _p2p_ids(d: Descriptor, binds: list[Bind], *ends: list[int]) -> list[int]:
-    return [_p2p_id(d, bind, *end) for bind, *end in zip(binds, *ends, strict=True)]
 
 
 def _p2p_id(d: Descriptor, bind: Bind, peer: int, tag: int, nth: int) -> int:

@@ -204,4 +204,5 @@ def p2p_id(bind: Bind, group: str, source: int, destination: int, tag: int, nth:
 def run_directory_name(bind: Bind) -> str:
     """Return ``dltrace-<job name>-<8 digits>``: one name per generation, the same on every host."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in bind.job_name)[:64] or "job"
-    return f"dltrace-{name}-{h64(bind.job, bind.generation):016x}"[: len(name) + 17]
+    digits = f"{h64(bind.job, bind.generation):016x}"
+    return f"dltrace-{name}-{digits[:8]}"
