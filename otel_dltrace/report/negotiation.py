@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from otel_dltrace.analysis.negotiation.coordinator import Negotiations, ReadyRank, TensorNegotiation
+from otel_dltrace.analysis.negotiation.coordinator import Negotiations, ReadyRank
 from otel_dltrace.analysis.negotiation.hidden import STAGES, UNBLOCKED, Overlap
 from otel_dltrace.analysis.negotiation.phases import Activity
 from otel_dltrace.analysis.negotiation.shares import FIRST_EPOCH, Share
@@ -172,10 +172,9 @@ def _ranks(ranks: Sequence[ReadyRank], *notes: str) -> list[RenderableType]:
 
 
 def _tensors(found: Negotiations) -> list[RenderableType]:
-    tensors: Sequence[TensorNegotiation] = found.tensors
     columns = ["times", "negotiation\np50 ms", "p95\nms", "operation\np50 ms", "p95\nms", "ready last"]
     table = new_table(["collective" if found.backend == MPI else "tensor", "operation"], columns)
-    for tensor in tensors[:MOST_ROWS]:
+    for tensor in found.tensors[:MOST_ROWS]:
         last = f"rank {tensor.last}: {tensor.last_times:,} of {tensor.ticked:,}, {ms(tensor.late)} ms"
         table.add_row(
             Text(plain(tensor.tensor)),
@@ -187,9 +186,9 @@ def _tensors(found: Negotiations) -> list[RenderableType]:
         )
     notes = ["" if found.coordinated else _FIRST_TO_LAST]
     if found.backend == MPI:
-        return section("Collectives, by their negotiation", table, *notes, left_over(tensors, "collectives"))
+        return section("Collectives, by their negotiation", table, *notes, left_over(found.tensors, "collectives"))
     notes.append("tensors that Horovod fused share one operation: do not add them up")
-    return section("Tensors, by their negotiation", table, *notes, left_over(tensors, "tensors"))
+    return section("Tensors, by their negotiation", table, *notes, left_over(found.tensors, "tensors"))
 
 
 def _libraries(libraries: Sequence[Activity], backend: str) -> list[RenderableType]:

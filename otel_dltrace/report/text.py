@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from otel_dltrace.analysis.blame.marked import PhaseRow, RankPhase
+from otel_dltrace.analysis.blame.marked import PhaseRow
 from otel_dltrace.analysis.collectives.operations import OperationRow
 from otel_dltrace.analysis.collectives.waits import RankWaits, Waits
 from otel_dltrace.analysis.compose import RunReport
@@ -113,16 +113,12 @@ def _cell(text: str, marked: bool) -> Text:
 def _phases(rows: Sequence[PhaseRow]) -> list[RenderableType]:
     table = new_table(["phase"], ["calls\na rank", "mean\nms", "p95\nms", "a step\nms", "most on\nrank"])
     for row in rows[:MOST_ROWS]:
-        low, high = (choose(row.ranks, key=_per_step) for choose in (min, max))
-        per_step = ms(low.per_step) if low is high else f"{ms(low.per_step)}..{ms(high.per_step)}"
-        most = str(high.rank) if high.per_step > low.per_step else ""
-        times = (ms(row.time.mean), ms(row.time.p95), per_step if high.per_step else "")
-        table.add_row(Text(plain(row.name)), _range(row.count), *times, most)
+        low, high = min(one.per_step for one in row.ranks), max(row.ranks, key=lambda one: one.per_step)
+        per_step, most = ms(high.per_step) if high.per_step else "", ""
+        if high.per_step > low:
+            per_step, most = f"{ms(low)}..{ms(high.per_step)}", str(high.rank)
+        table.add_row(Text(plain(row.name)), _range(row.count), ms(row.time.mean), ms(row.time.p95), per_step, most)
     return section("Phases that the program marks", table, left_over(rows, "phases"))
-
-
-def _per_step(one: RankPhase) -> int:
-    return one.per_step
 
 
 def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
