@@ -66,10 +66,10 @@ def behind(
         excess: By how much.
         slow: The ranks that do, as well as this one.
     """
-    if stage not in columns(tables[0].stages)[1:]:
+    names = columns(tables[0].stages)[1:]  # `stage_at` tells of no time between steps
+    if stage not in names:
         return "", 0
-    place = columns(tables[0].stages).index(stage) - 1
-    spent = [_per_step(t, steps, place) for t in tables]
+    spent = [_per_step(t, steps, names.index(stage)) for t in tables]
     ranks = [t.rank for t in tables]
     mine, out = ranks.index(rank), np.isin(ranks, slow)[:, None]
     longer = {}
