@@ -33,7 +33,7 @@ from otel_dltrace.model.semconv import STAGE, Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 
 MOST_LISTED = 1 << 16
-"""How many ranks are listed as missing: how many there should be is only said, and may be nonsense."""
+"""At most so many missing ranks are listed: the world's size is what processes claim, and may be nonsense."""
 _LOST = ("lapped", "dropped", "unrecorded", "removed")
 
 

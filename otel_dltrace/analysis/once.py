@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def once(compute: Callable[[T], Column]) -> Callable[[T], Column]:
-    """Return *compute*, whose result for a value stays with the value; it cannot be changed, for others have it too."""
-    name = f"{compute.__module__}.{compute.__qualname__}"  # which is no attribute's
+    """Return *compute* with its result for a value kept on that value, read-only, since others get the same array."""
+    name = f"{compute.__module__}.{compute.__qualname__}"  # with a dot in it, as no attribute has
 
     @wraps(compute)
     def known(value: T) -> Column:

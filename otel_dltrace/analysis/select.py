@@ -11,7 +11,7 @@ from otel_dltrace.model.metric_batch import HOST, MetricBatch
 from otel_dltrace.model.spans import SpanBatch
 
 MOST_STRETCHES = 16
-"""So many stretches of numbers a sentence names: one with hundreds, as of every other rank, is not read."""
+"""A sentence names at most so many stretches of numbers: hundreds, as of every other rank, nobody reads."""
 
 
 def select(
@@ -82,9 +82,9 @@ def spell(numbers: Collection[int]) -> str:
 
 
 def spell_stretches(stretches: Sequence[tuple[int, int]]) -> str:
-    """Return in words what `spell` does of numbers, of the (first, last) of each stretch of them.
+    """Return the numbers of *stretches*, each (first, last), in words, as `spell` does.
 
-    How many numbers are behind the first `MOST_STRETCHES` is told alone.
+    Of those behind the first `MOST_STRETCHES` it says only how many they are.
     """
     told = ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in stretches[:MOST_STRETCHES])
     more = sum(high - low + 1 for low, high in stretches[MOST_STRETCHES:])
@@ -92,9 +92,9 @@ def spell_stretches(stretches: Sequence[tuple[int, int]]) -> str:
 
 
 def gaps(numbers: Collection[int], end: int) -> tuple[tuple[int, int], ...]:
-    """Return the (first, last) of each stretch of what is below *end*, from 0, and not in *numbers*.
+    """Return the (first, last) of each stretch of numbers from 0 to *end* - 1 that are not among *numbers*.
 
-    It costs what is there: how many ranks a world has is only said.
+    The cost grows with *numbers* alone: *end* is the world's size as processes claim it, and may be nonsense.
     """
     edges = [-1, *sorted(number for number in {*numbers} if 0 <= number < end), end]
     return tuple((low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1)

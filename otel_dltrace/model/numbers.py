@@ -6,7 +6,7 @@ from otel_dltrace.model.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _DIGITS = 20
-"""More are of no number that anything can have, and Python refuses to read 4,300."""
+"""No setting needs more, and Python refuses to read more than 4,300."""
 MOST = 10**_DIGITS - 1
 """The largest that is read again as we write it, without a unit."""
 

@@ -14,7 +14,7 @@ STEP_SHARE = 16
 FULL_RANK = 2000
 """Spans of one rank at full detail that the budget reckons with."""
 SERVERS_PART = 5
-"""Where there are parameter servers, the fifth part of what ranks in full may send is for what servers did for them."""
+"""Where there are parameter servers, one part in so many of what a rank in full may send is for what they did."""
 FINEST = "they are recorded at level partition: otel-dltrace run --level partition, or OTEL_DLTRACE_LEVEL=partition"
 """What to do where stages of partitions, or requests of servers, are missing."""
 SLOW = 1.5

@@ -14,7 +14,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
 _MANY = 100
 _PARTS = 10
-"""Less than such a part of a time is left out of what is uncertain of it."""
+"""An uncertainty of less than one part in so many of a time is not told."""
 _MOST_DAMAGE = 3
 _MOST_NAMED = 8
 _NO_STEPS = (
@@ -22,7 +22,7 @@ _NO_STEPS = (
 )
 _MARK_THEM = "Have the program mark its steps, `otel_dltrace.step()`, where all ranks begin them alike."
 _IN_TURN = 1.2
-"""How many times the slowest rank's mean the exposed times are together where it is said: noise of ranks makes less."""
+"""Above so many times the slowest rank's mean the sum of the exposed times is told: noise alone makes less."""
 
 
 def ms(ns: int) -> str:

@@ -20,16 +20,27 @@ from otel_dltrace.model.spans import SpanBatch
 
 @dataclass(frozen=True)
 class Evidence:
-    """Arrays over R ranks, n steps and C columns, in ns.
+    """What is known of R ranks in n steps, by C columns (`columns`); times in ns.
 
-    *opaque* columns may hold waits that were not recorded, for want of what *lacking* says; *blind*: no operation was
-    recorded at all, or not for how long ranks waited. *summed* and *most* (R, n) are by how much a rank came later than
-    the others to a step's collectives, all together, and at most to one or to those `in_a_row`; *arrived* of the steps
-    have any that the clocks can tell. They are *all* that a rank takes part in (R,) unless it has messages, or
-    collectives without an id: who came late to those is not known. *hosts* (R,) numbers the ranks' hosts, as far as
-    their clocks matter. *until* (R, n, C) is when each rank was done with each column, by its host's wall clock,
-    *elsewhere* (R, n) for how long it was in what is not known so. *steps* (n,) are compared, and *joined* are the
-    collectives that may tell.
+    Attributes:
+        ranks: The ranks.
+        names: The columns' names.
+        own: Each rank's own time, (R, n, C).
+        others: The median of the other ranks' own time, (R, n, C).
+        threshold: By how much a rank must exceed the others.
+        opaque: The columns that may hold waits which were not recorded.
+        lacking: What would have told these waits.
+        blind: No operation was recorded at all, or not for how long ranks waited.
+        summed: By how much a rank came later than the others to a step's collectives, all together, (R, n).
+        most: The same, at most to one of them or to those `in_a_row`, (R, n).
+        arrived: How many of the steps have collectives of which the clocks can tell who came late.
+        all: Whether these are all that a rank takes part in, (R,): not if it has messages, or collectives without an
+            id, to which nobody knows who came late.
+        hosts: The numbers of the ranks' hosts, as far as their clocks matter, (R,).
+        until: When each rank was done with each column, by its host's wall clock, (R, n, C).
+        elsewhere: For how long a rank was in what nobody knows who came late to, (R, n).
+        steps: The steps that are compared, (n,).
+        joined: The collectives that may tell who came late.
     """
 
     ranks: tuple[int, ...]

@@ -24,7 +24,7 @@ OUTLIER_SHARE = 0.2
 OUTLIER_LEAST = 5_000_000
 """... and by more than this many ns."""
 IN_TURN = 0.4
-"""Who is an outlier beside the others in so many of the steps has, of two in turn, a median that tells nothing."""
+"""From this share of outliers beside the others on a stage is slow: of two slow in turn no median tells anything."""
 Against = Literal["others", "usual"]
 
 

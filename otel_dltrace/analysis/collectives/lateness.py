@@ -10,7 +10,7 @@ from otel_dltrace.analysis.collectives.waits import with_known_ends
 from otel_dltrace.model.arrays import Column
 
 _FAR_MORE = 10
-"""Who goes on for less than such a part of what the last one is late by, and then waits, is held up by all of it."""
+"""Who goes on for less than one part in so many of the time by which the last one is late is held up by all of it."""
 
 
 def lateness(joined: Joined, slow: Sequence[int] = ()) -> Column:

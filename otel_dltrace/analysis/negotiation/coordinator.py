@@ -189,9 +189,10 @@ def _is_tick(d: Descriptor) -> bool:
 
 
 def _is_genuine(negotiated: Column, bars: Column, table: Sequence[Descriptor], ticked: Column) -> Column:
-    """Return a mask of the negotiations that were some; while a rank has joined, Horovod marks more of cached tensors.
+    """Return a mask of the *negotiated* that took place: while a rank has joined, Horovod marks some that did not.
 
-    These have no ticks and no operation behind them. A tensor that has an operation for each has none of these.
+    They are of cached tensors, and have neither ticks nor an operation after them. A tensor with an operation for each
+    of its negotiations has none.
     """
     names = {name: i for i, name in enumerate(dict.fromkeys(d.tensor for d in table))}
     number = np.array([names[d.tensor] for d in table], np.int64)

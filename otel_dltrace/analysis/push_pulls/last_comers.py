@@ -11,7 +11,7 @@ from otel_dltrace.model.arrays import Column
 
 T = TypeVar("T")
 _MORE = 2
-"""How many times as late, all in all, another rank is than the one that is last most often, to be named as well."""
+"""A rank that is, all in all, so many times as late as the one that is last most often is named as well."""
 
 
 @dataclass(frozen=True, slots=True)

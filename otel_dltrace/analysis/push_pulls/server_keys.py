@@ -17,7 +17,7 @@ from otel_dltrace.model.spans import SpanBatch
 _COLUMNS = ("key", "is_push", "is_joint", "rank", "seq", "start", "end", "wait", "came", "size", "tensor")
 _REQUEST = np.dtype([(name, "u8" if name == "key" else "i8") for name in _COLUMNS])  # ps-lite's keys have 64 bits
 _ONE_AT_A_TIME = "pushpull"
-"""The backend whose servers do so; BytePS's have several threads."""
+"""The backend whose servers answer one request at a time; BytePS's have several threads."""
 
 
 @dataclass(frozen=True, slots=True)

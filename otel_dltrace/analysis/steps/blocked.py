@@ -55,9 +55,9 @@ def _in_columns(t: StepTable, intervals: Intervals, launches: Column) -> Column:
 
 
 def _of_metrics(t: StepTable, row: Column, column: Column, begin: Column, length: Column) -> Column:
-    """Return *column* with what may be in a stage of several pieces or in that which shares metrics in the latter.
+    """Return *column*, where what may be in ``reduce_metrics`` or in another stage of several pieces is in the former.
 
-    That one does little but communicate. It takes what comes first, until its pieces are full.
+    That stage does little but communicate. It takes what comes first, until its pieces are full.
     """
     if s.REDUCE_METRICS not in t.stages:
         return column
