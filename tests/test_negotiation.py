@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from otel_dltrace.analysis.intervals import union, unions
-from otel_dltrace.analysis.negotiation.coordinator import Negotiations, ReadyRank, TensorNegotiation, negotiations
+from otel_dltrace.analysis.negotiation.coordinator import Negotiations, negotiations
 from otel_dltrace.analysis.negotiation.hidden import UNBLOCKED, Overlap
 from otel_dltrace.analysis.negotiation.phases import Activity, library_of
 from otel_dltrace.analysis.negotiation.shares import FIRST_EPOCH, FIRST_STEP, Numbered, Share
+from otel_dltrace.analysis.negotiation.tensors import ReadyRank, TensorNegotiation
 from otel_dltrace.analysis.select import select
 from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.cli.main import main

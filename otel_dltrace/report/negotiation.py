@@ -6,10 +6,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from otel_dltrace.analysis.negotiation.coordinator import Negotiations, ReadyRank
+from otel_dltrace.analysis.negotiation.coordinator import Negotiations
 from otel_dltrace.analysis.negotiation.hidden import STAGES, UNBLOCKED, Overlap
 from otel_dltrace.analysis.negotiation.phases import Activity
 from otel_dltrace.analysis.negotiation.shares import FIRST_EPOCH, Share
+from otel_dltrace.analysis.negotiation.tensors import ReadyRank
 from otel_dltrace.analysis.push_pulls.last_comers import later_by_far
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.semconv import MPI

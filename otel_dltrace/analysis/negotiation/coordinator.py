@@ -15,40 +15,17 @@ from otel_dltrace.analysis.collectives.readiness import READY, Called, called, i
 from otel_dltrace.analysis.negotiation.hidden import Overlap, overlap_unblocked, overlap_with_stages
 from otel_dltrace.analysis.negotiation.phases import Activity, activities, library_of
 from otel_dltrace.analysis.negotiation.shares import FIRST_STEP, Numbered, Share, Shares, shares, waited
-from otel_dltrace.analysis.spread import Spread, spread
+from otel_dltrace.analysis.negotiation.tensors import ReadyRank, TensorNegotiation, ready_ranks, tensors, tensors_called
+from otel_dltrace.analysis.spread import Spread
 from otel_dltrace.analysis.steps.table import worker_batches
 from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import Column, grouped, places_in
+from otel_dltrace.model.arrays import Column, places_in
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
 _FIELDS = ["rank", "step", "start", "end"]
-_ROW = np.dtype([(name, "i8") for name in (*_FIELDS, "descriptor", "level")] + [("id", "u8")])
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyRank:
-    """A rank (of its process set): in *times* of *negotiations* ready last, *late* after the one before it, ns."""
-
-    rank: int
-    negotiations: int
-    times: int
-    late: Spread
-
-
-@dataclass(frozen=True, slots=True)
-class TensorNegotiation:
-    """A tensor's negotiations and bars of operations, ns; *last* is who was ready last most often, -1 for not known."""
-
-    tensor: str
-    operation: str
-    negotiation: Spread
-    bar: Spread
-    ticked: int
-    last: int
-    last_times: int
-    late: int
+_ROW = np.dtype([(name, "i8") for name in (*_FIELDS, "descriptor")] + [("id", "u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +88,8 @@ def negotiations(batches: Sequence[SpanBatch]) -> Negotiations:
         overlap=overlap_with_stages(bars[_FIELDS], workers),
         ticked=ticked,
         silent=0 if is_called else len(negotiated) - ticked,
-        ranks=_ranks(ready),
-        tensors=_tensors(negotiated, bars, table, ready, whose),
+        ranks=ready_ranks(ready),
+        tensors=tensors(negotiated, bars, table, ready, whose),
         activities=activities([d.activity for d in table], libraries, activity),
         libraries=activities(libraries, libraries, activity),
         called=is_called,
@@ -124,16 +101,17 @@ def _of_ranks(
     workers: Sequence[SpanBatch], calls: Called, backend: str, is_one: Callable[[Descriptor], bool]
 ) -> Negotiations:
     rows, table = _rows(workers, is_one)
-    names, libraries = ([d.name for d in table], ["MPI"] * len(table)) if backend == s.MPI else ([], [])
+    names, libraries = [d.name for d in table], ["MPI"] * len(table)
+    inside = rows if backend == s.MPI else rows[:0]  # a rank does not know what Horovod does inside its operations
     return Negotiations(
         **_fields(shares(*waited(calls.joined), workers)),
         overlap=overlap_with_stages(rows[_FIELDS], workers) or overlap_unblocked(workers, is_one),
         ticked=len(calls.tensors),
         silent=0,
-        ranks=_ranks(calls.ready),
-        tensors=_tensors_called(calls),
-        activities=activities(names, libraries, rows if names else rows[:0]),
-        libraries=activities(libraries, libraries, rows if names else rows[:0]),
+        ranks=ready_ranks(calls.ready),
+        tensors=tensors_called(calls),
+        activities=activities(names, libraries, inside),
+        libraries=activities(libraries, libraries, inside),
         called=True,
         coordinated=False,
         backend=backend,
@@ -144,8 +122,6 @@ def _of_ranks(
 def _fields(found: Shares) -> dict[str, Any]:
     return {field.name: getattr(found, field.name) for field in fields(found)}
 
-
-# -- rows ---------------------------------------------------------------------------------------
 
 _NEGOTIATION, _BAR, _ACTIVITY = range(3)
 
@@ -167,7 +143,7 @@ def _rows(batches: Iterable[SpanBatch], which: Callable[[Descriptor], bool]) -> 
     for batch in batches:
         held = batch.take((batch["flags"] & s.Flag.TRUNCATED == 0) & batch.lookup(which, bool))
         part = np.zeros(len(held), _ROW)
-        for name in ("start", "end", "step", "descriptor", "level"):
+        for name in ("start", "end", "step", "descriptor"):
             part[name] = held[name]
         part["id"], part["rank"] = held["span_id"], batch.rank
         part["start"] += batch.wall
@@ -210,9 +186,6 @@ def _is_genuine(negotiated: Column, bars: Column, table: Sequence[Descriptor], t
     return genuine
 
 
-# -- who is ready last --------------------------------------------------------------------------
-
-
 def _ready(batches: Sequence[SpanBatch], negotiated: Column, table: Sequence[Descriptor]) -> tuple[Column, list[str]]:
     """Return the ready ticks of whole negotiations of several ranks, and the tensor of each negotiation."""
     parts = [np.zeros(0, READY)]
@@ -229,64 +202,3 @@ def _ready(batches: Sequence[SpanBatch], negotiated: Column, table: Sequence[Des
     ready["late"][ends] = ready["at"][ends] - ready["at"][ends - 1]
     ready = ready[np.repeat(sizes > 1, sizes)]
     return ready, [table[number].tensor for number in negotiated["descriptor"].tolist()]
-
-
-def _ranks(ready: Column) -> tuple[ReadyRank, ...]:
-    return tuple(
-        ReadyRank(rank, len(mine), int((mine["late"] > 0).sum()), spread(mine["late"][mine["late"] > 0]))
-        for rank, mine in grouped(ready["rank"], ready)
-    )
-
-
-def _last(ready: Column) -> ReadyRank:
-    """Return who was ready last most often."""
-    return max(_ranks(ready), key=lambda one: (one.times, -one.rank), default=ReadyRank(-1, 0, 0, Spread()))
-
-
-# -- tensors and activities ---------------------------------------------------------------------
-
-
-def _tensors(
-    negotiated: Column, bars: Column, table: Sequence[Descriptor], ready: Column, whose: Sequence[str]
-) -> tuple[TensorNegotiation, ...]:
-    names = {name: i for i, name in enumerate(dict.fromkeys([*(d.tensor for d in table), *whose]))}
-    number = np.array([names[d.tensor] for d in table], np.int64)
-    of_bars = dict(grouped(number[bars["descriptor"]], bars))
-    of_negotiation = dict(grouped(number[negotiated["descriptor"]], negotiated))
-    of_ready = dict(grouped(np.array([names[whose[group]] for group in ready["group"].tolist()], np.int64), ready))
-    out = []
-    for name, i in names.items():
-        before, during = of_negotiation.get(i, negotiated[:0]), of_bars.get(i, bars[:0])
-        if not (len(before) or len(during)):
-            continue
-        ticks = of_ready.get(i, ready[:0])
-        last = _last(ticks)
-        activity = table[int((before if len(before) else during)["descriptor"][0])].activity
-        out.append(
-            TensorNegotiation(
-                name,
-                activity.removeprefix(h.NEGOTIATE).lower(),
-                spread(before["end"] - before["start"]),
-                spread(during["end"] - during["start"]),
-                len(np.unique(ticks["group"])),
-                last.rank,
-                last.times,
-                last.late.p50,
-            )
-        )
-    return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
-
-
-def _tensors_called(calls: Called) -> tuple[TensorNegotiation, ...]:
-    """Return the tensors where only the ranks themselves tell of them."""
-    numbers = {tensor: i for i, tensor in enumerate(dict.fromkeys(calls.tensors))}
-    number = np.array([numbers[tensor] for tensor in calls.tensors], np.int64)
-    names = dict(zip(calls.tensors, calls.names, strict=True))
-    of_ready = dict(grouped(number[calls.ready["group"]], calls.ready))
-    of_rows, lasted = calls.joined.to_rows(number), calls.joined["end"] - calls.joined["start"]
-    out = []
-    for tensor, i in numbers.items():
-        last, waited, bar = _last(of_ready[i]), calls.waited[number == i], spread(lasted[of_rows == i])
-        told = len(waited), last.rank, last.times, last.late.p50
-        out.append(TensorNegotiation(tensor, names[tensor], spread(waited), bar, *told))
-    return tuple(sorted(out, key=lambda one: (-one.negotiation.total, one.tensor)))
