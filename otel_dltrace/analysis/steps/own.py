@@ -26,11 +26,9 @@ def spent(t: StepTable) -> Column:
     Where a device has times of its own they are beside the host's, and may sum to more.
     """
     stages = _exclusive(t)
-    between = t.between
-    gap_and_step = between + np.where(t.outside, stages, 0).sum(axis=1) + t.duration
-    rest = gap_and_step - between - stages.sum(axis=1)
+    rest = t.duration - stages.sum(axis=1, where=~t.outside)
     rest = np.where(t.device.any(axis=1), np.maximum(rest, 0), rest)
-    return np.column_stack((between, stages, rest))
+    return np.column_stack((t.between, stages, rest))
 
 
 @once

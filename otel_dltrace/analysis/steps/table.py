@@ -73,8 +73,7 @@ class StepTable:
         gap = np.zeros(len(self.steps), np.int64)
         follows = np.flatnonzero((np.diff(self.steps) == 1) & (np.diff(self.part) == 0)) + 1
         gap[follows] = self.start[follows] - self.end[follows - 1]
-        spent = np.where(self.outside, self.total, 0).sum(axis=1)
-        rest: Column = np.maximum(gap - spent, 0)
+        rest: Column = np.maximum(gap - self.total.sum(axis=1, where=self.outside), 0)
         return rest
 
     @property
@@ -87,13 +86,11 @@ class StepTable:
         never more than the union of all extents, or than all totals, which leave out what is inside. Where
         a device has times of its own the extents of all steps count.
         """
-        inside = (self.pieces > 0) & ~self.outside
-        single = inside & (self.pieces == 1)
-        several = np.where(inside & (self.pieces > 1), self.total, 0).sum(axis=1)
-        totals = np.where(inside, self.total, 0).sum(axis=1)
-        known = np.minimum(np.minimum(self._union(single) + several, self._union(inside)), totals)
         if self.device.any():
             known = self._covered_by_any()
+        else:
+            totals = self.total.sum(axis=1, where=self._inside)
+            known = np.minimum(np.minimum(self._covered_one_by_one(), self._union(self._inside)), totals)
         rest: Column = self.duration - known
         return rest
 
@@ -101,10 +98,20 @@ class StepTable:
     @once
     def gaps(self) -> Column:
         """The time between the pieces of stages of several, in which no other stage was either, shape (n,)."""
-        inside = (self.pieces > 0) & ~self.outside
-        several = np.where(inside & (self.pieces > 1), self.total, 0).sum(axis=1)
-        uncovered: Column = self._union(inside) - self._union(inside & (self.pieces == 1)) - several
-        return np.maximum(uncovered, 0)
+        uncovered: Column = np.maximum(self._union(self._inside) - self._covered_one_by_one(), 0)
+        return uncovered
+
+    @property
+    def _inside(self) -> Column:
+        """Mask (n, S) of stages that happened in their step."""
+        inside: Column = (self.pieces > 0) & ~self.outside
+        return inside
+
+    def _covered_one_by_one(self) -> Column:
+        """Return the union of each step's stages of one piece, and the totals of those of several."""
+        several = self._inside & (self.pieces > 1)
+        covered: Column = self._union(self._inside & ~several) + self.total.sum(axis=1, where=several)
+        return covered
 
     def _covered_by_any(self) -> Column:
         """Return for how long a stage of any step ran in each step: a device may be at one when the host is beyond."""
