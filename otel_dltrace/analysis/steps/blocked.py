@@ -113,25 +113,24 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     in ``wait``.
     """
     batch = t.batch
-    is_bound = batch["source"] == s.Source.BOUND
-    launched = batch.is_bucket & (is_bound | (batch["flags"] & s.Flag.ASYNC != 0)) & ~is_issued(t)
-    launched &= np.isin(batch["step"], t.steps)
-    row, at = np.searchsorted(t.steps, batch["step"][launched]), batch["start"][launched]
-    stage = _backward_at(t, row, at)
+    has_launch = (batch["source"] == s.Source.BOUND) | (batch["flags"] & s.Flag.ASYNC != 0)
+    buckets = batch.take(batch.is_bucket & has_launch & ~is_issued(t) & np.isin(batch["step"], t.steps))
+    row = np.searchsorted(t.steps, buckets["step"])
+    stage = _backward_at(t, row, buckets["start"])
     inside = stage < len(t.stages)
-    row, stage, at = row[inside], stage[inside], at[inside]
+    buckets, row, stage = buckets.take(inside), row[inside], stage[inside]
+    at, end, is_seen = buckets["start"], buckets["end"], buckets["source"] == s.Source.HOST_DONE
     # Where steps have several backwards, bounds tell where each of them ends, and buckets that are seen to be done.
-    tells = is_bound[launched][inside] & ~t.device[row, stage]
-    end, is_seen = batch["end"][launched][inside], batch["source"][launched][inside] == s.Source.HOST_DONE
+    tells = (buckets["source"] == s.Source.BOUND) & ~t.device[row, stage]
     until = np.where(tells, end, t.last[row, stage])
     done, unseen = np.zeros_like(t.last), np.zeros(t.last.shape, bool)
     np.maximum.at(done, (row, stage), end)
     unseen[row[~is_seen], stage[~is_seen]] = True
     seen = ~(unseen | t.device)[row, stage]
-    number = batch.lookup(bucket_number, np.int64)[launched][inside]
+    number = buckets.lookup(bucket_number, np.int64)
     begins, ends = backwards(number[seen], at[seen], end[seen])
     until[seen] = np.where(_is_told(t, row[seen], stage[seen], begins), ends, until[seen])
-    at = np.where(batch.lookup(is_hooked, bool)[launched][inside], first_calls(at, end, _calls(t)), at)
+    at = np.where(buckets.lookup(is_hooked, bool), first_calls(at, end, _calls(t)), at)
     (row, stage, until), last = latest((row, stage, until), at)
     return row, stage, last, np.where(unseen[row, stage], until, np.minimum(until, done[row, stage]))
 
