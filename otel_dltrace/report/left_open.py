@@ -30,19 +30,30 @@ def _alike(standing: Sequence[Standing]) -> Iterator[tuple[Standing, int]]:
 
 
 def _standing(one: Standing, more: int) -> str:
-    named = " ".join(dict.fromkeys(filter(None, (plain(one.operation), plain(one.tensor)))))
-    where = " ".join(filter(None, (one.backend, one.group)))
-    facts = [f"number {one.number}"] * (one.number > 0) + [f"of {plain(where)}"] * bool(where)
-    told = f" ({', '.join(facts)})" if facts else ""
-    peer = f" with rank {one.peer}" if one.peer >= 0 else ""
+    what = " ".join(dict.fromkeys(filter(None, (plain(one.operation), plain(one.tensor)))))
+    if one.peer >= 0:
+        what += f" with rank {one.peer}"
+    what += _facts(one)
+    if more:
+        what += f" and {more:,} more"
     it = "them" if more else "it"
-    others = [f"{_have(one.absent, one.lasts)} not come to {it}"] * bool(one.absent)
-    others += [f"{_have(one.past, one.lasts)} ended {it}"] * bool(one.past)
+    others = []
+    if one.absent:
+        others.append(f"{_have(one.absent, one.lasts)} not come to {it}")
+    if one.past:
+        others.append(f"{_have(one.past, one.lasts)} ended {it}")
     rest = f"; {', '.join(others)}" if others else ""
-    what = f"{named}{peer}{told}" + f" and {more:,} more" * bool(more)
     if one.is_asynchronous:  # who waits for it is not known, and it may be over
         return f"{_when(one.lasts)} {_have(one.ranks, one.lasts)} {what} under way{rest}."
     return f"{_when(one.lasts)} {_stand(one.ranks, one.lasts)} in {what}{rest}."
+
+
+def _facts(one: Standing) -> str:
+    facts = [f"number {one.number}"] if one.number > 0 else []
+    where = " ".join(filter(None, (one.backend, one.group)))
+    if where:
+        facts.append(f"of {plain(where)}")
+    return f" ({', '.join(facts)})" if facts else ""
 
 
 def _elsewhere(one: Elsewhere) -> str:
@@ -52,16 +63,21 @@ def _elsewhere(one: Elsewhere) -> str:
 
 
 def _when(lasts: int | None) -> str:
-    return "When cut off," if lasts is None else f"For {lasts / 1e9:,.0f} s now" if lasts else "Now"
+    if lasts is None:
+        return "When cut off,"
+    return f"For {lasts / 1e9:,.0f} s now" if lasts else "Now"
 
 
 def _have(ranks: Sequence[int], lasts: int | None) -> str:
-    return f"{_ranks(ranks)} {'had' if lasts is None else 'have' if len(ranks) > 1 else 'has'}"
+    return _who(ranks, lasts, "had", "have", "has")
 
 
 def _stand(ranks: Sequence[int], lasts: int | None) -> str:
-    return f"{_ranks(ranks)} {'stood' if lasts is None else 'stand' if len(ranks) > 1 else 'stands'}"
+    return _who(ranks, lasts, "stood", "stand", "stands")
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {spell(ranks)}"
+def _who(ranks: Sequence[int], lasts: int | None, past: str, plural: str, singular: str) -> str:
+    """Return *ranks* with what they do, or did before they were cut off."""
+    several = len(ranks) > 1
+    present = plural if several else singular
+    return f"rank{'s' * several} {spell(ranks)} {past if lasts is None else present}"
