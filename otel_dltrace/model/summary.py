@@ -80,4 +80,6 @@ def losses(figures: Mapping[str, int]) -> list[str]:
 def _lost(figures: Mapping[str, Any], exporters: Mapping[str, Any], *, is_over: bool) -> list[str]:
     dropped = {f"{name} {why}": n for name, exporter in exporters.items() for why, n in exporter["dropped"].items()}
     lost = losses(figures) + [f"{n:,} lost ({why})" for why, n in dropped.items() if n]
-    return lost or ["none lost"] * is_over
+    if lost:
+        return lost
+    return ["none lost"] if is_over else []

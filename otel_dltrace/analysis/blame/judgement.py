@@ -101,9 +101,11 @@ def _always_late(e: Evidence, late: Column) -> int | None:
     if not late.any():
         return None
     always = e.told & (late > beyond_chance(e.arrived, NEARLY_ALWAYS)) & _later_than_chance(e)
-    computing = np.delete(e.excess, list(e.opaque), axis=2).sum(axis=2) * (not e.blind)
     if not always.any():
         return None
+    computing = np.delete(e.excess, list(e.opaque), axis=2).sum(axis=2)
+    if e.blind:
+        computing[:] = 0
     figures = (e.most, np.maximum(e.elsewhere, e.released), computing, e.summed)
     found: list[tuple[bool, int, int]] = []
     for rank in np.flatnonzero(always).tolist():

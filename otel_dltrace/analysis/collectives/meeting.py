@@ -68,4 +68,6 @@ def put_right(line: Clocks, joined: Joined) -> Clocks:
 def apart(line: Clocks, right: Clocks) -> int:
     """Return by how many ns hosts' clocks by *line* are, or may be, apart, as `put_right` has found; 0: not seen."""
     moved = [before - after for before, after in zip(line.offsets, right.offsets, strict=True)]
-    return max(moved) - min(moved) if any(moved) else (right.uncertainty if right != line else 0)
+    if any(moved):
+        return max(moved) - min(moved)
+    return right.uncertainty if right != line else 0
