@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from otel_dltrace.export.rings.records import RECORD_DTYPE
 from otel_dltrace.model import identity, numbers
 from otel_dltrace.model import semconv as s
-from otel_dltrace.model.arrays import places_in
+from otel_dltrace.model.arrays import grouped, places_in
 from otel_dltrace.model.attributes import collective_ids, constant_attributes
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.identity import (
@@ -371,6 +371,20 @@ def test_a_value_is_found_where_it_comes_first(values, known):
     found = places_in(np.array(values, np.uint64), np.array(known, np.uint64))
 
     assert found.tolist() == [known.index(value) if value in known else -1 for value in values]
+
+
+@pytest.mark.parametrize(
+    ("keys", "groups"),
+    [
+        pytest.param([7, 2, 7, -1], [(-1, [3]), (2, [1]), (7, [0, 2])], id="several"),
+        pytest.param([], [], id="none"),
+    ],
+)
+def test_rows_are_grouped_by_a_key(keys, groups):
+    """Keys come ascending, the rows of each as they were."""
+    found = grouped(np.array(keys, np.int64), np.arange(len(keys)))
+
+    assert [(key, rows.tolist()) for key, rows in found] == groups
 
 
 def test_every_kind_of_span_carries_its_attributes():
