@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_dltrace.analysis.push_pulls.rows import by_descriptor
 from otel_dltrace.analysis.spread import median
-from otel_dltrace.model.arrays import Column
+from otel_dltrace.model.arrays import Column, grouped
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.queue_types import QueueType
 from otel_dltrace.model.spans import SpanBatch
@@ -65,7 +65,8 @@ def _slowest(pushes: Column, loads: Mapping[int, float]) -> SlowServer | None:
     The factor is multiplied by the server's load, of those that have one.
     """
     as_large, larger = defaultdict[int, list[_Row]](list), defaultdict[int, list[_Row]](list)
-    alike = _alike(pushes)
+    sized = pushes[pushes["magnitude"] > 0]
+    alike = [rows for _, rows in grouped(sized["magnitude"], sized)]  # the smallest first
     for place in range(len(alike)):
         for server, row, is_as_large in _compared(alike[place:]):
             (as_large if is_as_large else larger)[server].append(row)
@@ -127,26 +128,20 @@ def _firsts(pushes: Column) -> Column:
     return firsts
 
 
-def _alike(pushes: Column) -> list[Column]:
-    """Return alike pushes together, by server, the smallest first; without a size none are."""
-    pushes = pushes[pushes["magnitude"] > 0]
-    pushes = pushes[np.lexsort((pushes["server"], pushes["magnitude"]))]
-    return np.split(pushes, np.flatnonzero(np.diff(pushes["magnitude"])) + 1)
-
-
 def _compared(alike: Sequence[Column]) -> Iterator[tuple[int, _Row, bool]]:
     """Yield each server with what its pushes took, the first of *alike*, the others', and whether those are as large.
 
     Else they are larger, which takes longer: a server's first push may always be a bias, and the others' a weight.
     Of a few of them one may have been held up.
     """
-    servers = np.unique(alike[0]["server"], return_index=True, return_counts=True)
-    for server, begin, number in zip(*servers, strict=True):
-        of_others = ((place, pushes["took"][pushes["server"] != server]) for place, pushes in enumerate(alike))
-        place, others = next(((place, took) for place, took in of_others if len(took) >= _FEWEST), (0, None))
-        if number >= _FEWEST and others is not None:
-            row = int(number), median(alike[0]["took"][begin : begin + number]), median(others)
-            yield int(server), row, not place
+    for server, mine in grouped(alike[0]["server"], alike[0]["took"]):
+        if len(mine) < _FEWEST:
+            continue
+        for place, pushes in enumerate(alike):
+            others = pushes["took"][pushes["server"] != server]
+            if len(others) >= _FEWEST:
+                yield server, (len(mine), median(mine), median(others)), place == 0
+                break
 
 
 def _joined(server: int, rows: Sequence[_Row]) -> SlowServer:
