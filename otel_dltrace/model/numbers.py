@@ -1,5 +1,6 @@
 """Numbers as people write them."""
 
+import math
 from collections.abc import Mapping
 
 from otel_dltrace.model.errors import ConfigError
@@ -38,11 +39,8 @@ def milliseconds(env: Mapping[str, str], name: str, default: float) -> float:
         ConfigError: It says none.
     """
     text = env.get(name, "").strip()
-    try:
-        value = float(text or default)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+    value = _real(text) if text else default
+    if not 0 < value < math.inf:
         raise ConfigError(f"{name}={text!r} is not a number of milliseconds above 0: write {default:.0f}, for example")
     return value
 
@@ -54,10 +52,14 @@ def share(env: Mapping[str, str], name: str) -> float:
         ConfigError: It says none.
     """
     text = env.get(name, "").strip()
-    try:
-        value = float(text or 1)
-    except ValueError:
-        value = -1.0
+    value = _real(text) if text else 1.0
     if not 0 <= value <= 1:
         raise ConfigError(f"{name}={text!r} is no share of traces, from 0 to 1")
     return value
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
