@@ -244,7 +244,11 @@ def _called(calls: list[torch_calls.Call]) -> str:
     names = []
     for call in calls:
         name = call.name.rpartition(".")[2]
-        where = "ProcessGroup." if call.is_method else "_c10d_functional." if call.is_operator else ""
+        where = ""
+        if call.is_method:
+            where = "ProcessGroup."
+        elif call.is_operator:
+            where = "_c10d_functional."
         since = f" (from {call.since} on)" if call.since else ""
         until = f" (before {call.until})" if call.until else ""
         names.append(f"`{where}{name}`{since}{until}")

@@ -55,7 +55,8 @@ def sentences(found: Scaling) -> list[str]:
             f"a parallel efficiency of {_percent(largest.efficiency)}, {_apart(found.runs)} apart."
         )
     ranks = [run.ranks for run in found.runs]
-    return out + [sentence for run in found.runs if (sentence := _slow_begin(run, ranks.count(run.ranks) == 1))]
+    begins = (_slow_begin(run, ranks.count(run.ranks) == 1) for run in found.runs)
+    return [*out, *filter(None, begins)]
 
 
 def _slow_begin(run: RunScaling, is_only: bool) -> str:

@@ -106,7 +106,8 @@ def evidence(tables: Sequence[StepTable], steps: Column, joined: Joined, thresho
     ranks = tuple(t.rank for t in tables)
     # A wait for the others that nobody recorded looks like computing.
     hidden = [untold(t, steps) for t in tables]
-    opaque = frozenset(i for i, name in enumerate(names) if name in frozenset().union(*hidden))
+    on_any: frozenset[str] = frozenset().union(*hidden)
+    opaque = frozenset(i for i, name in enumerate(names) if name in on_any)
     why = next((lacking(t, steps) for t, stages in zip(tables, hidden, strict=True) if stages), "")
     untold_of_devices = frozenset(np.flatnonzero(untimed.sum(axis=0) > SHARE_OF_STEPS * len(steps)).tolist())
     if untold_of_devices:
