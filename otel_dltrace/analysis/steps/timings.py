@@ -28,7 +28,7 @@ _BATCH_STAGES = (s.TO_DEVICE, s.PREPARE_BATCH, s.FORWARD, s.BACKWARD, s.OPTIMIZE
 _SYNC_STAGES = (s.BACKWARD, s.OPTIMIZER)
 _NEVER = np.iinfo(np.int64).max
 Times = tuple[Column, Column]
-"""Of each step: the ns, and the pieces."""
+"""Of each step: the ns, and how many pieces there were, or whether there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ def timings(tables: Sequence[StepTable], warm_up: int = 0) -> Timings:
     names = _names(tables, after)
     recorded = [(name, [_recorded(name, *both) for both in zip(tables, after, strict=True)]) for name in names]
     made = [
-        (TRAIN_BATCH, [_where(train_batch(t) > 0, train_batch(t)) for t in tables]),
-        (GRAD_SYNC, [_where(steps_with_operations(t), grad_sync(t)) for t in tables]),
-        (RESIDUAL, [_where(t.steps >= 0, t.residual - outside_stages(t)) for t in tables]),
+        (TRAIN_BATCH, [(time, time > 0) for time in map(train_batch, tables)]),
+        (GRAD_SYNC, [(grad_sync(t), steps_with_operations(t)) for t in tables]),
+        (RESIDUAL, [(t.residual - outside_stages(t), t.steps >= 0) for t in tables]),
     ]
     parts = (_part(name, tables, times, warm_up) for name, times in (*recorded, *made))
     return Timings(warm_up, tuple(part for part in parts if part.ranks))
@@ -143,10 +143,6 @@ def _recorded(name: str, t: StepTable, left: Mapping[str, Times]) -> Times:
         time, pieces = t.total[:, column], t.pieces[:, column]
     late, more = left.get(name, (time[:0], pieces[:0]))
     return np.append(time, late), np.append(pieces, more)
-
-
-def _where(there: Column, time: Column) -> Times:
-    return time, there.astype(np.int64)
 
 
 def _part(name: str, tables: Sequence[StepTable], times: Sequence[Times], warm_up: int) -> StageTimings:
