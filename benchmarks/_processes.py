@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -97,11 +97,16 @@ class Drain:
 
     def cpu(self) -> float:
         """Return its CPU seconds so far, all threads."""
-        return sum(time.clock_gettime(~process.pid << 3 | 2) for process in self._processes)  # clock_getcpuclockid(3)
+        return sum(cpu_of(process.pid) for process in self._processes)
 
     def memory(self) -> list[dict[str, int]]:
         """Return what `memory_of` says of it; nothing where there is none."""
         return [memory_of(process) for process in self._processes]
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of the process *pid* so far, all threads."""
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3)
 
 
 def memory_of(process: psutil.Process) -> dict[str, int]:
@@ -114,10 +119,6 @@ def memory_of(process: psutil.Process) -> dict[str, int]:
     return {
         "rss": whole.rss,
         "pss": whole.pss,
-        "ring rss": _total([ring.rss for ring in rings]),
-        "ring pss": _total([ring.pss for ring in rings]),
+        "ring rss": sum(ring.rss for ring in rings),
+        "ring pss": sum(ring.pss for ring in rings),
     }
-
-
-def _total(sizes: Sequence[int]) -> int:
-    return sum(sizes)

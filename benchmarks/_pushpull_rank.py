@@ -18,7 +18,7 @@ from torch import nn
 import otel_dltrace
 import otel_dltrace.pushpull.torch as bps
 from benchmarks._jobs import Batches
-from benchmarks._processes import RINGS, Drain
+from benchmarks._processes import RINGS, Drain, cpu_of
 from benchmarks._pushpull_job import OFF, ON
 from otel_dltrace.instrument import registry
 from otel_dltrace.model.semconv import Level
@@ -79,7 +79,7 @@ class Servers:
 
     def cpu(self) -> float:
         """Return their CPU seconds so far."""
-        return sum(time.clock_gettime(~process.pid << 3 | 2) for process in self._processes)  # clock_getcpuclockid(3)
+        return sum(cpu_of(process.pid) for process in self._processes)
 
 
 def _serves(process: psutil.Process, rings: str) -> bool:

@@ -13,8 +13,6 @@ of medians) of resampled rounds.
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +23,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 from viztracer import VizTracer
 
-from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
+from benchmarks._processes import scratch
+from benchmarks._stats import in_turn, ranged, rate_of, ratio_of_medians, table
 from otel_dltrace.export.chrome.exporter import ChromeTraceExporter
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.model import semconv as s
@@ -156,31 +155,21 @@ def _cases(folder: Path) -> tuple[dict[str, Callable[[], float]], int]:
     return {OURS: ours, EXPORTER: exporter, DUMPS: dumps, VIZTRACER: viztracer}, len(spans)
 
 
-def run(rounds: int = 40) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
-    shm = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
-    try:
+    with scratch() as folder:
         cases, spans = _cases(folder)
-        for case in cases.values():
-            case()
-        seen: dict[str, list[float]] = {name: [] for name in cases}
-        for _ in range(rounds):
-            for name, case in cases.items():
-                seen[name].append(case() / spans)
-    finally:
-        shutil.rmtree(folder)
+        seen = in_turn(cases, rounds, spans)
     return table(
         ["case", "spans/s (95 %)", "times the speed of json.dumps (95 %)", "of viztracer (95 %)", "goal"],
-        [_row(name, seen) for name in cases],
+        [_row(name, seen) for name in seen],
     )
 
 
 def _row(name: str, seen: dict[str, list[float]]) -> list[str]:
     own = seen[name]
-    median, low, high = with_interval(median_of(own), len(own))
-    cells = [name, f"{1 / median:,.0f} ({1 / high:,.0f} - {1 / low:,.0f})"]
-    for peer in (DUMPS, VIZTRACER):
-        ratio, low, high = with_interval(ratio_of_medians(seen[peer], own), len(own))
-        cells.append("" if peer == name else f"{ratio:.2f}x ({low:.2f} - {high:.2f})")
-    return [*cells, f">= {GOAL:,}" if name == OURS else ""]
+    ratios = [
+        "" if peer == name else ranged(ratio_of_medians(seen[peer], own), len(own), ".2f", "x")
+        for peer in (DUMPS, VIZTRACER)
+    ]
+    return [name, ranged(rate_of(own), len(own), ",.0f"), *ratios, f">= {GOAL:,}" if name == OURS else ""]

@@ -10,7 +10,6 @@ asked for every trace: all span ids there, none twice, and all from one gateway.
 
 import gzip
 import re
-import sys
 import tempfile
 import time
 import urllib.request
@@ -25,7 +24,7 @@ import psutil
 import pytest
 
 from benchmarks._load import hosts, trace_of
-from benchmarks._stats import median_of, table, with_interval
+from benchmarks._stats import median_of, ranged, table
 from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.export.otlp.transport import Transport, connect
@@ -249,14 +248,13 @@ def report(seen: Seen, steps: int) -> str:
     rounds = len(seen.cpu[LEVELS[0]])
     rows = []
     for name in LEVELS:
-        cpu, low, high = with_interval(median_of(seen.cpu[name]), rounds)
-        rates = seen.rates.get(name)
+        cpu, rates = median_of(seen.cpu[name]), seen.rates.get(name)
         rows.append(
             [
                 name,
-                f"{cpu:.2f} ({low:.2f} - {high:.2f})",
-                f"{1e6 / cpu:,.0f}",
-                "{:,.0f} ({:,.0f} - {:,.0f})".format(*with_interval(median_of(rates), rounds)) if rates else "",
+                ranged(cpu, rounds, ".2f"),
+                f"{1e6 / cpu(range(rounds)):,.0f}",
+                ranged(median_of(rates), rounds, ",.0f") if rates else "",
                 f"{seen.memory[name] / (1 << 20):,.0f}",
             ]
         )
@@ -289,13 +287,9 @@ def measure(rounds: int, steps: int = STEPS, decision_wait: str = "5s") -> Seen:
     return seen
 
 
-def run(rounds: int = 10) -> str:
+def run(rounds: int) -> str:
     """Measure and return the tables in markdown."""
     try:
         return report(measure(rounds), STEPS)
     except pytest.skip.Exception as absent:
         return f"Not measured: {absent}."
-
-
-if __name__ == "__main__":
-    print(run(int(sys.argv[1])))

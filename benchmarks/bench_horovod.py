@@ -24,13 +24,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from benchmarks._processes import ROOT, Drain, environment, scratch
-from benchmarks._stats import Statistic, median_of, ratio_of_sums, table, with_interval
+from benchmarks._processes import RANKS, ROOT, Drain, cpu_of, environment, scratch
+from benchmarks._stats import median_of, percent_more, ranged, ratio_of_medians, ratio_of_sums, table, with_interval
 from tests.build_horovod import CannotBuildError, horovod
 from tests.horovod_job import environment as ranks_need
 from tests.horovod_job import launcher
 
-RANKS = 2
 STEPS = 20
 READY_S = 300
 WAYS: dict[str, dict[str, str]] = {
@@ -109,8 +108,7 @@ class Job:
             os.kill(pid, number)
 
     def _cpu(self) -> float:
-        ranks = sum(time.clock_gettime(~pid << 3 | 2) for pid in self._pids)  # clock_getcpuclockid(3)
-        return ranks + self._drain.cpu()
+        return sum(map(cpu_of, self._pids)) + self._drain.cpu()
 
     def end(self) -> None:
         """End its ranks, if they are still there."""
@@ -168,25 +166,20 @@ def _row(name: str, seen: dict[str, list[tuple[float, float]]]) -> list[str]:
     if name == "collective":
         theirs = [1e6 * (one - other) for (one, _), other in zip(seen["timeline"], off, strict=True)]
         if with_interval(median_of(theirs), rounds)[1] > 0:
-            beside = _range(lambda chosen: median_of(added)(chosen) / median_of(theirs)(chosen), rounds, ".2f", "x")
+            beside = ranged(ratio_of_medians(added, theirs), rounds, ".2f", "x")
         else:
             beside = "?"
     return [
         f"{name} / off",
-        _range(lambda chosen: 100 * (median_of(ratios)(chosen) - 1), rounds, "+.2f", " %"),
-        _range(lambda chosen: 100 * (ratio_of_sums(cpu, cpu_off)(chosen) - 1), rounds, "+.2f", " %"),
-        _range(median_of(added), rounds, "+.1f"),
+        percent_more(median_of(ratios), rounds),
+        percent_more(ratio_of_sums(cpu, cpu_off), rounds),
+        ranged(median_of(added), rounds, "+.1f"),
         beside,
         "aim: at most half of timeline" if name == "collective" else "",
     ]
 
 
-def _range(statistic: Statistic, rounds: int, form: str, unit: str = "") -> str:
-    value, low, high = with_interval(statistic, rounds)
-    return f"{value:{form}}{unit} ({low:{form}} - {high:{form}})"
-
-
-def run(rounds: int = 60) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
     try:
         site = horovod()

@@ -12,14 +12,14 @@ of medians) of resampled rounds.
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
+from benchmarks._processes import scratch
+from benchmarks._stats import in_turn, ranged, rate_of, ratio_of_medians, table
 from otel_dltrace.export.foreign.byteps_in import Options, import_byteps
 from otel_dltrace.export.foreign.byteps_out import write_byteps
 from otel_dltrace.export.rundir.reader import read_run
@@ -83,28 +83,16 @@ def _cases(folder: Path) -> tuple[dict[str, Callable[[], float]], int]:
     return {OURS: imported(ours), OTHER: imported(other), EXPORT: exported, LOADS: loads}, len(comm)
 
 
-def run(rounds: int = 20) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
-    shm = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
-    try:
+    with scratch() as folder:
         cases, events = _cases(folder)
-        for case in cases.values():
-            case()
-        seen: dict[str, list[float]] = {name: [] for name in cases}
-        for _ in range(rounds):
-            for name, case in cases.items():
-                seen[name].append(case() / events)
-    finally:
-        shutil.rmtree(folder)
+        seen = in_turn(cases, rounds, events)
     head = [f"case, {events:,} events", "events/s (95 %)", "times the speed of json.loads (95 %)", "goal"]
-    return table(head, [_row(name, seen) for name in cases])
+    return table(head, [_row(name, seen) for name in seen])
 
 
 def _row(name: str, seen: dict[str, list[float]]) -> list[str]:
     own = seen[name]
-    median, low, high = with_interval(median_of(own), len(own))
-    ratio, least, most = with_interval(ratio_of_medians(seen[LOADS], own), len(own))
-    beside = "" if name == LOADS else f"{ratio:.2f}x ({least:.2f} - {most:.2f})"
-    goal = f">= {GOAL:,}" if name == OURS else ""
-    return [name, f"{1 / median:,.0f} ({1 / high:,.0f} - {1 / low:,.0f})", beside, goal]
+    beside = "" if name == LOADS else ranged(ratio_of_medians(seen[LOADS], own), len(own), ".2f", "x")
+    return [name, ranged(rate_of(own), len(own), ",.0f"), beside, f">= {GOAL:,}" if name == OURS else ""]

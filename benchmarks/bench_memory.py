@@ -14,11 +14,10 @@ intervals hold 95 % of resampled jobs.
 
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 
 from benchmarks._processes import RANKS, scratch, torchrun
-from benchmarks._stats import Statistic, median_of, table, with_interval
+from benchmarks._stats import median_of, ranged, table
 
 STEPS = 6000
 UNTRACED, TRACED = "rank, untraced", "rank, traced"
@@ -44,10 +43,10 @@ Held = dict[str, float]
 """Bytes: ``rss``, ``pss``, and the rings' part of them."""
 
 
-def run(rounds: int = 5, steps: int = STEPS) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
-    seen = [_round(steps) for _ in range(rounds)]
-    head = [f"after {steps:,} steps, {rounds} jobs each", "RSS, MiB (95 %)", "PSS, MiB (95 %)", "PSS added (95 %)"]
+    seen = [_round() for _ in range(rounds)]
+    head = [f"after {STEPS:,} steps, {rounds} jobs each", "RSS, MiB (95 %)", "PSS, MiB (95 %)", "PSS added (95 %)"]
     rows = []
     for name in seen[0]:
         held = [round_[name] for round_ in seen]
@@ -57,13 +56,13 @@ def run(rounds: int = 5, steps: int = STEPS) -> str:
     return table(head, rows)
 
 
-def _round(steps: int) -> dict[str, Held]:
+def _round() -> dict[str, Held]:
     """Run a job of each kind; return what their ranks, and the drain of the traced one, hold."""
     held: dict[str, Held] = {}
     for case in CASES:
         with scratch() as folder:
             peer = ["--peer", case.peer] if case.peer else []
-            torchrun(folder, "benchmarks._memory_rank", steps, *peer, OTEL_DLTRACE=case.switch)
+            torchrun(folder, "benchmarks._memory_rank", STEPS, *peer, OTEL_DLTRACE=case.switch)
             ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
         held[case.name] = _mean([one for rank in ranks for one in rank["rank"]])
         if case.name == TRACED:
@@ -81,17 +80,12 @@ def _added(name: str, seen: list[dict[str, Held]]) -> str:
     """Return what *name* takes more than an untraced rank; the drain takes all of it."""
     base = (lambda _: 0.0) if "drain" in name else (lambda round_: round_[UNTRACED]["pss"])
     added = [round_[name]["pss"] - base(round_) for round_ in seen]
-    return "" if name == UNTRACED else _mebibytes(median_of(added), len(seen), "+.1f")
+    return "" if name == UNTRACED else _mebibytes(added, "+.1f")
 
 
 def _column(held: list[Held], what: str) -> str:
-    return _mebibytes(median_of([one[what] for one in held]), len(held), ".1f")
+    return _mebibytes([one[what] for one in held], ".1f")
 
 
-def _mebibytes(statistic: Statistic, rounds: int, form: str) -> str:
-    value, low, high = (figure / (1 << 20) for figure in with_interval(statistic, rounds))
-    return f"{value:{form}} ({low:{form}} - {high:{form}})"
-
-
-if __name__ == "__main__":
-    print(run(*map(int, sys.argv[1:])))
+def _mebibytes(sizes: list[float], form: str) -> str:
+    return ranged(median_of([size / (1 << 20) for size in sizes]), len(sizes), form)

@@ -26,7 +26,7 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 
 from benchmarks._processes import scratch
-from benchmarks._stats import Statistic, median_of, table, with_interval
+from benchmarks._stats import median_of, ranged, table
 from otel_dltrace.export.metrics.gpu import NoGpuError, open_gpus
 from otel_dltrace.export.metrics.host import CpuAndMemory, Disks, Network
 from otel_dltrace.export.metrics.process import ProcessSource
@@ -76,7 +76,7 @@ class Dropping(MetricExporter):
         """End."""
 
 
-def run(rounds: int = 40) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
     with scratch() as folder, _host(folder) as host:
         cases: dict[str, Callable[[], None]] = {"sampler": host.sample, "export": host.export}
@@ -186,8 +186,7 @@ def _rows(first: int, steps: int, ms: int) -> Column:
 
 
 def _report(seen: dict[str, list[float]]) -> str:
-    number = len(seen["sampler"])
-    head = [f"{RANKS} ranks, {number} rounds", "CPU, us (95 %)", "of one core", "of a step", "goal"]
+    head = [f"{RANKS} ranks, {len(seen['sampler'])} rounds", "CPU, us (95 %)", "of one core", "of a step", "goal"]
     samples = SECONDS / IN_WINDOW_S
     rows = [
         ["sampler, a sample", _range(seen["sampler"], 1e6 / samples), _share(seen["sampler"], SECONDS), "", ""],
@@ -197,26 +196,14 @@ def _report(seen: dict[str, list[float]]) -> str:
         cpu = seen[f"summary, {ms} ms"]
         steps = RANKS * SECONDS * 1000 // ms
         both = [sampled + summed for sampled, summed in zip(seen["sampler"], cpu, strict=True)]
-        of_step = _percent(median_of([100 * one / RANKS / SECONDS for one in both]), number)
-        rows.append(
-            [f"summary, a step of {ms} ms", _range(cpu, 1e6 / steps), _share(cpu, SECONDS), of_step, f"<= {GOAL} %"]
-        )
+        name, of_step = f"summary, a step of {ms} ms", _share(both, RANKS * SECONDS)
+        rows.append([name, _range(cpu, 1e6 / steps), _share(cpu, SECONDS), of_step, f"<= {GOAL} %"])
     return table(head, rows)
 
 
 def _range(values: list[float], scale: float) -> str:
-    value, low, high = with_interval(median_of([scale * one for one in values]), len(values))
-    return f"{value:.1f} ({low:.1f} - {high:.1f})"
+    return ranged(median_of([scale * one for one in values]), len(values), ".1f")
 
 
 def _share(values: list[float], seconds: float) -> str:
-    return _percent(median_of([100 * one / seconds for one in values]), len(values))
-
-
-def _percent(statistic: Statistic, rounds: int) -> str:
-    value, low, high = with_interval(statistic, rounds)
-    return f"{value:.3f} % ({low:.3f} - {high:.3f})"
-
-
-if __name__ == "__main__":
-    print(run(int(sys.argv[1])))
+    return ranged(median_of([100 * one / seconds for one in values]), len(values), ".3f", " %")

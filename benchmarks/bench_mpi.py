@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from benchmarks._processes import ROOT, environment, scratch
-from benchmarks._stats import median_of, table, with_interval
+from benchmarks._stats import median_of, ranged, table
 
 ENVIRONMENT = {
     "OTEL_DLTRACE_LEVEL": "collective",
@@ -63,12 +63,11 @@ def row(name: str, size: int, in_series: int, blocks: dict[str, list[float]]) ->
     cells = [f"{name}, {size:,} B", f"{median_of([s * _US / share for s in off])(range(len(off))):,.1f}"]
     for mode in ("off again", "on"):
         added = [(s - o) * _US / in_series for s, o in zip(blocks[mode], off, strict=True)]
-        median, low, high = with_interval(median_of(added), len(added))
-        cells.append(f"{median:+.2f} ({low:+.2f} - {high:+.2f})")
+        cells.append(ranged(median_of(added), len(added), "+.2f"))
     return [*cells, "<= 3 us"]
 
 
-def run(rounds: int = 60) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
     seen = measure(rounds)
     head = ["call", "latency, us", "off again, + us a call (95 %)", "traced, + us a call (95 %)", "goal"]

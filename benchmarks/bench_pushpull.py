@@ -21,13 +21,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from benchmarks._processes import ROOT, environment, scratch
-from benchmarks._stats import Statistic, median_of, ratio_of_sums, table, with_interval
+from benchmarks._stats import Round, median_of, merged, percent_more, ranged, ratio_of_sums, table
 
 BLOCK_S = 2.0
 """A step takes up to a quarter of a second, and the first three after a switch do not count."""
@@ -54,9 +53,6 @@ class Layout:
 
 LAYOUTS = (Layout(1, 2, 0), Layout(2, 2, 1))
 
-Round = dict[str, dict[str, float]]
-"""For each mode, what a block cost per step: ``s``, ``cpu``, ``drain``."""
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -66,24 +62,24 @@ class Measured:
     stages: int
 
 
-def run(rounds: int = 40, layouts: Sequence[Layout] = LAYOUTS, block_s: float = BLOCK_S) -> str:
+def run(rounds: int) -> str:
     """Measure and return the tables in markdown."""
-    return "\n\n".join(_report(layout, _measure(layout, rounds, block_s)) for layout in layouts)
+    return "\n\n".join(_report(layout, _measure(layout, rounds)) for layout in LAYOUTS)
 
 
-def _measure(layout: Layout, rounds: int, block_s: float) -> Measured:
+def _measure(layout: Layout, rounds: int) -> Measured:
     with scratch() as folder:
-        _launch(folder, layout, rounds, block_s)
+        _launch(folder, layout, rounds)
         ranks = layout.workers * layout.local_ranks
         seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
     rounds_seen = zip(*(rank["rounds"] for rank in seen), strict=True)
-    return Measured([_merge(ranks) for ranks in rounds_seen], sum(rank["stages"] for rank in seen))
+    return Measured([merged(ranks) for ranks in rounds_seen], sum(rank["stages"] for rank in seen))
 
 
-def _launch(folder: Path, layout: Layout, rounds: int, block_s: float) -> None:
+def _launch(folder: Path, layout: Layout, rounds: int) -> None:
     counts = (layout.workers, layout.local_ranks, layout.servers)
     command = [sys.executable, "-m", "benchmarks._pushpull_job", *map(str, counts), str(folder)]
-    command += [str(rounds), str(block_s)]
+    command += [str(rounds), str(BLOCK_S)]
     env = environment(
         folder,
         PYTHONPATH=str(ROOT),
@@ -94,11 +90,6 @@ def _launch(folder: Path, layout: Layout, rounds: int, block_s: float) -> None:
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-8000:]}")
-
-
-def _merge(ranks: Sequence[Round]) -> Round:
-    """Return a round's figures of all ranks: rank 0's time, since they wait for each other, everybody's CPU."""
-    return {mode: {**seen, "cpu": sum(rank[mode]["cpu"] for rank in ranks)} for mode, seen in ranks[0].items()}
 
 
 def _report(layout: Layout, measured: Measured) -> str:
@@ -133,19 +124,9 @@ def _cells(mode: str, rounds: list[Round]) -> list[str]:
     added = [1e6 * (one - other) for one, other in zip(time, off, strict=True)]
     return [
         f"{mode} / off",
-        _percent(median_of([one / other for one, other in zip(time, off, strict=True)]), len(rounds)),
-        "{:+.1f} ({:+.1f} - {:+.1f})".format(*with_interval(median_of(added), len(rounds))),
-        _percent(ratio_of_sums(cpu, cpu_off), len(rounds)),
+        percent_more(median_of([one / other for one, other in zip(time, off, strict=True)]), len(rounds)),
+        ranged(median_of(added), len(rounds), "+.1f"),
+        percent_more(ratio_of_sums(cpu, cpu_off), len(rounds)),
         f"{100 * sum(drain) / sum(cpu_off):.2f} %",
         f"<= {LIMIT} %, aim {AIM} %" if mode == "partitions" else "",
     ]
-
-
-def _percent(ratio: Statistic, rounds: int) -> str:
-    """Return by how many percent *ratio* is above 1, and its interval."""
-    value, low, high = (100 * (figure - 1) for figure in with_interval(ratio, rounds))
-    return f"{value:+.2f} % ({low:+.2f} - {high:+.2f})"
-
-
-if __name__ == "__main__":
-    print(run(int(sys.argv[1])))

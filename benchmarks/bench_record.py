@@ -12,8 +12,6 @@ Encoding and sending are in neither (``python -m benchmarks wire`` has them).
 Ours pay for everything that they do: both clock reads, their share of leases, laps of the ring.
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import set_span_in_context
 
-from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
+from benchmarks._processes import scratch
+from benchmarks._stats import median_of, ranged, ratio_of_medians, table
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.blocks import phase
 from otel_dltrace.record.operation import Operation
@@ -128,20 +127,24 @@ def measure(cases: list[Case], rounds: int, between: Callable[[], object]) -> di
 def row(case: Case, seen: dict[str, list[float]]) -> list[str]:
     """Return the case's row of the table."""
     own = seen[case.name]
-    median, low, high = with_interval(median_of(own), len(own))
-    cells = [case.name, f"{median:,.0f} ({low:,.0f} - {high:,.0f})"]
+    cells = [case.name, ranged(median_of(own), len(own), ",.0f")]
     if case.name in (USUAL, LEANEST):
         return [*cells, "", "", ""]
-    for peer in (USUAL, LEANEST):
-        ratio, low, high = with_interval(ratio_of_medians(seen[peer], own), len(own))
-        cells.append(f"{ratio:.1f}x ({low:.1f} - {high:.1f})")
-    return [*cells, case.goal and f">= {case.goal}"]
+    ratios = [ranged(ratio_of_medians(seen[peer], own), len(own), ".1f", "x") for peer in (USUAL, LEANEST)]
+    return [*cells, *ratios, case.goal and f">= {case.goal}"]
 
 
-def run(rounds: int = 200) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
-    shm = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
+    with scratch() as folder:
+        seen, cases = _measured(folder, rounds)
+    return table(
+        ["case", "ns (95 %)", "against usual (95 %)", "against leanest (95 %)", "goal"],
+        [row(case, seen) for case in cases],
+    )
+
+
+def _measured(folder: Path, rounds: int) -> tuple[dict[str, list[float]], list[Case]]:
     recorder = Recorder(folder, 4 << 20)
     recorder.step = 17
     live.tracer = Tracer(recorder)
@@ -150,13 +153,8 @@ def run(rounds: int = 200) -> str:
     try:
         cases = [*sdk_cases(provider), *our_cases(recorder)]
         measure(cases, 3, provider.force_flush)  # imports, caches, the ring's first lap
-        seen = measure(cases, rounds, provider.force_flush)
+        return measure(cases, rounds, provider.force_flush), cases
     finally:
         live.tracer = None
         recorder.close()
         provider.shutdown()
-        shutil.rmtree(folder)
-    return table(
-        ["case", "ns (95 %)", "against usual (95 %)", "against leanest (95 %)", "goal"],
-        [row(case, seen) for case in cases],
-    )

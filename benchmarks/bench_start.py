@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._processes import ROOT, end_all, environment, scratch
-from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
+from benchmarks._stats import median_of, ranged, ratio_of_medians, table
 
 PTH = "otel_dltrace.pth"
 NOTHING, TORCH, OURS = "pass", "import torch", "import otel_dltrace"
@@ -94,7 +94,7 @@ class Process:
 Round = dict[str, Process]
 
 
-def run(rounds: int = 30) -> str:
+def run(rounds: int) -> str:
     """Measure and return the tables in markdown."""
     with scratch() as folder:
         pythons = {installed: _make_python(folder, installed=installed) for installed in (False, True)}
@@ -185,14 +185,8 @@ def _beside_the_sdk(case: Case, seen: list[Round]) -> str:
     if case.base != BARE or case is SDK:
         return ""
     ratio = ratio_of_medians(_added(case, seen, "cpu"), _added(SDK, seen, "cpu"))
-    value, low, high = with_interval(ratio, len(seen))
-    return f"{value:.2f}x ({low:.2f} - {high:.2f})"
+    return ranged(ratio, len(seen), ".2f", "x")
 
 
 def _milliseconds(seconds: Sequence[float], form: str) -> str:
-    value, low, high = (1e3 * figure for figure in with_interval(median_of(seconds), len(seconds)))
-    return f"{value:{form}} ({low:{form}} - {high:{form}})"
-
-
-if __name__ == "__main__":
-    print(run(int(sys.argv[1])))
+    return ranged(median_of([1e3 * one for one in seconds]), len(seconds), form)

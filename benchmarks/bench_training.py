@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._processes import RANKS, scratch, torchrun
-from benchmarks._stats import Statistic, median_of, ratio_of_sums, table, with_interval
+from benchmarks._stats import Round, median_of, merged, percent_more, ranged, ratio_of_sums, table, with_interval
 
 BLOCK_S = 0.5
 LIMITS = {"step": 0.5, "phase": 2.0}
@@ -74,12 +74,9 @@ WORKLOADS = (
     ),
 )
 
-Round = dict[str, dict[str, float]]
-"""For each mode, what a block cost per step or call: ``s``, ``cpu``, ``drain``, ``left``."""
-
 
 def run(
-    rounds: int = 100,
+    rounds: int,
     workloads: Sequence[Workload] = WORKLOADS,
     block_s: float = BLOCK_S,
     modes: Sequence[str] = (),
@@ -92,7 +89,7 @@ def _rounds(workload: Workload, rounds: int, block_s: float, modes: Sequence[str
     with scratch() as folder, collector(workload.collector) as env:
         torchrun(folder, "benchmarks._training_rank", workload.job, rounds, block_s, *modes, **env)
         seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
-    return [_merge(ranks) for ranks in zip(*seen, strict=True)]
+    return [merged(ranks) for ranks in zip(*seen, strict=True)]
 
 
 @contextmanager
@@ -107,11 +104,6 @@ def collector(away: str) -> Iterator[dict[str, str]]:
             taken.listen()
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
         yield {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_SPAN_BUDGET": "0"}
-
-
-def _merge(ranks: Sequence[Round]) -> Round:
-    """Return a round's figures of all ranks: rank 0's time, since they wait for each other, everybody's CPU."""
-    return {mode: {**seen, "cpu": sum(rank[mode]["cpu"] for rank in ranks)} for mode, seen in ranks[0].items()}
 
 
 def _report(workload: Workload, rounds: list[Round]) -> str:
@@ -174,10 +166,10 @@ class _Costs:
         number = len(self.rounds)
         return [
             f"{self.mode} / off",
-            _percent(median_of(ratios), number),
-            _range(median_of(added), number, "+.1f"),
-            _percent(ratio_of_sums(self.cpu, self.cpu_off), number),
-            _range(lambda chosen: 1e6 * self._added(chosen) / len(chosen), number, "+.1f"),
+            percent_more(median_of(ratios), number),
+            ranged(median_of(added), number, "+.1f"),
+            percent_more(ratio_of_sums(self.cpu, self.cpu_off), number),
+            ranged(lambda chosen: 1e6 * self._added(chosen) / len(chosen), number, "+.1f"),
             f"{100 * sum(self.of('drain')) / sum(self.cpu_off):.2f} %",
         ]
 
@@ -188,20 +180,10 @@ class _Costs:
         number = len(self.rounds)
         if with_interval(other._added, number)[1] <= 0:
             return "?"
-        return _range(lambda chosen: self._added(chosen) / other._added(chosen), number, ".1f", "x")
+        return ranged(lambda chosen: self._added(chosen) / other._added(chosen), number, ".1f", "x")
 
     def _added(self, chosen: Sequence[int]) -> float:
         return sum(self.cpu[i] - self.cpu_off[i] for i in chosen)
-
-
-def _percent(ratio: Statistic, rounds: int) -> str:
-    """Return by how many percent *ratio* is above 1, and its interval."""
-    return _range(lambda chosen: 100 * (ratio(chosen) - 1), rounds, "+.2f", " %")
-
-
-def _range(statistic: Statistic, rounds: int, form: str, unit: str = "") -> str:
-    value, low, high = with_interval(statistic, rounds)
-    return f"{value:{form}}{unit} ({low:{form}} - {high:{form}})"
 
 
 def main() -> None:

@@ -26,10 +26,8 @@ rounds, the intervals those of the resampled rounds.
 """
 
 import gzip
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,9 +45,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
+from benchmarks._processes import scratch
 from benchmarks._ranks import HOME, RANKS, SPANS
 from benchmarks._receiver import receiver
-from benchmarks._stats import median_of, ratio_of_medians, table, with_interval
+from benchmarks._stats import median_of, ranged, ratio_of_medians, table
 from otel_dltrace.export import drain as drain_module
 from otel_dltrace.export.choice import DELAY_S
 from otel_dltrace.export.drain import Drain
@@ -319,23 +318,18 @@ class Seen:
     @staticmethod
     def _row(name: str, ours: list[float], sdk: list[float], goal: str = "") -> list[str]:
         rounds = len(ours)
-        own, own_low, own_high = with_interval(median_of(ours), rounds)
-        other, other_low, other_high = with_interval(median_of(sdk), rounds)
-        ratio, low, high = with_interval(ratio_of_medians(sdk, ours), rounds)
         return [
             name,
-            f"{own:,.0f} ({own_low:,.0f} - {own_high:,.0f})",
-            f"{other:,.0f} ({other_low:,.0f} - {other_high:,.0f})",
-            f"{ratio:.1f}x ({low:.1f} - {high:.1f})",
+            ranged(median_of(ours), rounds, ",.0f"),
+            ranged(median_of(sdk), rounds, ",.0f"),
+            ranged(ratio_of_medians(sdk, ours), rounds, ".1f", "x"),
             goal,
         ]
 
 
 def measure(rounds: int) -> Seen:
     """Run *rounds* rounds."""
-    shm = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
-    with receiver() as url:
+    with scratch() as folder, receiver() as url:
         ours = Ours(folder, url)
         try:
             for _ in range(3):
@@ -346,15 +340,10 @@ def measure(rounds: int) -> Seen:
                 seen.round(ours, sdk)
         finally:
             ours.close()
-            shutil.rmtree(folder)
     return seen
 
 
-def run(rounds: int = 60) -> str:
+def run(rounds: int) -> str:
     """Measure and return the table in markdown."""
     head = ["from ring or queue", "ours, CPU ns a span (95 %)", "SDK (95 %)", "ratio (95 %)", "goal"]
     return table(head, measure(rounds).rows())
-
-
-if __name__ == "__main__":
-    print(run(int(sys.argv[1])))

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks import bench_metrics, bench_pushpull, bench_training
 from benchmarks._processes import Drain, environment, memory_of, scratch
+from benchmarks._stats import merged
 from benchmarks.bench_training import Workload
 
 IDLE = "import time; print('up', flush=True); time.sleep(60)"
@@ -60,7 +61,7 @@ def test_push_pull_says_what_partitions_add_and_how_many_there_were():
         }
         for cpu, drain in ((12.0, 0.1), (8.0, 0.0))
     ]
-    measured = bench_pushpull.Measured([bench_pushpull._merge(ranks)] * 2, 102)
+    measured = bench_pushpull.Measured([merged(ranks)] * 2, 102)
 
     report = bench_pushpull._report(bench_pushpull.Layout(2, 1, 1), measured)
 
