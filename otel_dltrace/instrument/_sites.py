@@ -84,10 +84,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Something that a framework has a public hook for: *attach* gets the module, returns how to undo it."""
+    """Something else that is put in place: *attach* gets the module, returns how to undo it, None for not at all."""
 
     module: str
-    attach: Callable[[ModuleType], Undo]
+    attach: Callable[[ModuleType], Undo | None]
 
 
 Row = Site | Attachment
@@ -172,7 +172,17 @@ def resolve(module: ModuleType, dotted: str) -> tuple[Any, str, Any] | None:
     return None if original is None else (holder, name, original)
 
 
+def put(module: ModuleType, dotted: str, make: Callable[[Any], Any]) -> Undo | None:
+    """Put what *make* makes of the object with the *dotted* name in *module* in its place, if it is there."""
+    found = resolve(module, dotted)
+    if found is None:
+        return None
+    holder, name, original = found
+    return replace(holder, name, original, make(original))
+
+
 def replace(holder: Any, name: str, original: Any, wrapper: Any) -> Undo:
+    """Put *wrapper* in the place of *original*; return what puts that back."""
     setattr(holder, name, wrapper)
 
     def restore() -> None:

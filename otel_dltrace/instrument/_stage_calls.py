@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import partial, wraps
 from threading import get_ident
 from time import monotonic_ns
-from types import ModuleType
 from typing import Any
 
 from otel_dltrace.instrument._loop import loop_of
-from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Site, Undo, replace, resolve, wrap
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Site, put, wrap
 from otel_dltrace.model.semconv import DEVICE_STAGES
 from otel_dltrace.record.device import Mark
 from otel_dltrace.record.tracer import live
@@ -68,13 +67,5 @@ def stage_site(
 
 def stage_call(module: str, name: str, stage: str) -> Attachment:
     """Return the row for the calls of a function that *module* has imported by *name*; others are not traced."""
-    site = stage_site(module, name, stage)
-
-    def attach(loaded: ModuleType) -> Undo:
-        found = resolve(loaded, name)
-        if found is None:
-            return lambda: None
-        holder, attribute, original = found
-        return replace(holder, attribute, original, wrap(site, original))
-
-    return Attachment(module, attach)
+    around = partial(wrap, stage_site(module, name, stage))
+    return Attachment(module, lambda loaded: put(loaded, name, around))

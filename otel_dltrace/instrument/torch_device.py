@@ -60,9 +60,9 @@ class Cuda:
         return stream
 
 
-def _attach(module: ModuleType) -> Undo:
+def _attach(module: ModuleType) -> Undo | None:
     if not module._is_compiled():  # this PyTorch knows no such device
-        return lambda: None
+        return None
     cuda = Cuda(module, getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda _index: True))
 
     def follow(tracer: Tracer) -> None:

@@ -38,7 +38,7 @@ def _is_ours(function: Any) -> bool:
     return getattr(function, "__globals__", {}).get("__name__") == _sites.__name__
 
 
-def _skip(module: ModuleType) -> Undo:
+def _skip(module: ModuleType) -> None:
     """Have frames of ours run as they are between two graphs; inside one they are looked into."""
     skip = getattr(module, "skip_code", None)
     if skip is not None:
@@ -46,7 +46,6 @@ def _skip(module: ModuleType) -> Undo:
             if name.partition(".")[0] == _PACKAGE and isinstance(ours, ModuleType):
                 for code in _codes_of(ours):
                     skip(code)
-    return lambda: None
 
 
 def _codes_of(module: ModuleType) -> Iterator[CodeType]:
@@ -67,14 +66,13 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 _is_told = False
 
 
-def _tell_blocks(module: ModuleType) -> Undo:
+def _tell_blocks(module: ModuleType) -> None:
     """Have the blocks that a program marks know that they are in a graph; what torch has been told it cannot forget."""
     global _is_told  # noqa: PLW0603  -- it raises if it is told twice
     substitute = getattr(module, "substitute_in_graph", None)  # from 2.6 on
     if substitute is not None and not _is_told:
         _is_told = True
         substitute(ask_in_graph, skip_signature_check=True)(_in_graph)
-    return lambda: None
 
 
 def _in_graph() -> object:

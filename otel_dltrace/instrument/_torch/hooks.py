@@ -13,7 +13,7 @@ from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, put
 from otel_dltrace.instrument._torch.buckets import said_by, tell_of_hook
 from otel_dltrace.instrument._torch.groups import HOST_BACKENDS
 from otel_dltrace.instrument._torch.hook import BucketHook, backend_of_model, flush, joined
@@ -88,16 +88,14 @@ def _register_builtin(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _attach(module: ModuleType) -> Undo:
-    undos = []
-    for name, wrapper in (("_register_comm_hook", _register), ("_register_builtin_comm_hook", _register_builtin)):
-        original = vars(module).get(name)
-        if original is not None:  # a torch built without distributed has none
-            undos.append(replace(module, name, original, wrapper(original)))
+    wrappers = (("_register_comm_hook", _register), ("_register_builtin_comm_hook", _register_builtin))
+    undos = [put(module, name, wrapper) for name, wrapper in wrappers]
 
     def detach() -> None:
         flush()
         for undo in undos:
-            undo()
+            if undo is not None:  # a torch built without distributed has none
+                undo()
 
     return detach
 

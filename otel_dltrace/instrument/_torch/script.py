@@ -7,13 +7,12 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, replace
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, put
 from otel_dltrace.instrument._torch.root_hooks import Forward, is_hook
 
 
-def _attach(module: ModuleType) -> Undo:
-    original = vars(module).get("get_hook_stubs")
-    return (lambda: None) if original is None else replace(module, "get_hook_stubs", original, _traced(original))
+def _attach(module: ModuleType) -> Undo | None:
+    return put(module, "get_hook_stubs", _traced)
 
 
 def _traced(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

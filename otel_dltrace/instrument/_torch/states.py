@@ -3,12 +3,11 @@
 import copy
 import sys
 from collections.abc import Callable
-from functools import wraps
-from types import ModuleType
+from functools import partial, wraps
 from typing import Any
 
 from otel_dltrace.instrument._by_identity import ByIdentity
-from otel_dltrace.instrument._sites import Attachment, Row, Undo, replace, resolve
+from otel_dltrace.instrument._sites import Attachment, Row, put
 from otel_dltrace.instrument._torch.root_hooks import is_hook
 from otel_dltrace.record.guard import guarded
 
@@ -57,18 +56,12 @@ def _handle_state(state: Any) -> Any:
     return _theirs(table, ours), number, *(tuple(one and _theirs(one, ours) for one in tables) for tables in further)
 
 
-def _attach_to(name: str, change: Callable[[Any], Any]) -> Callable[[ModuleType], Undo]:
-    def attach(module: ModuleType) -> Undo:
-        found = resolve(module, f"{name}.__getstate__")
-        if found is None:  # older: what `_Hook` leaves behind is in the copy
-            return lambda: None
-        holder, attribute, original = found
-        return replace(holder, attribute, original, _changed(original, change))
-
-    return attach
+def _states_of(module: str, name: str, change: Callable[[Any], Any]) -> Attachment:
+    """Return the row for the state of the class *name*; older ones have none: what `_Hook` leaves is in the copy."""
+    return Attachment(module, lambda loaded: put(loaded, f"{name}.__getstate__", partial(_changed, change)))
 
 
-def _changed(original: Callable[[Any], Any], change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _changed(change: Callable[[Any], Any], original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return *original* with its result changed, in place or by another one, but for shallow copies: they share all."""
 
     @wraps(original)
@@ -82,10 +75,10 @@ def _changed(original: Callable[[Any], Any], change: Callable[[Any], Any]) -> Ca
 
 
 STATES: tuple[Row, ...] = (
-    Attachment("torch.nn.modules.module", _attach_to("Module", _module_state)),
+    _states_of("torch.nn.modules.module", "Module", _module_state),
     # They have one of their own.
-    Attachment("torch.nn.modules.rnn", _attach_to("RNNBase", _module_state)),
-    Attachment("torch.nn.parallel.distributed", _attach_to("DistributedDataParallel", _module_state)),
-    Attachment("torch._dynamo.eval_frame", _attach_to("OptimizedModule", _module_state)),
-    Attachment("torch.utils.hooks", _attach_to("RemovableHandle", _handle_state)),
+    _states_of("torch.nn.modules.rnn", "RNNBase", _module_state),
+    _states_of("torch.nn.parallel.distributed", "DistributedDataParallel", _module_state),
+    _states_of("torch._dynamo.eval_frame", "OptimizedModule", _module_state),
+    _states_of("torch.utils.hooks", "RemovableHandle", _handle_state),
 )
