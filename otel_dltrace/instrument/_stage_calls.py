@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import Any
 
 from otel_dltrace.instrument._loop import loop_of
-from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Site, put, wrap
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Site, always, put, wrap
 from otel_dltrace.model.semconv import DEVICE_STAGES
 from otel_dltrace.record.device import Mark
 from otel_dltrace.record.tracer import live
@@ -18,10 +18,6 @@ Piece = tuple[str, int, Mark | None]
 _running: set[str] = set()
 """The stages whose calls are running in the thread that trains: a call inside one of them is the same piece."""
 os.register_at_fork(after_in_child=_running.clear)  # the parent's calls
-
-
-def _is_any(_args: Args, _kwargs: Kwargs) -> bool:
-    return True
 
 
 def _begins(stage: str, is_one: Callable[[Args, Kwargs], bool], args: Args, kwargs: Kwargs) -> Piece | None:
@@ -54,7 +50,7 @@ def _outside_graphs(traced: Callable[..., Any], original: Callable[..., Any]) ->
 
 
 def stage_site(
-    module: str, name: str, stage: str, *, in_graphs: bool = False, is_one: Callable[[Args, Kwargs], bool] = _is_any
+    module: str, name: str, stage: str, *, in_graphs: bool = False, is_one: Callable[[Args, Kwargs], bool] = always
 ) -> Site:
     """Return the row for a function of which every call is a piece of *stage*, with all calls inside it.
 

@@ -16,7 +16,7 @@ from typing import Any
 from otel_dltrace.instrument._handle_sites import LEVEL, Calls, Plugin
 from otel_dltrace.instrument._handles import ASYNC, Pending
 from otel_dltrace.instrument._launcher import launcher_bind
-from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site
+from otel_dltrace.instrument._sites import Args, Kwargs, Row, Site, always
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import COLLECTIVE, PUSH_PULL
 from otel_dltrace.record.operation import Operation
@@ -124,10 +124,6 @@ def _broadcast_over(here: PushPulls, _result: object) -> None:
     here.broadcast.root = -1
 
 
-def _yes(_args: Args, _kwargs: Kwargs) -> bool:
-    return True
-
-
 def _initialised(_span: object, _result: object) -> None:
     """Bind by the launcher's variables, where they name this run: BytePS has no store to agree through.
 
@@ -152,7 +148,7 @@ def _make_folder(traces: str) -> None:
 
 
 ROWS: tuple[Row, ...] = (
-    Site(OPS, "init", _yes, _initialised),
+    Site(OPS, "init", always, _initialised),
     Site(OPS, "_do_push_pull_async", _begin_async, _launched, _refused, LEVEL),
     Site(OPS, "_do_push_pull_group_sync", _begin_async, _launched_in_group, _refused, LEVEL),
     Site(PLUGIN, "broadcast_parameters", _broadcast_begins, _broadcast_over, _broadcast_over, LEVEL),

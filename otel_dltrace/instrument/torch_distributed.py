@@ -1,12 +1,11 @@
 """The collectives and point-to-point calls of a program, and who its ranks are."""
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, always
 from otel_dltrace.instrument._torch.callbacks import before_destroyed, writers
 from otel_dltrace.instrument._torch.calls import FUNCTIONS, METHODS, OPERATORS, Call
 from otel_dltrace.instrument._torch.comm import Comm
@@ -131,9 +130,10 @@ def _destroy_begins(args: Args, kwargs: Kwargs) -> bool | None:
     if is_outside(group):
         return None
     everything = group is None or group is c10d().GroupMember.WORLD
-    before_destroyed(None if everything else group)
-    comm.forget(None if everything else group)
-    forget(None if everything else group)
+    gone = None if everything else group
+    before_destroyed(gone)
+    comm.forget(gone)
+    forget(gone)
     if everything:
         comm.binding.destroyed()
         comm.tracer.steps.group_seq = lambda: 0
@@ -143,10 +143,6 @@ def _destroy_begins(args: Args, kwargs: Kwargs) -> bool | None:
 def _destroyed(everything: bool, _result: object) -> None:
     if everything:
         _here().recorded.leave()  # all is over; the next world's numbers begin anew
-
-
-def _yes(_args: Args, _kwargs: Kwargs) -> bool:
-    return True
 
 
 def _attach(_module: ModuleType) -> Undo:
@@ -176,11 +172,6 @@ def _site(call: Call) -> Site:
     return Site(call.module, call.name, begin, _finish, _fail, Level.COLLECTIVE, call.since, call.until, around)
 
 
-def _work(name: str, begin: Callable[[Args, Kwargs], Any], finish: Callable[[Any, Any], None]) -> Site:
-    fail = _wait_failed if finish is _waited else lambda _span, _error: None
-    return Site(C10D, f"Work.{name}", begin, finish, fail, Level.COLLECTIVE, around=OF_WORKS)
-
-
 ROWS: tuple[Row, ...] = (
     *(_site(call) for call in METHODS),
     *(_site(call) for call in FUNCTIONS),
@@ -193,9 +184,9 @@ ROWS: tuple[Row, ...] = (
         Level.COLLECTIVE,
         around=OF_GROUPS,
     ),
-    _work("wait", _wait_begins, _waited),
-    _work("is_completed", _asked, _answered),
-    _work("get_future", _asked, _given_future),
+    Site(C10D, "Work.wait", _wait_begins, _waited, _wait_failed, Level.COLLECTIVE, around=OF_WORKS),
+    Site(C10D, "Work.is_completed", _asked, _answered, level=Level.COLLECTIVE, around=OF_WORKS),
+    Site(C10D, "Work.get_future", _asked, _given_future, level=Level.COLLECTIVE, around=OF_WORKS),
     operators(
         [
             *(_site(call) for call in OPERATORS),
@@ -207,7 +198,7 @@ ROWS: tuple[Row, ...] = (
 )
 WORLD: tuple[Row, ...] = (
     *COUNTS,
-    Site(C10D, "init_process_group", begin=_yes, finish=_initialised),
+    Site(C10D, "init_process_group", begin=always, finish=_initialised),
     Site(C10D, "destroy_process_group", begin=_destroy_begins, finish=_destroyed),
     Attachment(C10D, _attach),
     BLOCKS,
