@@ -171,17 +171,8 @@ class Works:
 
     def _is_over(self, work: Any, pending: Pending) -> bool:
         if not pending.closed:
-            completed = self._is_completed(work)
-            self._polled(pending, completed)
+            self.answered(pending, self._is_completed(work))
         return pending.closed
-
-    def _polled(self, pending: Pending, completed: bool) -> None:
-        now = monotonic_ns()
-        if not completed:
-            pending.seen = now
-            return
-        self._kinds.learn(pending.operation, pending.seen, now)
-        pending.close_seen(now)
 
     def asked(self, work: Any) -> Pending | None:
         """Return what *work* is doing, if it is open and has no callback."""
@@ -189,8 +180,13 @@ class Works:
         return None if pending is None or pending.closed or pending.watched or not pending.pollable else pending
 
     def answered(self, pending: Pending, completed: bool) -> None:
-        """Know that the program has asked whether *pending* is done."""
-        self._polled(pending, bool(completed))
+        """Know that the program, or we, have asked just now whether *pending* is done."""
+        now = monotonic_ns()
+        if not completed:
+            pending.seen = now
+            return
+        self._kinds.learn(pending.operation, pending.seen, now)
+        pending.close_seen(now)
 
     def given_future(self, pending: Pending, future: Any) -> None:
         """Know that the program has *future* to wait with: it says the end."""
