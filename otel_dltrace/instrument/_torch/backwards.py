@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from otel_dltrace.instrument._torch.buckets import Layout
@@ -9,61 +10,46 @@ from otel_dltrace.record.device import Mark
 from otel_dltrace.record.recorder import Recorder
 
 
+@dataclass(slots=True, eq=False)
 class Backward:
-    """A backward that synchronises the gradients of one model, from the end of the forward on.
+    """A backward that synchronises the gradients of one model, from the end of the forward on."""
 
-    Attributes:
-        of: The model's.
-        since: When its reducer began to count.
-        ready: When each gradient was ready, from then on; until it is over, those of the one before.
-        seq: The group's number before it.
-        advance: By how much it has advanced that.
-        is_alone: Whether it has synchronised no other model.
-        is_delayed: Whether DDP has launched all buckets at its end, as in the first one of a static graph.
-        end: When it was over.
-        step: The step that it was in.
-        is_rebuilt: Whether DDP had rebuilt its buckets.
-        over: When the device goes on behind it.
-    """
-
-    __slots__ = (
-        "advance",
-        "end",
-        "is_alone",
-        "is_delayed",
-        "is_rebuilt",
-        "of",
-        "over",
-        "ready",
-        "seq",
-        "since",
-        "step",
-    )
-
-    def __init__(self, of: "Model", since: int, ready: Sequence[int]) -> None:
-        self.of, self.since, self.ready = of, since, ready
-        self.seq = self.advance = self.end = self.step = 0
-        self.is_alone = self.is_delayed = self.is_rebuilt = False
-        self.over: Mark | None = None
+    of: "Model"
+    since: int
+    """When the model's reducer began to count."""
+    ready: Sequence[int]
+    """When each gradient was ready, from then on; until it is over, those of the one before."""
+    seq: int = 0
+    """The group's number before it."""
+    advance: int = 0
+    """By how much it has advanced that."""
+    is_alone: bool = False
+    """Whether it has synchronised no other model."""
+    is_delayed: bool = False
+    """Whether DDP has launched all buckets at its end, as in the first one of a static graph."""
+    end: int = 0
+    """When it was over."""
+    step: int = 0
+    """The step that it was in."""
+    is_rebuilt: bool = False
+    """Whether DDP had rebuilt its buckets."""
+    over: Mark | None = None
+    """When the device goes on behind it."""
 
 
+@dataclass(slots=True, eq=False)
 class Model:
-    """What is known of one model, which this keeps not alive: its buckets, and who said so.
+    """What is known of one model, which this keeps not alive: its buckets, and who said so."""
 
-    Attributes:
-        model: Returns it, while it lives.
-        layout: Its buckets, as known to `recorder`, before or after DDP *has rebuilt* them, after so many *hooks*.
-        unwritten: Its last backward, where its buckets were not known.
-    """
-
-    __slots__ = ("has_rebuilt", "hooks", "layout", "model", "recorder", "unwritten")
-
-    def __init__(self, model: Any) -> None:
-        self.model: Callable[[], Any] = weakref.ref(model)
-        self.layout: Layout | None = None
-        self.recorder: Recorder | None = None
-        self.has_rebuilt, self.hooks = False, 0
-        self.unwritten: Backward | None = None
+    model: Callable[[], Any]
+    """Returns it, while it lives."""
+    layout: Layout | None = None
+    """Its buckets, as known to `recorder`, before or after DDP *has rebuilt* them, after so many *hooks*."""
+    recorder: Recorder | None = None
+    has_rebuilt: bool = False
+    hooks: int = 0
+    unwritten: Backward | None = None
+    """Its last backward, where its buckets were not known."""
 
 
 class Seen:
@@ -86,6 +72,6 @@ class Seen:
         """Return what is known of *model*."""
         known = self.models.get(model)
         if known is None:
-            known = self.models[model] = Model(model)
+            known = self.models[model] = Model(weakref.ref(model))
         self.latest = known
         return known
