@@ -25,6 +25,7 @@ from otel_dltrace.instrument._mpi.calls import CALLS
 from otel_dltrace.instrument._mpi.comm import Comm, current
 from otel_dltrace.instrument._mpi.family import Call, Role
 from otel_dltrace.instrument._mpi.groups import NOBODY, Group
+from otel_dltrace.instrument._mpi.requests import Part
 from otel_dltrace.instrument._mpi.usual import _learned, shortened
 from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.semconv import Flag, Source
@@ -801,7 +802,10 @@ def test_more_bytes_than_an_int_counts_are_received() -> None:
     status.Set_tag(7)
     status.Set_elements(MPI.BYTE, 3 << 30)
     comm = cast("Comm", SimpleNamespace(module=MPI))
-    assert Comm.learned(comm, Group("world", 1), MPI.COMM_WORLD, status, 0) == (3 << 30, 0, 7)
+    operation: Any = SimpleNamespace(size=0, a=NOBODY, b=NOBODY)
+    part = Part(operation)
+    Comm.settle(comm, Group("world", 1), MPI.COMM_WORLD, "", part, status)
+    assert (operation.size, operation.a, operation.b, part.seq) == (3 << 30, 0, 7, 1)
     assert _learned(comm, Group("world", 1), MPI.COMM_WORLD, status, 0, NOBODY, NOBODY) == (3 << 30, 0, 7, 1)
 
 

@@ -24,7 +24,7 @@ from otel_dltrace.instrument._mpi.family import Call, Role
 from otel_dltrace.instrument._mpi.probes import begin_matched, begin_probe
 from otel_dltrace.instrument._mpi.running import begin_call
 from otel_dltrace.instrument._mpi.usual import is_usual, shortened
-from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, replace, wrap
+from otel_dltrace.instrument._sites import Args, Attachment, Kwargs, Row, Site, Undo, began, log, put, wrap
 from otel_dltrace.model.semconv import COLLECTIVE, Level
 from otel_dltrace.record.blocks import note_end
 from otel_dltrace.record.guard import guarded
@@ -267,11 +267,8 @@ def _attach(module: ModuleType) -> Undo:
     """Put the methods in place, and meet an MPI that has begun."""
     global _module  # noqa: PLW0603  -- there is one
     _module = module
-    undos = [
-        replace(module, site.name, original, wrap(site, original))
-        for site in _FUNCTIONS
-        if (original := getattr(module, site.name, None)) is not None
-    ]
+    functions = (put(module, site.name, partial(wrap, site)) for site in _FUNCTIONS)
+    undos = [undo for undo in functions if undo is not None]
     holders: set[type] = set()
     for name, site in _sites():
         holder = getattr(module, name)

@@ -94,21 +94,15 @@ class Comm:
 
     def settle(self, group: Group, handle: Any, series: str, part: Part, status: Any) -> None:
         """Learn from *status* who has sent, with which tag, and how much."""
-        operation = part.operation
-        learned = self.learned(group, handle, status, operation.size)
-        if learned is None:
+        operation, source = part.operation, status.Get_source()
+        if source < 0:  # nothing has come
             operation.size = 0
-        else:
-            operation.size, operation.a, operation.b = learned
-            part.seq = part.seq or group.number_message(series, operation.a, operation.b, sends=False)
-
-    def learned(self, group: Group, handle: Any, status: Any, size: int) -> tuple[int, int, int] | None:
-        """Return how much has come (*size* if that is not known), from whom, with which tag; None for nothing."""
-        source, tag = status.Get_source(), status.Get_tag()
-        if source < 0:
-            return None
-        count = status.Get_elements(self.module.BYTE)  # Open MPI has no count above 2 GiB
-        return count if count >= 0 else size, group.rank_in_world(handle, source), tag
+            return
+        count = status.Get_elements(self.module.BYTE)  # not Get_count: Open MPI has none above 2 GiB
+        if count >= 0:
+            operation.size = count
+        operation.a, operation.b = group.rank_in_world(handle, source), status.Get_tag()
+        part.seq = part.seq or group.number_message(series, operation.a, operation.b, sends=False)
 
 
 def _ranks(call: Call, handle: Any, name: str) -> int:
