@@ -14,6 +14,7 @@ from otel_dltrace.instrument._torch.buckets import describe
 from otel_dltrace.instrument._torch.callbacks import called, writers
 from otel_dltrace.instrument._torch.calls import bytes_of
 from otel_dltrace.instrument._torch.groups import HOST_BACKENDS, backend_of, is_counted, sequence_number
+from otel_dltrace.instrument._torch.root_hooks import none_yet
 from otel_dltrace.model.semconv import Flag, Level
 from otel_dltrace.record.guard import guarded
 from otel_dltrace.record.operation import Operation, open_span
@@ -47,10 +48,6 @@ joined: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 """By reducer: the work that counts the ranks that have not joined, where gradients are divided by that."""
 
 
-def _nobody() -> None:
-    return None
-
-
 class BucketHook:
     """The hook of one model. C++ owns it, out of sight of Python's collector: it holds the model weakly.
 
@@ -63,7 +60,7 @@ class BucketHook:
 
     def __init__(self, program: Program | None = None) -> None:
         self.program = program
-        self.model: Callable[[], Any] = _nobody
+        self.model: Callable[[], Any] = none_yet
         self.launched = 0
         self.in_place = False
         self._backend, self._is_counted = "", False
