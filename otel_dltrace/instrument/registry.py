@@ -75,7 +75,9 @@ class Registry:
         """Put the rows of *sources* (default: all) in place, now or when their modules come; once is enough."""
         with self._lock:
             asked = self._sources if sources is None else self._sources.intersection(sources)
-            new = (asked | self._sources & {COMMON}) - self._on if asked else asked
+            if asked:
+                asked |= self._sources & {COMMON}
+            new = asked - self._on
             self._on |= new
             if self._on and self._finder not in sys.meta_path:
                 sys.meta_path.insert(0, self._finder)
