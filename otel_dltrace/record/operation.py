@@ -1,5 +1,6 @@
 """The spans that are open in a context: a program's phases, and operations, which are written twice (contract 3)."""
 
+from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from time import monotonic_ns
 from typing import Protocol
@@ -53,28 +54,30 @@ def step_within(outer: Open, now: int) -> int:
     The training thread may be ahead of who communicates. A phase may be around many steps, and is in none of theirs;
     what it is part of, an operation, keeps its own.
     """
-    above: Open | None = outer
-    for _ in range(_MOST_NESTED):
+    for above in _outwards(outer):
         if isinstance(above, Operation):
             return above.step if above.holds else now
-        token: Token[Open | None] | None = getattr(above, "token", None)
-        if token is None or token.old_value is Token.MISSING:
-            break
-        above = token.old_value
     return now
 
 
 def _begun_in(over: Open) -> list[Open]:
     """Return the open blocks of this context that began in *over*."""
     inners: list[Open] = []
-    inner = open_span.get()
-    while inner is not None and inner is not over:
+    for inner in _outwards(open_span.get()):
+        if inner is over:
+            return inners
         inners.append(inner)
-        begun: Token[Open | None] | None = getattr(inner, "token", None)
-        if begun is None or begun.old_value is Token.MISSING or len(inners) > _MOST_NESTED:
-            return []
-        inner = begun.old_value
-    return inners if inner is over else []
+    return []
+
+
+def _outwards(inner: Open | None) -> Iterator[Open]:
+    """Yield *inner*, and then what was open around each when it began."""
+    for _ in range(_MOST_NESTED):
+        if inner is None:
+            return
+        yield inner
+        token: Token[Open | None] | None = getattr(inner, "token", None)
+        inner = None if token is None or token.old_value is Token.MISSING else token.old_value
 
 
 class Operation:
