@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 
@@ -18,11 +18,15 @@ from otel_dltrace.pushpull.store import Store
 from otel_dltrace.pushpull.transport import AUTHORIZATION, SERVICE, WELCOME, is_ours, pack_json, unpack_json
 from otel_dltrace.pushpull.wire import Request, decode
 
-T = TypeVar("T")
 Context = Any
 """``grpc.aio.ServicerContext``, which is generic over messages; ours are bytes."""
 Metadata = Mapping[str, Any]
 Call = Callable[[bytes, Metadata], Awaitable[bytes]]
+_CODES: dict[type[Exception], grpc.StatusCode] = {
+    PeerLateError: grpc.StatusCode.NOT_FOUND,
+    PeerLostError: grpc.StatusCode.ABORTED,
+}
+"""By which code a caller knows what it is told; of all else it is that the request is wrong."""
 
 
 class Server:
@@ -76,13 +80,8 @@ class Server:
             metadata = await self._check_caller(context)
             try:
                 return await call(body, metadata)
-            except PeerLateError as error:
-                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-            except PeerLostError as error:
-                await context.abort(grpc.StatusCode.ABORTED, str(error))
-            except (MismatchError, ValueError, KeyError, TypeError) as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise AssertionError("abort has raised")
+            except (PeerLostError, MismatchError, ValueError, KeyError, TypeError) as error:
+                await _refuse(context, error)
 
         return answer
 
@@ -105,10 +104,8 @@ class Server:
         try:
             fields = unpack_json(body, server=int, address=str)
             number = self._allowed(fields["server"])
-        except MismatchError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except PeerLostError as error:
-            await context.abort(grpc.StatusCode.ABORTED, str(error))
+        except (PeerLostError, MismatchError) as error:
+            await _refuse(context, error)
         self.addresses[number], self._registered[number] = fields["address"], context
         try:
             yield WELCOME
@@ -169,7 +166,7 @@ class Server:
         try:
             fields = unpack_json(body, worker=int, session=str, num_workers=int, agreed=dict)
         except MismatchError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await _refuse(context, error)
         worker = fields["worker"]
         try:
             self.store.join(worker, fields["num_workers"], fields["agreed"])
@@ -262,3 +259,9 @@ class Server:
         """Let the pulls go on that wait for what *request* completed."""
         if event := self._sums.pop((request.key, request.round), None):
             event.set()
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    """Tell the caller that its request ends with *error*, which `contact` makes an error of ours again."""
+    await context.abort(_CODES.get(type(error), grpc.StatusCode.INVALID_ARGUMENT), str(error))
+    raise AssertionError("abort has raised")
