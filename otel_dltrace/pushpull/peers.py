@@ -140,12 +140,8 @@ class Peers:
             sock.settimeout(max(0.01, end - time.monotonic()))
             hello = sock.recv(_LONGEST)
         except TimeoutError:
-            raise self._nobody(
-                sorted(
-                    set(range(self.layout.local_rank, self.layout.local_size))
-                    - {*self._sockets, self.layout.local_rank}
-                )
-            ) from None
+            above = range(self.layout.local_rank + 1, self.layout.local_size)
+            raise self._nobody([rank for rank in above if rank not in self._sockets]) from None
         if hello[_HELLO.size :] != self.options.token.encode():
             sock.close()
             return

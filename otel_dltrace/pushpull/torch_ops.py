@@ -3,7 +3,7 @@
 import atexit
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -258,11 +258,11 @@ def unnamed(tensor: Tensor) -> str:
     """
     kind = f"noname.{_type(tensor.dtype)}.{tensor.numel()}"
     taken = {pending.name for pending in list(_live.pending.values())}
-    return next(name for name in itertools.chain([kind], _numbered(kind)) if name not in taken)
-
-
-def _numbered(kind: str) -> Iterator[str]:
-    return (f"{kind}.{number}" for number in itertools.count(1))
+    name, number = kind, 0
+    while name in taken:
+        number += 1
+        name = f"{kind}.{number}"
+    return name
 
 
 def _carrier(tensor: Tensor) -> Tensor:
