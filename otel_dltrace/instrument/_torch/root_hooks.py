@@ -135,7 +135,7 @@ class Before(_Timed):
 
     __slots__ = ()
 
-    def __call__(self, module: Any, args: Any = ()) -> None:
+    def __call__(self, module: Any, args: Any) -> None:
         if self._is_traced() or getattr(self._compiler, "_is_compiling_flag", False):
             return
         forward = self._forward

@@ -170,7 +170,7 @@ class Roots:
             self._search = self._module.register_module_forward_pre_hook(Search(self.meet))
 
     @guarded
-    def meet(self, module: Any, args: Any = ()) -> None:
+    def meet(self, module: Any, args: Any) -> None:
         """Make *module*, whose forward begins, a root if it is what is looked for."""
         is_outside = self.forward.here.running is None
         if is_outside and next(module.parameters(), None) is None:
