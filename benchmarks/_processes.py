@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -73,31 +73,39 @@ def _traces_into(process: psutil.Process, rings: Path) -> bool:
         return False
 
 
-class Drain:
-    """The drain process, seen from rank 0: it is stopped while a block that is not traced runs.
+class Processes:
+    """Processes that work beside the ranks, seen from rank 0: for the other ranks there are none."""
+
+    def __init__(self, processes: Iterable[psutil.Process]) -> None:
+        self._processes = [*processes]
+
+    def signal(self, number: int) -> None:
+        """Send each the signal *number*."""
+        for process in self._processes:
+            process.send_signal(number)
+
+    def cpu(self) -> float:
+        """Return their CPU seconds so far, all threads."""
+        return sum(cpu_of(process.pid) for process in self._processes)
+
+
+class Drain(Processes):
+    """The drain process: it is stopped while a block that is not traced runs.
 
     It works up to seconds after what it works on, so without this an untraced block would pay for
     the traced one before it, and the difference between the two would leave the drain out.
     """
 
     def __init__(self, rings: Path) -> None:
-        self._processes = [p for p in psutil.process_iter() if _traces_into(p, rings) and "drain" in p.cmdline()]
+        super().__init__(p for p in psutil.process_iter() if _traces_into(p, rings) and "drain" in p.cmdline())
 
     def stop(self) -> None:
         """Stop it for now."""
-        self._signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let it run."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        for process in self._processes:
-            process.send_signal(number)
-
-    def cpu(self) -> float:
-        """Return its CPU seconds so far, all threads."""
-        return sum(cpu_of(process.pid) for process in self._processes)
+        self.signal(signal.SIGCONT)
 
     def memory(self) -> list[dict[str, int]]:
         """Return what `memory_of` says of it; nothing where there is none."""

@@ -17,8 +17,8 @@ from torch import nn
 
 import otel_dltrace
 import otel_dltrace.pushpull.torch as bps
-from benchmarks._jobs import Batches
-from benchmarks._processes import RINGS, Drain, cpu_of
+from benchmarks._jobs import Batches, Training
+from benchmarks._processes import RINGS, Drain, Processes
 from benchmarks._pushpull_job import OFF, ON
 from otel_dltrace.instrument import registry
 from otel_dltrace.model.semconv import Level
@@ -37,49 +37,24 @@ MODES = {"off": 0, "off again": 0, "operations": int(Level.COLLECTIVE), "partiti
 """By name the level at which a block is recorded, 0 for one that is not traced."""
 
 
-class Training:
+class PushPullTraining(Training):
     """A multilayer perceptron and its training loop."""
 
     def __init__(self) -> None:
-        self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+        super().__init__(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))), SAMPLES, (WIDTH,))
         bps.broadcast_parameters(self.model.state_dict())
-        sgd = torch.optim.SGD(self.model.parameters(), lr=1e-6)
-        self.optimizer = bps.DistributedOptimizer(sgd, self.model.named_parameters())
-        self.batch_of(SAMPLES)
+        self.optimizer = bps.DistributedOptimizer(self.optimizer, self.model.named_parameters())
+        self.samples = SAMPLES
 
     def batch_of(self, samples: int) -> None:
         """Train on batches of *samples* from now on."""
         self.samples = samples
         self.batches = iter(torch.utils.data.DataLoader(Batches(samples, WIDTH), batch_size=None))
 
-    def run(self, steps: int) -> None:
-        """Train for *steps* steps."""
-        for _ in range(steps):
-            batch = next(self.batches)
-            self.optimizer.zero_grad()
-            self.model(batch).square().mean().backward()
-            self.optimizer.step()
-
 
 def meet() -> None:
     """Wait for the other ranks."""
     bps.push_pull(torch.zeros(1), name="meet")
-
-
-class Servers:
-    """The servers of the job, seen from rank 0; the other ranks see none."""
-
-    def __init__(self, rings: str) -> None:
-        self._processes = [process for process in psutil.process_iter() if _serves(process, rings)]
-
-    def switch(self, number: int) -> None:
-        """Send them a signal."""
-        for process in self._processes:
-            process.send_signal(number)
-
-    def cpu(self) -> float:
-        """Return their CPU seconds so far."""
-        return sum(cpu_of(process.pid) for process in self._processes)
 
 
 def _serves(process: psutil.Process, rings: str) -> bool:
@@ -90,9 +65,9 @@ def _serves(process: psutil.Process, rings: str) -> bool:
         return False
 
 
-def switch(tracer: Tracer, servers: Servers, level: int) -> None:
+def switch(tracer: Tracer, servers: Processes, level: int) -> None:
     """Record at *level* from now on, here and on the servers."""
-    servers.switch(ON if level else OFF)
+    servers.signal(ON if level else OFF)
     if level:
         tracer.recorder.level = level
         live.tracer = tracer
@@ -105,7 +80,7 @@ def switch(tracer: Tracer, servers: Servers, level: int) -> None:
 class Block:
     """Runs blocks."""
 
-    def __init__(self, job: Training, tracer: Tracer, servers: Servers, drain: Drain, steps: int) -> None:
+    def __init__(self, job: PushPullTraining, tracer: Tracer, servers: Processes, drain: Drain, steps: int) -> None:
         self.job, self.tracer, self.servers, self.drain, self.steps = job, tracer, servers, drain, steps
 
     def run(self, level: int) -> dict[str, float]:
@@ -162,7 +137,7 @@ class Count:
     waited = completed
 
 
-def stages_in(job: Training) -> int:
+def stages_in(job: PushPullTraining) -> int:
     """Return how many stages of partitions a step has on this rank."""
     count = Count()
     before = trace.observe(count)
@@ -171,7 +146,7 @@ def stages_in(job: Training) -> int:
     return count.stages
 
 
-def step_s(job: Training) -> float:
+def step_s(job: PushPullTraining) -> float:
     """Return the seconds of a step, the same on all ranks."""
     job.run(WARM_UP)
     meet()
@@ -180,7 +155,7 @@ def step_s(job: Training) -> float:
     return bps.push_pull(torch.tensor((time.perf_counter() - begun) / STEPS), name="seconds").item()
 
 
-def slow_down(job: Training, stages: int) -> float:
+def slow_down(job: PushPullTraining, stages: int) -> float:
     """Give *job*, which has *stages* a step on this rank, a batch for `RATE`; return the seconds of a step."""
     of_all = bps.push_pull(torch.tensor(float(stages)), average=False, name="stages").item()
     while (seconds := step_s(job)) < of_all / RATE:
@@ -198,12 +173,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     bps.init()
-    job = Training()
+    job = PushPullTraining()
     otel_dltrace.start()
     tracer = live.tracer
     assert tracer is not None
     is_first = bps.rank() == 0
-    servers = Servers(os.environ[RINGS] if is_first else "")
+    rings = os.environ[RINGS]
+    servers = Processes(process for process in psutil.process_iter() if is_first and _serves(process, rings))
     switch(tracer, servers, int(Level.PARTITION))
     job.run(WARM_UP)
     otel_dltrace.flush(60)
@@ -211,7 +187,7 @@ def main() -> None:
     meet()
     stages = stages_in(job)
     steps = max(1, round(options.seconds / slow_down(job, stages)))
-    drain = Drain(Path(os.environ[RINGS]) if is_first else options.folder)
+    drain = Drain(Path(rings) if is_first else options.folder)
     drain.stop()
     block = Block(job, tracer, servers, drain, steps)
     try:
