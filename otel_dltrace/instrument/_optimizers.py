@@ -1,6 +1,7 @@
 """Whether the process has had one optimizer alone: then each of its steps ends a cycle (contract 4).
 
-All ranks have to answer alike, so it is no matter which ones live: each rank's garbage collector has its own moment.
+All ranks have to answer alike, so it does not matter which ones still live: each rank's garbage is collected at its own
+moment.
 """
 
 import weakref

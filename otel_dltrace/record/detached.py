@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 _PARENT = "import posix, sys\nposix.fork() or posix.execv(sys.argv[1], sys.argv[1:])"
-"""The program of the process that starts an orphan, and ends; of modules that no file can stand in for."""
+"""The program of a process that starts an orphan and ends; it imports built-in modules alone: no file can stand in."""
 PARENT_S = 1.0
 """How long we wait for its end; it takes some hundredths of that."""
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-"""What it is called that this process, or its host, has no descriptor left: it passes, and says nothing of a lock."""
+"""The errors of a process, or a host, that has no descriptor left: that passes, and says nothing of a lock."""
 _TO_RING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

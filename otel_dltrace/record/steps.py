@@ -19,7 +19,7 @@ _HOST_DONE, _DEVICE = int(Source.HOST_DONE), int(Flag.DEVICE)
 MAX_PIECES = 4096
 """Pieces of stages that are remembered, to take those inside a longer one out of it."""
 MANY_INSIDE = 100
-"""So many steps that the program marks are in no other one by design."""
+"""So many marked steps inside another one are not meant to be there."""
 
 
 def nothing() -> None:

@@ -41,7 +41,7 @@ class Part:
         self.operation, self.seq, self.settle, self.counted = operation, seq, settle, counted
 
     def take_back(self) -> None:
-        """Have what it was not to be give its number to the next."""
+        """Give its number to the next one: it has not happened."""
         if self.seq and self.counted is not None:
             group, series, sends = self.counted
             group.take_back(series, self.operation.a, self.operation.b, sends)
@@ -73,7 +73,7 @@ class Pending:
 
     @property
     def needs_status(self) -> bool:
-        """Whether the status says what it was, or whether it was."""
+        """Whether the status alone tells what was received, or that nothing was, since it was cancelled."""
         return self.is_cancelled or any(part.settle is not None for part in self.parts)
 
     def close(self, end: int, source: int, status: Any = None) -> None:

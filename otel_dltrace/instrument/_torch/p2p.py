@@ -1,4 +1,4 @@
-"""Point-to-point calls: who sends to whom, and the how manieth it is (contract 1)."""
+"""Point-to-point calls: who sends to whom, and which of their messages it is, counted from 1 (contract 1)."""
 
 from collections import Counter
 from dataclasses import dataclass
