@@ -405,7 +405,7 @@ class Loop:
         """Know that a learning-rate scheduler has stepped."""
         self._stage(STEP_LR_SCHEDULERS, start, end)
 
-    def piece(self, name: str, start: int, end: int, mark: Mark | None = None) -> None:
+    def piece(self, name: str, start: int, end: int, mark: Mark | None) -> None:
         """Know of a piece of the stage *name*, which a framework or the program itself tells of."""
         if get_ident() == self.home:
             if self._evaluating and not self.steps.marked:  # the step that follows begins with it

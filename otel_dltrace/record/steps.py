@@ -150,7 +150,7 @@ class Steps:
         self.device, self._thread = None, get_ident()
         open_span.set(None)
 
-    def begin_own(self, user: int | None, batch_size: int = 0) -> None:
+    def begin_own(self, user: int | None, batch_size: int) -> None:
         """Begin a step that the program marks itself; from then on (`marked`) no other sign begins one.
 
         One that its batch has begun already goes on.
@@ -179,7 +179,7 @@ class Steps:
                 "steps inside",
             )
 
-    def end_own(self, error: BaseException | None = None) -> None:
+    def end_own(self, error: BaseException | None) -> None:
         """End the step that the program marked, unless it is the one in which this process was forked.
 
         *error* is what ended it.
