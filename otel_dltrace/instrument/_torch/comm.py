@@ -37,7 +37,8 @@ class Comm:
         self._groups: dict[str, Any] = {}
         self.recorded = recorded_of(tracer)
         before = tracer.steps.on_end
-        self._at_end, tracer.steps.on_end = None if before is nothing else before, self._step_ends
+        tracer.steps.on_end = self._step_ends
+        self._at_end = None if before is nothing else before
 
     def _step_ends(self) -> None:
         """Look at what is under way; between two kernels it costs microseconds even to find that nothing is."""
@@ -53,8 +54,10 @@ class Comm:
         if not isinstance(named, str):
             return group_of(named)
         group = self._groups.get(named)
-        if group is None and (group := group_of(named)) is not None:
-            self._groups[named] = group
+        if group is None:
+            group = group_of(named)
+            if group is not None:
+                self._groups[named] = group
         return group
 
     def describe(self, call: Call, group: Any, tensor: Any, asked: Any) -> tuple[int, int, bool]:

@@ -90,9 +90,10 @@ def _lone_backend(group: Any) -> Any:
 
     So it is with ``cpu:gloo`` where a plugin is known, as ``fake`` is once FSDP2 or a checkpoint's module is imported.
     """
-    if str(group.name()).lower() != c10d().Backend.UNDEFINED or len(devices := group._device_types) != 1:
+    if str(group.name()).lower() != c10d().Backend.UNDEFINED:
         return None
-    return group._get_backend(devices[0])
+    devices = group._device_types
+    return group._get_backend(devices[0]) if len(devices) == 1 else None
 
 
 # -- the number of a collective ---------------------------------------------------------------------
@@ -118,7 +119,8 @@ def sequence_number(group: Any) -> int:
     nor in PyTorch's Flight Recorder. While another thread is in the middle of one nobody knows
     whether it is counted already.
     """
-    if not _messages or (messages := _messages.get(group)) is None:
+    messages = _messages.get(group) if _messages else None
+    if messages is None:
         return _backend_number(group)
     begun = messages.begun
     number = _backend_number(group) - messages.advance
@@ -172,7 +174,8 @@ def _barrier_begins(args: Args, _kwargs: Kwargs) -> tuple[Any, int]:
 def _monitored(span: tuple[Any, int], _result: object) -> None:
     # It is made of sends and receives, most of them on the first rank.
     group, before = span
-    if (advance := _backend_number(group) - before) > _MONITORED:
+    advance = _backend_number(group) - before
+    if advance > _MONITORED:
         with _lock:
             _messages.setdefault(group, _PointToPoint()).advance += advance - _MONITORED
 
