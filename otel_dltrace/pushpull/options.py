@@ -88,7 +88,7 @@ def read_env(env: Env) -> tuple[Layout, Options]:
         token=env.get("PUSHPULL_TOKEN", ""),
         tls=_tls(env),
         folder=Path(env.get("PUSHPULL_DIR") or _default_folder(env, layout)),
-        bereft=Path(env[BEREFT]) if env.get(BEREFT) else None,
+        bereft=_path(env, BEREFT),
     )
     return layout, options
 
@@ -159,6 +159,10 @@ def _seconds(env: Env, name: str, default: float) -> float:
     return value
 
 
+def _path(env: Env, name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None
+
+
 def _host(env: Env, name: str) -> str:
     """Return a host as it stands before a port: an address of IPv6, as of a Kubernetes pod, in brackets."""
     host = env.get(name) or _HOST
@@ -190,10 +194,7 @@ def _mixed_hash(env: Env, layout: Layout) -> KeyHash:
 
 
 def _tls(env: Env) -> Tls | None:
-    certificate, key, ca = (
-        Path(env[name]) if env.get(name) else None
-        for name in ("PUSHPULL_TLS_CERT", "PUSHPULL_TLS_KEY", "PUSHPULL_TLS_CA")
-    )
+    certificate, key, ca = (_path(env, name) for name in ("PUSHPULL_TLS_CERT", "PUSHPULL_TLS_KEY", "PUSHPULL_TLS_CA"))
     if certificate is None and key is None and ca is None:
         return None
     if (certificate is None) != (key is None):

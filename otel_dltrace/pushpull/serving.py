@@ -106,9 +106,11 @@ def _bind(listener: Any, options: Options) -> int:
             return int(listener.add_insecure_port(wanted))
         return int(listener.add_secure_port(wanted, server_credentials(options.tls)))
     except RuntimeError:
-        causes = ["the port taken"] * (options.server == 0)  # the others take any that is free
-        causes += [f"{options.host} (DMLC_NODE_HOST) no address of this host"]
-        causes += ["PUSHPULL_TLS_* not right"] * bool(options.tls)
+        causes = [f"{options.host} (DMLC_NODE_HOST) no address of this host"]
+        if options.server == 0:  # the others take any port that is free
+            causes.insert(0, "the port taken")
+        if options.tls is not None:
+            causes.append("PUSHPULL_TLS_* not right")
         raise ConfigError(f"server {options.server} cannot listen at {wanted}; is {', or '.join(causes)}?") from None
 
 
