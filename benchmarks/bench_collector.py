@@ -50,13 +50,14 @@ class Chain:
 
     def cpu(self) -> dict[str, float]:
         """Return the CPU seconds of each level so far."""
-        levels = ([self.sidecar], [self.router], self.gateways, [self.jaeger])
-        return {name: sum(map(_cpu, level)) for name, level in zip(LEVELS, levels, strict=True)}
+        return {name: sum(map(_cpu, level)) for name, level in self._levels()}
 
     def memory(self) -> dict[str, int]:
         """Return the bytes that each level has in memory, of the gateways the larger."""
-        levels = ([self.sidecar], [self.router], self.gateways, [self.jaeger])
-        return {name: max(map(_memory, level)) for name, level in zip(LEVELS, levels, strict=True)}
+        return {name: max(map(_memory, level)) for name, level in self._levels()}
+
+    def _levels(self) -> Iterator[tuple[str, list[servers.Server]]]:
+        return zip(LEVELS, ([self.sidecar], [self.router], [*self.gateways], [self.jaeger]), strict=True)
 
     def wait(self, metric: str, count: int) -> None:
         """Wait until the gateways' own *metric* says *count* spans, both together."""
@@ -185,8 +186,8 @@ class Load:
     def send(self, bodies: Sequence[Sequence[bytes]]) -> None:
         """Send all *bodies*, each host in order and all hosts at once."""
         with ThreadPoolExecutor(len(bodies)) as pool:
-            for done in pool.map(_send_all, self.transports, bodies):
-                assert done
+            for _ in pool.map(_send_all, self.transports, bodies):
+                pass  # raises what one of them has raised
 
     def close(self) -> None:
         """Give the connections back."""
@@ -194,14 +195,13 @@ class Load:
             transport.close()
 
 
-def _send_all(transport: Transport, bodies: Sequence[bytes]) -> bool:
+def _send_all(transport: Transport, bodies: Sequence[bytes]) -> None:
     """Send *bodies* as the drain does: what is refused for now is sent again."""
     for body in bodies:
         while (outcome := transport.send(body, 60)).verdict is not Verdict.ACCEPTED:
             if outcome.verdict is Verdict.REFUSED:
                 raise RuntimeError(f"the sidecar refuses: {outcome.message}")
             time.sleep(0.05)
-    return True
 
 
 def one_round(running: Chain, load: Load, seen: Seen) -> None:

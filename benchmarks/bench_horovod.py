@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from benchmarks._processes import RANKS, ROOT, Drain, cpu_of, environment, scratch
 from benchmarks._stats import median_of, percent_more, ranged, ratio_of_medians, ratio_of_sums, table, with_interval
@@ -63,14 +62,10 @@ class Job:
         self._launcher = subprocess.Popen(command, cwd=folder, env=env, stdout=self._log, stderr=self._log)
         self._answers = [folder / f"job.{rank}.out" for rank in range(RANKS)]
         self._pids = [int(line) for line in self._wait_for(0)]
-        self._orders = [self._open(folder / f"job.{rank}.in") for rank in range(RANKS)]
+        self._orders = [(folder / f"job.{rank}.in").open("w") for rank in range(RANKS)]
         self._told = 0
         self._drain = Drain(folder / "rings")
         self.stop()
-
-    @staticmethod
-    def _open(path: Path) -> IO[str]:
-        return path.open("w")
 
     def _wait_for(self, line: int) -> list[str]:
         """Return the ranks' answers number *line*."""
