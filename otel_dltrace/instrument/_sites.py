@@ -17,7 +17,7 @@ log = logging.getLogger("otel_dltrace")
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 began: dict[str, int] = {}
 """When the import of a watched module began (monotonic ns): some do their work in it."""
 _NEVER = 1 << 30
@@ -115,7 +115,8 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
     for row in rows:
         if isinstance(row, Attachment):
             undo = guarded(row.attach)(module)  # the rest is traced where one of these finds another version
-            undos += [undo] if undo is not None else []
+            if undo is not None:
+                undos.append(undo)
             continue
         if not applies(row):
             continue
@@ -134,7 +135,7 @@ def install(rows: Iterable[Row], module: ModuleType, *, aliases: bool) -> list[U
         undos += _replace_aliases(package, wrappers)
     if wrappers:  # who imports one from now on holds the wrapper
         traced = {id(wrapper): (wrapper, original) for original, wrapper in wrappers.values()}
-        undos.append(lambda: _put_back_aliases(package, traced))
+        undos.append(partial(_replace_aliases, package, traced))
     return undos
 
 
@@ -209,10 +210,6 @@ def _replace_aliases(package: str, wrappers: dict[int, tuple[Any, Any]]) -> list
             if original is value and wrapper is not None:
                 undos.append(replace(module, name, original, wrapper))
     return undos
-
-
-def _put_back_aliases(package: str, traced: dict[int, tuple[Any, Any]]) -> None:
-    _replace_aliases(package, traced)
 
 
 def _end_failed(name: str, broken: Exception) -> None:
