@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_dltrace.model.arrays import Column
-from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch, concatenate
 
 NEVER = int(np.iinfo(np.int64).max)
@@ -45,18 +44,15 @@ class InOrder:
 
     Attributes:
         first: The time of the first, `NEVER` if there is none.
-        descriptors: Those of the spans.
     """
 
     def __init__(self, pieces: Iterable[SpanBatch], held: Callable[[SpanBatch], SpanBatch], times: _Times) -> None:
-        self.first, self.descriptors = NEVER, set[Descriptor]()
+        self.first = NEVER
         self._pieces, self._held, self._times = pieces, held, times
         self._late: list[Moments] = []
         self._floors = [-NEVER]  # what is before in a piece is late: all else of an earlier one is after
         for moments in self._read():
             self.first = min(self.first, int(moments.time.min(initial=NEVER)))
-            used = np.unique(moments.spans["descriptor"], return_index=True)[1]
-            self.descriptors.update(map(moments.spans.descriptor_of, used.tolist()))
             is_late = moments.time < self._floors[-1]
             if is_late.any():
                 self._late.append(moments.take(is_late))
