@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from otel_dltrace.formats.comm_spans import Rows
-from otel_dltrace.formats.json_events import read_events
+from otel_dltrace.formats.json_events import read_events, whole_us
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
@@ -63,7 +63,7 @@ def _paired(events: Iterable[Any]) -> tuple[list[Bar], int, int]:
             if phase == "M":
                 names.setdefault(pid, str(event["args"].get("name", "")))
                 continue
-            at, key = _us(event["ts"]), (pid, name)
+            at, key = whole_us(event["ts"], _LATEST), (pid, name)
             waiting = open_bars.setdefault(key, deque())
             if phase == "B":
                 waiting.append(len(bars))
@@ -81,13 +81,6 @@ def _paired(events: Iterable[Any]) -> tuple[list[Bar], int, int]:
     lone += sum(bar is None for bar in bars)
     whole = [bar._replace(tensor=clean(names.get(int(bar.tensor), bar.tensor))) for bar in bars if bar is not None]
     return whole, strange, lone
-
-
-def _us(value: Any) -> int:
-    us = round(value)
-    if abs(us) > _LATEST:
-        raise ValueError(value)
-    return int(us)
 
 
 def rows_of(bars: Sequence[Bar]) -> Rows:

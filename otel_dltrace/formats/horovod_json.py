@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from otel_dltrace.formats.json_events import EMPTY
+from otel_dltrace.formats.json_events import EMPTY, whole_us
 from otel_dltrace.model.text import clean
 
 Buffer: TypeAlias = Any
 """``bytes``, or a file mapped into memory: it is read once, front to back, so memory does not grow with it."""
 
 START, BEGIN, OVER, TICK, MARK = "M", "B", "E", "X", "i"
-LATEST = 4_000_000_000_000_000
+_LATEST = 4_000_000_000_000_000
 _MOST_NAME = 1 << 12
 _WINDOWS = (1 << 9, 1 << 16)
 
@@ -159,7 +159,7 @@ class Reader:
         phase = value["ph"]
         if phase == "M":
             return self._metadata(value)
-        ts = _us(value["ts"])
+        ts = whole_us(value["ts"], _LATEST)
         if phase == MARK:
             event = Event(MARK, ts, name=clean(str(value["name"])))
         elif phase in (BEGIN, OVER, TICK) and not value.get("dur"):
@@ -176,7 +176,7 @@ class Reader:
         args = value["args"]
         if "start_time_since_epoch_in_micros" in args:
             self._has_origin = True
-            return Event(START, _us(args["start_time_since_epoch_in_micros"]))
+            return Event(START, whole_us(args["start_time_since_epoch_in_micros"], _LATEST))
         if "name" in args:
             self._name(value["pid"], clean(str(args["name"])))
         return None
@@ -240,10 +240,3 @@ def _unquoted(text: bytes) -> str | None:
         return clean(str(json.loads(b'"' + text + b'"', strict=False)))
     except ValueError:
         return None
-
-
-def _us(value: Any) -> int:
-    us = round(value)
-    if abs(us) > LATEST:
-        raise ValueError(value)
-    return int(us)

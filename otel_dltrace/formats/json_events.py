@@ -164,6 +164,19 @@ def _damage(scan: _Scan) -> str:
     return f"events that could not be read and are missing: {count:,}, the first at character {first:,}"
 
 
+def whole_us(value: Any, latest: int) -> int:
+    """Return a time of an event, in us, as a whole number.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is beyond *latest*, whichever its sign.
+    """
+    us = round(value)
+    if abs(us) > latest:
+        raise ValueError(value)
+    return int(us)
+
+
 def quote(text: str) -> str:
     """Return *text* as a string of JSON."""
     return json.dumps(clean(text), ensure_ascii=False)
