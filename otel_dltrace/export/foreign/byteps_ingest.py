@@ -2,6 +2,7 @@
 
 from bisect import bisect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,7 @@ def _is_ours(d: Descriptor) -> bool:
 
 def author_of(process: Process) -> Process:
     """Return who BytePS's file is by: *process* as well, whose own span numbers it must not use."""
-    return Process(
-        h64(FILE, process.nonce),
-        process.bind,
-        process.host,
-        process.boot_id,
-        process.pid,
-        process.anchor,
-        process.resource,
-    )
+    return replace(process, nonce=h64(FILE, process.nonce))
 
 
 def _add(writer: RunWriter, operations: SpanBatch, author: Process, traces: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """A run as BytePS's own files: ``<local rank>/comm.json`` of each worker, ``server_profile.json`` of each server."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -191,15 +191,13 @@ def _folders(binds: Sequence[Bind | None]) -> list[str]:
     )
     taken: list[str] = []
     for bind in binds:
-        local = str(bind.local_rank if bind else 0)
-        base = f"worker{bind.node_rank if bind else 0}/{local}" if several else local
+        node, local = (bind.node_rank, bind.local_rank) if bind else (0, 0)
+        base = f"worker{node}/{local}" if several else str(local)
         taken.append(next(name for name in _names(base) if name not in taken))
     return taken
 
 
 def _names(base: str) -> Iterator[str]:
     yield base
-    number = 1
-    while True:
-        number += 1
+    for number in count(2):
         yield f"{base}-{number}"
