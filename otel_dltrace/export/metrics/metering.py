@@ -11,6 +11,7 @@ from otel_dltrace.export.metrics.process import ProcessSource
 from otel_dltrace.export.metrics.run import RankMetrics, RunMetrics
 from otel_dltrace.export.metrics.sampler import IN_WINDOW_S, OUTSIDE_S, Sample, Sampler, Source, Watched
 from otel_dltrace.export.metrics.settings import MetricSettings
+from otel_dltrace.model.metric_batch import NO_STEP
 from otel_dltrace.model.plan import Window
 from otel_dltrace.record.guard import say, text_of, tried
 from otel_dltrace.record.process_id import pid_namespace
@@ -145,7 +146,7 @@ class Metering:
         """Give each run what was sampled."""
         self._sampled_at = max((sample.time for sample in samples), default=self._sampled_at)
         for root, run in self._runs.items():
-            run.write([row for s in samples for row in run.rows_of(s.time, s.host, s.own.get(str(root), ()))])
+            run.write([(s.time, NO_STEP, point) for s in samples for point in (*s.host, *s.own.get(str(root), ()))])
 
     def _end_runs(self, living: set[Path]) -> None:
         """Close the runs whose processes are all gone, with a last sample."""

@@ -47,7 +47,7 @@ class RankMetrics:
 
     def __init__(self, run: "RunMetrics", process: Process) -> None:
         assert process.bind is not None
-        self.run, self.process, self.bind = run, process, process.bind
+        self.run, self.bind = run, process.bind
         self.step, self.step_s = -1, 0.0
         self._summary = StepSummary(self.bind.rank) if run.goes_out and self.bind.role == "worker" else None
 
@@ -160,10 +160,6 @@ class RunMetrics:
             while self._uncounted:
                 self._pipeline.count(self._uncounted.popleft())
         self.observe(points)
-
-    def rows_of(self, time: int, host: Iterable[Point], own: Iterable[Point]) -> list[Row]:
-        """Return what was sampled at *time*, of the *host* and of our *own* processes, as rows."""
-        return [(time, NONE, point) for point in (*host, *own)]
 
     def finish(self, until: float) -> None:
         """Close the files and begin the last export; the SDK may be loading *until* then (monotonic seconds)."""
