@@ -45,10 +45,10 @@ def stream_batches(path: Path, opened: Callable[[bytes], pa.NativeFile] = pa.OSF
 
 
 def _check(batch: pa.RecordBatch) -> None:
-    """Take *batch* for none where no writer of ours made it so.
+    """Refuse *batch* where no writer of ours can have made it so.
 
     Raises:
-        ArrowInvalid: It is none.
+        ArrowInvalid: Its buffers do not fit together, or a value is missing.
     """
     batch.validate(full=True)  # else a flipped bit has a text end anywhere in memory
     if has_gaps(batch):

@@ -12,9 +12,8 @@ from otel_dltrace.export.rundir import columns
 from otel_dltrace.export.rundir.arrow_files import UNREADABLE, open_parquet, read_through
 from otel_dltrace.export.rundir.drain_json import entries_of
 from otel_dltrace.export.rundir.reader import copies_in, host_folders, read_named, read_processes, writers_in
-from otel_dltrace.export.rundir.span_files import OPEN, gone_files, segment_number, span_files
+from otel_dltrace.export.rundir.span_files import NAMES, OPEN, gone_files, segment_number, span_files
 
-_NAMES = "descriptors.arrows"
 _OURS = re.compile(r"(?:spans|steps)-[0-9.-]+\.(?:arrows|parquet)")
 _CLOSED = "cannot be read: permission denied"
 _FOREIGN = "is no file of a run"
@@ -58,7 +57,7 @@ def _harm(path: Path) -> str:
 
 
 def _in_folder(folder: Path) -> list[tuple[Path, str]]:
-    summary, names = folder / "drain.json", folder / _NAMES
+    summary, names = folder / "drain.json", folder / NAMES
     gone = _gone(folder, read_object(summary).get("files"))
     spans = span_files(folder)
     found = [(summary, what)] if (what := _unnamed(folder, summary, bool(spans))) else []
@@ -139,6 +138,6 @@ def _in_stream(path: Path, *, is_whole: bool) -> str:
 
 def _schema_of(path: Path) -> pa.Schema:
     """Return the columns that an Arrow stream of *path*'s name has."""
-    if path.name == _NAMES:
+    if path.name == NAMES:
         return columns.DESCRIPTORS
     return SCHEMA if path.match(METRICS) else columns.SPANS

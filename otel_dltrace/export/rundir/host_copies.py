@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from otel_dltrace.export.rundir.columns import numbers_of
-from otel_dltrace.export.rundir.span_files import span_files
+from otel_dltrace.export.rundir.span_files import NAMES, span_files
 from otel_dltrace.export.rundir.span_tables import read_table
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.record.ring_file import open_for_reading, version_of
 
-NAMES = "descriptors.arrows"
 _HEAD = 1 << 13
 """Bytes of the names' file: behind the schema is the first process that described anything, which no other host has."""
 

@@ -2,7 +2,7 @@
 
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,8 @@ from otel_dltrace.export.rundir import columns
 from otel_dltrace.export.rundir.arrow_files import read_stream
 from otel_dltrace.export.rundir.authors import authors
 from otel_dltrace.export.rundir.drain_json import entries_of, read_drain, read_process
-from otel_dltrace.export.rundir.host_copies import NAMES, copies_among
-from otel_dltrace.export.rundir.span_files import OPEN, SpanFile, held_files, may_hold
+from otel_dltrace.export.rundir.host_copies import copies_among
+from otel_dltrace.export.rundir.span_files import NAMES, OPEN, SpanFile, held_files, may_hold
 from otel_dltrace.export.rundir.span_tables import read_pieces, read_table
 from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
@@ -200,8 +200,18 @@ def _read_parts(run: Path, steps: Window | None, part_of: Callable[[SpanBatch], 
         part = parts.setdefault(batch.process.nonce, [])
         known = np.concatenate([np.zeros(0, np.uint64), *(over["span_id"] for over in part)])
         part.append(part_of(batch.take(~np.isin(batch["span_id"], known))))
-    whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
-    return sorted(whole, key=lambda b: (b.process.bind.role if b.process.bind else "", b.rank))
+    return joined(parts)
+
+
+def joined(parts: Mapping[int, Sequence[SpanBatch]]) -> list[SpanBatch]:
+    """Return the batches of each process (by nonce) as one, ordered by role and rank."""
+    whole = [batch for part in parts.values() if (batch := concatenate(part)) is not None]
+    return sorted(whole, key=role_and_rank)
+
+
+def role_and_rank(batch: SpanBatch) -> tuple[str, int]:
+    """Return what orders the processes of a run; one whose rank is not known comes first."""
+    return batch.process.bind.role if batch.process.bind else "", batch.rank
 
 
 def _read_open(folder: Path) -> Iterator[SpanBatch]:

@@ -17,6 +17,8 @@ from otel_dltrace.model.plan import Window
 SEGMENTS = "spans-*.arrows"
 PARQUETS = "steps-*.parquet"
 OPEN = "open-*.arrows"
+NAMES = "descriptors.arrows"
+"""What describes the spans in all of them."""
 _NAME = re.compile(r"steps-([0-9]{1,10})-([0-9]{1,10})[.0-9]*\.parquet")
 
 
@@ -62,7 +64,7 @@ def gone_files(folder: Path, left: list[str]) -> list[str]:
 
 
 def held_files(folder: Path) -> list[SpanFile]:
-    """Return the same for who reads beside a drain, which compacts: together they are what there was at one moment."""
+    """Return `span_files` for who reads beside a drain, which compacts: all that there was at one moment."""
     held = {path: _held(path) for path in folder.glob(SEGMENTS)}
     return [SpanFile(path, held.get(path)) for path in span_files(folder) if path in held or path.suffix == ".parquet"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_dltrace.export.rundir.columns import numbers_of, of_process
 from otel_dltrace.export.rundir.damage import nothing_in
-from otel_dltrace.export.rundir.reader import Host, host_folders, read_batches, read_processes
+from otel_dltrace.export.rundir.reader import Host, host_folders, joined, read_batches, read_processes, role_and_rank
 from otel_dltrace.export.rundir.span_files import SpanFile, held_files
 from otel_dltrace.export.rundir.span_tables import extent_of, read_table
 from otel_dltrace.model import semconv as s
@@ -19,7 +19,7 @@ from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.spans import SpanBatch, concatenate, empty_rows
+from otel_dltrace.model.spans import SpanBatch, empty_rows
 
 _AT_ONCE = 1 << 19
 
@@ -41,12 +41,7 @@ def read_outline(run: Path, progress: Callable[[int], None], with_operations: bo
         progress(len(batch))
     if not parts:
         raise RunNotFoundError(nothing_in(run))
-    whole = [joined for part in parts.values() if (joined := concatenate(part)) is not None]
-    return sorted(whole, key=_place)
-
-
-def _place(batch: SpanBatch) -> tuple[str, int]:
-    return batch.process.bind.role if batch.process.bind else "", batch.rank
+    return joined(parts)
 
 
 def _of_outline(batch: SpanBatch, with_operations: bool) -> Column:
@@ -129,7 +124,7 @@ def pieces_of(runs: Sequence[Path], steps: Window | None) -> list[Pieces]:
     found: list[Pieces] = []
     for run in runs:
         of_run = [pieces for folder in host_folders(run) for pieces in _of_host(folder, steps)]
-        found += sorted(of_run, key=lambda pieces: _place(pieces.steps))
+        found += sorted(of_run, key=lambda pieces: role_and_rank(pieces.steps))
     if not found:
         raise RunNotFoundError("; ".join(map(nothing_in, runs)))
     return found

@@ -15,7 +15,7 @@ from otel_dltrace.export.rundir.arrow_files import read_stream
 from otel_dltrace.export.rundir.delivered import with_earlier
 from otel_dltrace.export.rundir.drain_json import read_drain
 from otel_dltrace.export.rundir.host_folder import HostFolder
-from otel_dltrace.export.rundir.span_files import PARQUETS, SEGMENTS, lasting_files, newest_segment
+from otel_dltrace.export.rundir.span_files import NAMES, PARQUETS, SEGMENTS, lasting_files, newest_segment
 from otel_dltrace.model.arrays import Column
 from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
@@ -83,7 +83,7 @@ class RunWriter:
         self.number = int(before.get("next_segment", 1))
 
     def _open_descriptors(self) -> None:
-        path = self.folder / "descriptors.arrows"
+        path = self.folder / NAMES
         old = read_stream(path) if path.exists() else None
         # A stream cannot be continued after a torn end: the good part is copied, then the name is taken over.
         partial = path.with_name(f".{path.name}.{os.getpid()}")
