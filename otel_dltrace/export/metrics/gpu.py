@@ -22,10 +22,9 @@ _THROTTLED = {
 """nvml.h: the bits of nvmlClocksEventReasons that slow a GPU down; idle and display settings do not."""
 _GONE_FOR_GOOD = {2, 3, 4, 13}
 """nvml.h: invalid argument, not supported, no permission, function not found."""
-_PCIE, _NVLINK = ((197, 198), 1), ((138, 139), 1024)
+_LINKS = {"pcie": ((197, 198), 1), "nvlink": ((138, 139), 1024)}
 """nvml.h: fields that count what was sent and received, and their unit in bytes. PCIe's may begin anew."""
 _ALL_LINKS = 0xFFFF_FFFF
-_LINKS = {"pcie": _PCIE, "nvlink": _NVLINK}
 _DIRECTIONS = ("transmit", "receive")
 Reader = Callable[[Any, dict[str, str | int]], Iterator[Point]]
 
