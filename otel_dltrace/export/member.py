@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -143,10 +144,11 @@ class Member:
             newest = newest_segment(path)
             if not (newest >= known.segment or known.loose or last_step(path) >= known.undelivered):
                 continue
-            # Compaction sorts rows: what a Parquet has of the cursor's segment may all be later.
-            known_rows = known.rows if newest == known.segment and path.suffix != ".parquet" else 0
+            known_rows: float = 0
             if newest < known.segment:
-                known_rows = -1
+                known_rows = inf
+            elif newest == known.segment and path.suffix != ".parquet":
+                known_rows = known.rows  # compaction sorts them, so in a Parquet all of the segment may come later
             rows, is_new = self._stored(path, known_rows)
             before.append(rows["span_id"][is_new])
             self.truncated += _cut_off(rows.compress(is_new))
@@ -170,15 +172,15 @@ class Member:
         self._written_before = np.concatenate(ids)
         self._doubt_ends = now + DOUBT_S
 
-    def _stored(self, path: Path, known_rows: int = 0, step: int | None = None) -> tuple[Column, Column]:
-        """Return this process's rows in *path* (only those of *step*), and which come after *known_rows* (-1: all)."""
+    def _stored(self, path: Path, known_rows: float = 0, step: int | None = None) -> tuple[Column, Column]:
+        """Return this process's rows in *path* (only those of *step*), and which of them come after *known_rows*."""
         table = read_table(path)
         if table is None:
             return empty_rows(), np.zeros(0, bool)
         mine = columns.of_process(table, self.process.nonce)
         if step is not None:
             mine = pc.and_(mine, columns.equal(table.column("step"), step))
-        is_new = np.arange(table.num_rows) >= (table.num_rows if known_rows < 0 else known_rows)
+        is_new = np.arange(table.num_rows) >= known_rows
         rows, errors = columns.from_arrow(table.filter(mine))
         self.source.renumber_errors(rows, errors)
         return rows, is_new[columns.numbers_of(pc.cast(mine, "uint8")).view(bool)]
