@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ TOGETHER = 1 << 20
 """Rings that hold so many records are scanned before any of them is worked on: the code is in the caches, and 64 MB."""
 
 
-@dataclass
 class Drain:
     """Serves rings until their writers are gone.
 
@@ -49,22 +47,17 @@ class Drain:
         postponed: Orphaned rings for another drain: what is in their runs is in other folders than this one's.
     """
 
-    serving: Serving
-    outlet: "Outlets | None" = None
-    metering: Metering | None = None
-    followers: dict[Path, Follower] = field(default_factory=dict)
-    stop_requested: bool = False
-    hurry: bool = False
-
-    def __post_init__(self) -> None:
-        """Read the host's clocks."""
-        self.linger = self.serving.linger
+    def __init__(self, serving: Serving, outlet: "Outlets | None" = None, metering: Metering | None = None) -> None:
+        self.serving, self.outlet, self.metering = serving, outlet, metering
+        self.followers: dict[Path, Follower] = {}
+        self.stop_requested = self.hurry = False
+        self.linger = serving.linger
         self.delivery_s = CLOSE_S
         self.time = HostTime()
-        self.dispatch = Dispatch(self.outlet, self.time, self.serving.settle_roots)
+        self.dispatch = Dispatch(outlet, self.time, serving.settle_roots)
         self._scanned, self._served = guard.guarded(self._scan), guard.guarded(self._serve)
-        self.rings = RingFolder(self.serving)
-        self.runs = RunFolders(self.serving.quota, self._delivered, self.serving.budget)
+        self.rings = RingFolder(serving)
+        self.runs = RunFolders(serving.quota, self._delivered, serving.budget)
         self.postponed = set[Path]()
         self._ends = RunEnds()
         self._sent = Delivered(self._figures)
