@@ -12,6 +12,7 @@ from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.export.probe import Answer, certificate, host_and_port, other_ways, probe
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
+from otel_dltrace.settings.said import said
 
 AREA = "endpoint"
 LONGEST_S = 5.0
@@ -129,7 +130,7 @@ def _proxy(settings: OtlpSettings, env: Mapping[str, str]) -> list[Finding]:
 
 
 def _first(env: Mapping[str, str], *names: str) -> str:
-    return next((value for name in names if (value := env.get(name, "").strip())), "")
+    return next((value for name in names if (value := said(env, name))), "")
 
 
 def _named(env: Mapping[str, str], name: str) -> str:

@@ -17,6 +17,7 @@ from otel_dltrace.model.numbers import share, size
 from otel_dltrace.settings.config import SWITCH, VARIABLES, Config
 from otel_dltrace.settings.known import OWN, UNKNOWN, nearest
 from otel_dltrace.settings.process import no_attributes
+from otel_dltrace.settings.said import said
 from otel_dltrace.settings.switch import INSTRUMENTOR_PREFIX, SDK_DISABLED, is_sdk_disabled, is_switched_on
 from otel_dltrace.settings.viewers import VIEWERS, viewer_url
 
@@ -56,7 +57,7 @@ def _switch(env: Mapping[str, str]) -> Finding:
     try:
         if is_switched_on(env):
             return Finding(AREA, FINE, f"tracing is on in programs started with this environment{_as(env)}")
-        if env.get(SWITCH, "").strip() and is_switched_on({**env, SDK_DISABLED: ""}):
+        if said(env, SWITCH) and is_switched_on({**env, SDK_DISABLED: ""}):
             what = f"{SWITCH}={env[SWITCH]} asks for tracing, and {SDK_DISABLED}={env[SDK_DISABLED]} forbids it"
             return Finding(AREA, PROBLEM, what, f"unset {SDK_DISABLED} to trace")
     except ConfigError as error:
@@ -69,24 +70,24 @@ def _switch(env: Mapping[str, str]) -> Finding:
 
 
 def _as(env: Mapping[str, str]) -> str:
-    return "" if env.get(SWITCH, "").strip() else ", since BytePS's own variables ask for it"
+    return "" if said(env, SWITCH) else ", since BytePS's own variables ask for it"
 
 
 def _variable(name: str, value: str) -> Finding:
     near = nearest(name, [*OWN, *OBEYED])  # itself, where it is one of them
-    said = f"{name}={_shown(near or name, value)}"
-    if _OF_MILLISECONDS.match(said):
-        return Finding(AREA, NOTE, f"{said} is so many seconds, as in OpenTelemetry's SDK", "write 10 for ten of them")
+    shown = f"{name}={_shown(near or name, value)}"
+    if _OF_MILLISECONDS.match(shown):
+        return Finding(AREA, NOTE, f"{shown} is so many seconds, as in OpenTelemetry's SDK", "write 10 for ten of them")
     if name in OWN or name in OBEYED:
-        return Finding(AREA, FINE, said)
+        return Finding(AREA, FINE, shown)
     if name in OF_THE_SDK:
-        return Finding(AREA, FINE, f"{said}, {OF_THE_SDK[name]}")
+        return Finding(AREA, FINE, f"{shown}, {OF_THE_SDK[name]}")
     if name in known_to_opentelemetry():
-        return Finding(AREA, FINE, f"{said} is for OpenTelemetry's SDK, and does nothing here")
+        return Finding(AREA, FINE, f"{shown} is for OpenTelemetry's SDK, and does nothing here")
     cure = f"did you mean {near}?" if near else "`otel-dltrace run --help` lists the variables"
     if name.startswith("OTEL_") and not name.startswith(SWITCH) and not near:
-        return Finding(AREA, FINE, f"{said} is not for us")
-    return Finding(AREA, PROBLEM, f"{said} {UNKNOWN}", cure)
+        return Finding(AREA, FINE, f"{shown} is not for us")
+    return Finding(AREA, PROBLEM, f"{shown} {UNKNOWN}", cure)
 
 
 def _shown(name: str, value: str) -> str:
@@ -119,7 +120,7 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
         *((partial(viewer_url, name=name), "with it, `otel-dltrace open` wants --url") for name in VIEWERS),
         *((partial(size, name=name), "with it, its default is used") for name in CHROME_NUMBERS),
     )
-    if env.get(_SAMPLER, "").strip() == _STEP_SAMPLER:
+    if said(env, _SAMPLER) == _STEP_SAMPLER:
         readers += ((partial(share, name=f"{_SAMPLER}_ARG"), "with it, the SDK samples by its default"),)
     for read, effect in readers:
         try:
@@ -166,7 +167,7 @@ def config_of(env: Mapping[str, str]) -> Config:
 
 def as_asked(env: Mapping[str, str], config: Config) -> Config:
     """Return *config*, in which `config_of` may have put other folders, with those that *env* asks for."""
-    named = {variable: value for variable in _FOLDERS if (value := env.get(variable, "").strip())}
+    named = {variable: value for variable in _FOLDERS if (value := said(env, variable))}
     try:
         asked = Config.from_env(named)
     except ConfigError:  # one is no folder at all

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from otel_dltrace.doctor.child import Child
+from otel_dltrace.doctor.installation import version_of
 from otel_dltrace.instrument._sites import Row, Site, applies, resolve
 from otel_dltrace.instrument.registry import TABLES, Registry
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
@@ -43,7 +43,7 @@ def check(*, import_them: bool = True) -> list[Finding]:
 
 
 def _frameworks(names: Sequence[str], import_them: bool) -> list[Finding]:
-    called = [f"{name} {_version(name)}".strip() for name in names]
+    called = [f"{name} {version_of(_DISTRIBUTIONS.get(name, name))}".strip() for name in names]
     if not import_them:
         return [Finding(AREA, FINE, f"{name} is installed") for name in called]
     # Each takes seconds; most of them import one another, so that one that hangs holds up several.
@@ -77,13 +77,6 @@ def _judge(called: str, answer: Mapping[str, Any]) -> Finding:
         what += f"; not there: {', '.join(missing)}"
     cure = "the rest is traced; this version is not one of those we know" if missing else ""
     return Finding(AREA, NOTE if missing else FINE, what, cure)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(_DISTRIBUTIONS.get(package, package))
-    except PackageNotFoundError:
-        return ""
 
 
 def patched(packages: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from otel_dltrace.record.launch import is_served
 from otel_dltrace.record.ring import MIN_CHUNKS, SHARE_OF_FREE, free_in
 from otel_dltrace.record.ring_file import CHUNK, make_ring_folder
 from otel_dltrace.settings.config import VARIABLES, Config
+from otel_dltrace.settings.said import said
 
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _SLOW_SOURCES = ("hpet", "acpi_pm", "jiffies", "pit", "refined-jiffies", "xen")
@@ -101,7 +102,7 @@ def _room(config: Config, there: Path) -> Finding:
 def run_directory(env: Mapping[str, str], config: Config) -> list[Finding]:
     """Return where runs are written, whether they can be, and how much room there is."""
     variable = VARIABLES["directory"]
-    asked = {variable: env.get(variable, "").strip() or "."}
+    asked = {variable: said(env, variable) or "."}
     try:
         # The folder for rings is looked at elsewhere; that of *config* can be written.
         Config.from_env({**asked, VARIABLES["ring_directory"]: config.ring_directory}).check_writable(asked)

@@ -38,7 +38,7 @@ def versions() -> list[Finding]:
     """Return the versions of Python, of us, and of what we need; a library that is missing is a problem."""
     python = f"otel-dltrace {__version__} on {platform.python_implementation()} {platform.python_version()}"
     found = [Finding("versions", FINE, f"{python}, {platform.system()} {platform.machine()}")]
-    there = {name: number for name in (*_LIBRARIES, *_BESIDE) if (number := _version(name))}
+    there = {name: number for name in (*_LIBRARIES, *_BESIDE) if (number := version_of(name))}
     found.append(Finding("versions", FINE, ", ".join(f"{name} {number}" for name, number in there.items())))
     missing = [name for name in _LIBRARIES if name not in there]
     if missing:
@@ -51,7 +51,8 @@ def versions() -> list[Finding]:
     return found
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Return the version of the distribution *name*, "" where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -66,7 +67,7 @@ def entry_points() -> list[Finding]:
         what = f"{PACKAGE} is not installed for {sys.executable}, so OpenTelemetry finds no plugin of ours"
         return [Finding("entry points", PROBLEM, what, f"pip install {PACKAGE} with that Python")]
     plugins = [point for point in ours if point.group.startswith("opentelemetry_")]
-    has_otel = bool(_version("opentelemetry-instrumentation"))
+    has_otel = bool(version_of("opentelemetry-instrumentation"))
     broken = [
         Finding("entry points", PROBLEM, f"{point.name} ({point.value}) cannot be loaded: {error}", "install us anew")
         for point in plugins
