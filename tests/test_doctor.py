@@ -851,6 +851,19 @@ def test_secrets_are_not_printed():
             ["opentelemetry/instrumentation/auto_instrumentation"], {"OTEL_DLTRACE": "1"}, NOTE, "done once",
             id="opentelemetry-instrument and our switch",
         ),
+        pytest.param(
+            ["opentelemetry/instrumentation/auto_instrumentation"], {}, FINE, "switches us on",
+            id="opentelemetry-instrument alone",
+        ),
+        *(
+            pytest.param(
+                ["opentelemetry/instrumentation/auto_instrumentation"], env, FINE, "leaves us off",
+                id=f"opentelemetry-instrument, {'='.join(*env.items())}",
+            )
+            for env in (
+                {"OTEL_DLTRACE": "0"}, {"OTEL_DLTRACE": "off"}, {"OTEL_DLTRACE": "?"}, {"OTEL_SDK_DISABLED": "true"},
+            )
+        ),
         pytest.param(["ddtrace/bootstrap"], {"OTEL_DLTRACE": "1"}, NOTE, "but for torch", id="ddtrace-run"),
         pytest.param(
             ["ddtrace/bootstrap"], {"OTEL_DLTRACE": "1", "DD_TRACE_PYTORCH_ENABLED": "true"}, PROBLEM, "both wrap",

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from otel_dltrace._version import __version__
 from otel_dltrace.doctor.child import Child
+from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding
 from otel_dltrace.settings.config import SWITCH
+from otel_dltrace.settings.said import said
+from otel_dltrace.settings.switch import is_switched_off
 
 PACKAGE = "otel-dltrace"
 PTH = "otel_dltrace.pth"
@@ -120,10 +123,8 @@ def others(env: Mapping[str, str]) -> list[Finding]:
 
 
 def _injectors(folders: list[str], env: Mapping[str, str]) -> Iterator[Finding]:
-    is_asked = env.get(SWITCH, "").strip() not in ("", "0")
     if any(folder.endswith(_OPENTELEMETRY) for folder in folders):
-        what = f"opentelemetry-instrument switches us on{', and so does OTEL_DLTRACE: done once' if is_asked else ''}"
-        yield Finding(OTHERS, NOTE if is_asked else FINE, what, "one of the two is enough" if is_asked else "")
+        yield _instrumented(env)
     if any(folder.endswith(_DDTRACE) for folder in folders):
         if env.get(_DDTRACE_TORCH, "").strip().lower() in ("1", "true"):
             what = (
@@ -134,6 +135,20 @@ def _injectors(folders: list[str], env: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(
                 OTHERS, NOTE, f"ddtrace-run traces the program, but for torch, as {_DDTRACE_TORCH} is not set"
             )
+
+
+def _instrumented(env: Mapping[str, str]) -> Finding:
+    """Return what ``opentelemetry-instrument`` does with us; where a variable cannot be read, nothing is traced."""
+    try:
+        is_off = is_switched_off(env)
+    except ConfigError:
+        is_off = True
+    if is_off:
+        return Finding(OTHERS, FINE, "opentelemetry-instrument leaves us off, as the environment says")
+    if said(env, SWITCH):
+        what = "opentelemetry-instrument switches us on, and so does OTEL_DLTRACE: done once"
+        return Finding(OTHERS, NOTE, what, "one of the two is enough")
+    return Finding(OTHERS, FINE, "opentelemetry-instrument switches us on")
 
 
 def _customised(folders: list[str]) -> Iterator[Finding]:
