@@ -1006,7 +1006,7 @@ def test_without_any_folder_the_doctor_says_so(monkeypatch):
 
 def test_the_folder_for_runs_is_not_blamed_for_that_of_rings(tmp_path, monkeypatch):
     """That of rings has a variable of its own, here with a folder that can be."""
-    monkeypatch.setattr("otel_dltrace.settings.config.ring_directory", lambda: "/proc/rings")
+    monkeypatch.setattr("otel_dltrace.settings.config.private_folder", lambda: "/proc/rings")
     rings = tmp_path / "rings"
 
     assert problems(host.run_directory({"OTEL_DLTRACE_DIR": str(tmp_path)}, Config(ring_directory=str(rings)))) == []

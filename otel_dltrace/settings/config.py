@@ -13,14 +13,13 @@ from otel_dltrace.model.numbers import MOST, whole_number
 from otel_dltrace.model.plan import Window, parse_completions, parse_level
 from otel_dltrace.model.topology import job_from_env
 from otel_dltrace.record.ring import DEFAULT_SIZE
-from otel_dltrace.record.ring_file import squatted
+from otel_dltrace.record.ring_file import private_folder, squatted
 from otel_dltrace.settings import byteps
 from otel_dltrace.settings.paths import (
     absolute,
     as_said,
     began_in,
     check_writable,
-    ring_directory,
     seen_from,
     which,
     working_directory,
@@ -122,7 +121,7 @@ class Config:
 
     def _settle_paths(self) -> None:
         if not self.ring_directory:
-            object.__setattr__(self, "ring_directory", ring_directory())
+            object.__setattr__(self, "ring_directory", str(private_folder()))
         for name in _PATHS:
             if getattr(self, name) or name == "directory":
                 object.__setattr__(self, name, absolute(name, getattr(self, name)))
@@ -251,9 +250,9 @@ VARIABLES = {f.name: f"{SWITCH}_{_SHORT.get(f.name, f.name.upper())}" for f in f
 
 
 def _parse(variable: str, text: str, kind: object) -> object:
-    if kind in (bool, "bool"):
+    if kind is bool:
         return truth(variable, text)
-    if kind not in (int, "int"):
+    if kind is not int:
         return text
     number = whole_number(text)
     if number is None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from otel_dltrace.model.errors import FieldError
-from otel_dltrace.record.ring_file import private_folder
 
 BEGAN_IN = "_OTEL_DLTRACE_BEGAN_IN"
 """Set by ``otel-dltrace run``: its working directory, which its program may leave before it starts what is traced."""
@@ -32,11 +31,6 @@ def which(folder: str) -> str:
     except OSError:
         return ""
     return f"{found.st_dev}.{found.st_ino}"
-
-
-def ring_directory() -> str:
-    """Return where rings live unless told."""
-    return str(private_folder())
 
 
 def absolute(name: str, path: str) -> str:

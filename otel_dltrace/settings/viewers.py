@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.settings.config import SWITCH
+from otel_dltrace.settings.said import said
 
 
 class Viewer(NamedTuple):
@@ -30,7 +31,7 @@ def viewer_url(env: Mapping[str, str], name: str) -> str:
         ConfigError: What its variable says is none.
     """
     viewer = VIEWERS[name]
-    url = env.get(viewer.variable, "").strip() or viewer.address
+    url = said(env, viewer.variable) or viewer.address
     if not is_address(url):
         from otel_dltrace.export.otlp.settings import public  # a training process has read this file, and not that
 
