@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from otel_dltrace.export.otlp.outcome import Outcome, Verdict
 from otel_dltrace.export.otlp.settings import GRPC, HTTP, OtlpSettings
-from otel_dltrace.export.otlp.transport import connect
+from otel_dltrace.export.otlp.transport import connect, tls_context
 
 _EMPTY = b""
 """An encoded request without a span or a metric; collectors answer it as any other."""
@@ -98,9 +98,7 @@ def certificate(settings: OtlpSettings, timeout_s: float) -> Certificate | None:
     address = host_and_port(settings)
     if not settings.tls or address is None:
         return None
-    context = ssl.create_default_context(cafile=settings.certificate)
-    if settings.client_certificate:
-        context.load_cert_chain(settings.client_certificate, settings.client_key, password="")
+    context = tls_context(settings)
     with (
         create_connection(address, timeout_s) as plain,
         context.wrap_socket(plain, server_hostname=address[0]) as secured,

@@ -37,12 +37,22 @@ def check_certificates(settings: OtlpSettings) -> None:
         ConfigError: A certificate or key cannot be used.
     """
     try:
-        context = ssl.create_default_context(cafile=settings.certificate)
-        if settings.client_certificate:
-            context.load_cert_chain(settings.client_certificate, settings.client_key, password="")  # never ask
+        tls_context(settings)
     except OSError as error:  # ssl.SSLError is one
         files = ", ".join(str(p) for p in (settings.certificate, settings.client_certificate, settings.client_key) if p)
         raise ConfigError(
             f"OTEL_EXPORTER_OTLP_CERTIFICATE, _CLIENT_CERTIFICATE or _CLIENT_KEY cannot be used ({files}: {error}): "
             "name PEM files that belong together, the key without a password"
         ) from None
+
+
+def tls_context(settings: OtlpSettings) -> ssl.SSLContext:
+    """Return whom Python's own TLS trusts, and what it shows, by the certificates of *settings*.
+
+    Raises:
+        OSError: One of them cannot be used.
+    """
+    context = ssl.create_default_context(cafile=settings.certificate)
+    if settings.client_certificate:
+        context.load_cert_chain(settings.client_certificate, settings.client_key, password="")  # never ask
+    return context
