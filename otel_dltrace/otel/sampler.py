@@ -47,7 +47,9 @@ class StepSampler(Sampler):
     ) -> SamplingResult:
         """Decide by the step that the span begins in, whichever thread it begins on."""
         step = _step_around(parent_context)
-        sampler = self._outside if step is None else ALWAYS_ON if step in self._window else ALWAYS_OFF
+        sampler: Sampler = self._outside
+        if step is not None:
+            sampler = ALWAYS_ON if step in self._window else ALWAYS_OFF
         return sampler.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
