@@ -1,1 +1,1 @@
-"""Where records become spans: the drain, the run directory, OTLP and Chrome; its own process, never the trainer's."""
+"""Where records become spans: the drain, the run directory, OTLP and Chrome; as a rule in a process of its own."""

@@ -182,8 +182,8 @@ class Drain:
         self.followers[source.path] = Follower(source, cursor, unbound, self._make_member)
 
     def _make_member(self, source: RingSource, bind: Bind) -> Member:
-        resource = (*self.serving.resource, *(source.names.home.get("resource") or {}).items())
-        process = source.process(bind, self.time.anchor_of(source.reader.header.boot_id.hex()), resource)
+        resource = source.names.home.get("resource") or {}
+        process = source.process(bind, self.time.anchor_of(source.reader.header.boot_id.hex()), resource.items())
         root = run_root(self.serving.parent(source.names.home), bind, source.nonce)
         writer = self.runs.open(root, bind, process, source.names.home.get("at_end") or {})
         self._sent.begin(root)

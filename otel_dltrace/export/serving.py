@@ -28,7 +28,6 @@ class Serving:
         orphans_only: Only rings whose writer is gone (`recover`).
         window: The steps that go out in full.
         budget: Spans per trace.
-        resource: Attributes that every process's resource gets.
         quota: Bytes that a host may keep of a job.
         linger: Seconds to wait for more writers.
         delay: The longest that a record waits in its ring, in seconds.
@@ -40,7 +39,6 @@ class Serving:
     orphans_only: bool = False
     window: Window = Window(everything=True)
     budget: int = 0
-    resource: tuple[tuple[str, str | int], ...] = ()
     quota: int = 5 << 30
     linger: float = LINGER_S
     delay: float = DELAY_S
