@@ -119,8 +119,8 @@ class RingFolder:
         """
         for path in self._serving.rings.glob("*.log"):
             try:
-                is_old = time.time() - path.stat().st_mtime > LOG_S
-                if is_old and is_ours_to_take(lock := path.with_suffix(".lock")):
+                lock, is_old = path.with_suffix(".lock"), time.time() - path.stat().st_mtime > LOG_S
+                if is_old and is_ours_to_take(lock):
                     _remove_unheld(lock)
             except OSError:
                 continue  # another user's, or another drain was faster
