@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     drain = drain_for(config, args.home)
     drain.linger = float("inf") if args.stay or args.while_open else args.linger
     drain.delivery_s = args.deliver
-    signal.signal(signal.SIGTERM, lambda number, frame: _stop(drain, number, frame))
+    signal.signal(signal.SIGTERM, partial(_stop, drain))
     bell = config.rings / f"{name}.bell"
     try:
         drain.run(Bell(bell, drain, _keeper(drain, args), args.linger))
@@ -141,9 +142,12 @@ def _allow_many_files() -> None:
 
 def _keeper(drain: Drain, args: argparse.Namespace) -> int | None:
     """Return the descriptor on which whoever keeps *drain* tells that it may end, None for none."""
-    if args.while_open and sys.stdin is None:  # closed: nobody keeps it
+    if not args.while_open:
+        return None
+    if sys.stdin is None:  # closed: nobody keeps it
         drain.linger = args.linger
-    return sys.stdin.fileno() if args.while_open and sys.stdin is not None else None
+        return None
+    return sys.stdin.fileno()
 
 
 def _print_roots(out: TextIO | None, roots: Iterable[Path]) -> None:
