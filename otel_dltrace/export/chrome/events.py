@@ -26,8 +26,6 @@ _NUMBERS = 300
 """Bytes of an event that its descriptor does not say, about."""
 _STEP_MARK = ',\n{"ph":"i","s":"p","tid":%d,"ts":%d.%04d,"pid":%d,"name":"step %d","cat":"step","args":{"%s":%d}}'
 _COUNTER = b',\n{"ph":"C","tid":0,'
-
-
 _NO_FLOWS = np.zeros(0, FLOW_DTYPE)
 
 
@@ -72,13 +70,8 @@ def _split(rows: Column, lengths: Column, widest: int) -> Iterator[Column]:
 
 
 def _chunk(part: SpanBatch, layout: Layout, rows: Column, pid: int, constant: Column) -> Chunk:
-    start, length, tid, cut = (
-        layout.start[rows],
-        layout.end[rows] - layout.start[rows],
-        layout.tid[rows],
-        layout.cut[rows],
-    )
-    ticks, ids = layout.ticks[rows], collective_ids(part)
+    start, end, tid, cut = (column[rows] for column in (layout.start, layout.end, layout.tid, layout.cut))
+    length, ticks, ids = end - start, layout.ticks[rows], collective_ids(part)
     spans = ~ticks if ticks.any() else None
     pieces: list[Piece] = [
         (choice([b',\n{"ph":"X","tid":', b',\n{"ph":"i","s":"t","tid":'], ticks.astype(np.intp)), None),
@@ -100,8 +93,7 @@ def _chunk(part: SpanBatch, layout: Layout, rows: Column, pid: int, constant: Co
     joined = (ids != 0) & (length > 0)
     flows = np.zeros(int(joined.sum()), FLOW_DTYPE)
     flows["id"], flows["ns"], flows["pid"], flows["tid"] = ids[joined], start[joined], pid, tid[joined]
-    ends = int(layout.start[rows].min()), int(layout.end[rows].max())
-    return Chunk(join(len(rows), pieces), len(rows), flows, np.unique(tid), *ends)
+    return Chunk(join(len(rows), pieces), len(rows), flows, np.unique(tid), int(start.min()), int(end.max()))
 
 
 def _ready_name(part: SpanBatch) -> list[Piece]:

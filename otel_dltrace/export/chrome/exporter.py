@@ -60,8 +60,14 @@ class ChromeTraceExporter(SpanExporter):
         self._arguments = (str(file), max_bytes, max_files)
         self._closed = False
         self._begin(forked=False)
-        revive = weakref.WeakMethod(self._after_fork)
-        os.register_at_fork(after_in_child=lambda: (alive := revive()) and alive())
+        after_fork = weakref.WeakMethod(self._after_fork)  # weak, since a hook is never taken back
+
+        def in_child() -> None:
+            method = after_fork()
+            if method is not None:
+                method()
+
+        os.register_at_fork(after_in_child=in_child)
 
     def _begin(self, forked: bool) -> None:
         self._lock = threading.Lock()
@@ -91,7 +97,8 @@ class ChromeTraceExporter(SpanExporter):
             self._write(spans)
         except OSError as error:
             if not self._missing:
-                _logger.error("%s; spans are lost until it can", _sentence(self._files.name, error))  # noqa: TRY400
+                why = error.strerror or error
+                _logger.error("%s cannot be written: %s; spans are lost until it can", self._files.name, why)  # noqa: TRY400
             self._missing += len(spans)
             self._arrows.forget()  # they would point at slices that are not there
             return SpanExportResult.FAILURE
@@ -157,7 +164,3 @@ def _number(env: Mapping[str, str], name: str, default: int) -> int:
 
 def _service(span: ReadableSpan) -> str:
     return str(span.resource.attributes.get(s.SERVICE_NAME, "") if span.resource is not None else "")
-
-
-def _sentence(name: str, error: OSError) -> str:
-    return f"{name} cannot be written: {error.strerror or error}"
