@@ -23,14 +23,18 @@ _SUMMARY_BYTES = 300
 """What the end of a file says of a process, and of the run, about."""
 
 
+def _unheard(_: object) -> None:
+    """Nobody asks what was written."""
+
+
 def write_chrome(
     batches: Iterable[SpanBatch],
     path: Path,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = _unheard,
     metrics: Iterable[MetricBatch] = (),
     notes: Sequence[Note] = (),
     max_bytes: int = 0,
-    wrote: Callable[[Path], None] | None = None,
+    wrote: Callable[[Path], None] = _unheard,
 ) -> int:
     """Write *batches* to *path* as Chrome trace JSON, gzipped if it ends in ``.gz``; return the number of events.
 
@@ -52,20 +56,13 @@ def write_chrome(
             joins slices of one file. Counters are in each file that has spans of their time.
         wrote: Called with each file once it has its name.
     """
-    progress = progress or _ignore
     with ExitStack() as files:
         beside = Beside(Processes(), metrics, notes, progress)
-        trace = _Trace(
-            lambda number: TraceFile(part_path(path, number), files), max_bytes, beside, progress, wrote or _ignore
-        )
+        trace = _Trace(lambda number: TraceFile(part_path(path, number), files), max_bytes, beside, progress, wrote)
         for batch in batches:
             trace.add(batch)
         trace.finish()
     return trace.events
-
-
-def _ignore(_: object) -> None:
-    """Show no progress."""
 
 
 class _Trace:

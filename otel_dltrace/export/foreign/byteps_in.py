@@ -45,8 +45,12 @@ class _File(NamedTuple):
     """What is in it, if it can be read but once."""
 
 
+def _ignore(_: int) -> None:
+    """Show no progress."""
+
+
 def import_byteps(
-    paths: Sequence[Path], run: Path, options: Options, progress: Callable[[int], None] | None = None
+    paths: Sequence[Path], run: Path, options: Options, progress: Callable[[int], None] = _ignore
 ) -> Imported:
     """Read the files of BytePS at *paths* (files, or directories that hold some) into the new run directory *run*.
 
@@ -73,7 +77,7 @@ def import_byteps(
     )
     with ImportedRun(run, bind) as imported:
         imported.notes += [*renamed, *notes, *doubts]
-        reading = _Reading(imported, options, local_size, progress or _ignore)
+        reading = _Reading(imported, options, local_size, progress)
         for file in sorted(files, key=lambda file: (file.kind is not Kind.COMM, natural(file.path))):
             reading.read(file, workers.get(file.path) or servers.get(file.path))
         if not imported.spans:
@@ -87,10 +91,6 @@ _UNKNOWN_FIRST = (
     "no file says with which occurrence of a tensor it begins, so they are counted from 1, and the first is in step 0; "
     "give --start-step, which was BYTEPS_TRACE_START_STEP (10 unless set), if you know it"
 )
-
-
-def _ignore(_: int) -> None:
-    """Show no progress."""
 
 
 # -- what each is, and whose ---------------------------------------------------------------------
