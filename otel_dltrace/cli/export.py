@@ -22,7 +22,7 @@ from otel_dltrace.cli.export_formats import FORMATS, Format
 from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.printing import show, tell
-from otel_dltrace.cli.progress import progress
+from otel_dltrace.cli.progress import progress, summing
 from otel_dltrace.cli.selection import add_selection, keep_whole, naming_damage, steps_of, tell_damage
 from otel_dltrace.cli.time_line import on_one_line
 from otel_dltrace.configure.outcome import short_path
@@ -91,16 +91,9 @@ def _export(args: argparse.Namespace, form: Format) -> None:
         beside |= {"max_bytes": max_bytes, "wrote": parts.append}
         spans = stream_in_turns(args.runs, steps_of(args), args.rank, max(1, max_bytes // _BYTES_A_TURN))
     drawn = on_one_line(spans, moves)
-    done = 0
     with progress(f"writing {output}") as count:
-
-        def add(rows: int) -> None:
-            nonlocal done
-            done += rows
-            count(done)
-
         try:
-            written = form.write(drawn, output, add, **beside)
+            written = form.write(drawn, output, summing(count), **beside)
         except BrokenPipeError:
             raise  # as of any command that is piped to one which has ended
         except OSError as error:

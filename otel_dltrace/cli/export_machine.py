@@ -9,7 +9,7 @@ from otel_dltrace.analysis.collectives.meeting import IN_PLACE, Moves, moves
 from otel_dltrace.analysis.compose import slow_stages_of
 from otel_dltrace.analysis.select import select, select_metrics
 from otel_dltrace.analysis.steps.table import step_tables
-from otel_dltrace.cli.progress import progress
+from otel_dltrace.cli.progress import progress, summing
 from otel_dltrace.cli.selection import steps_of
 from otel_dltrace.cli.time_line import has_several_hosts
 from otel_dltrace.export.chrome.notes import Note
@@ -51,15 +51,8 @@ def _chosen(batches: Sequence[SpanBatch], args: argparse.Namespace) -> list[Span
 
 
 def _outline(run: Path, with_operations: bool) -> list[SpanBatch]:
-    seen = 0
     with progress("looking through the spans") as count:
-
-        def add(spans: int) -> None:
-            nonlocal seen
-            seen += spans
-            count(seen)
-
-        return read_outline(run, add, with_operations)
+        return read_outline(run, summing(count), with_operations)
 
 
 def _slow_stage_notes(batches: Sequence[SpanBatch], metrics: Sequence[MetricBatch]) -> list[Note]:

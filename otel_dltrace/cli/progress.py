@@ -29,3 +29,15 @@ def progress(title: str) -> Iterator[Callable[[int], None]]:
 
 def _nothing(_: int) -> None:
     """Show no count."""
+
+
+def summing(count: Callable[[int], None]) -> Callable[[int], None]:
+    """Return what takes numbers one after another, and calls *count* with their sum so far."""
+    total = 0
+
+    def add(number: int) -> None:
+        nonlocal total
+        total += number
+        count(total)
+
+    return add
