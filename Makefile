@@ -30,6 +30,8 @@ demo: $(READY)
 	echo "the Chrome trace       $$run.trace.json.gz   (open it in https://ui.perfetto.dev or chrome://tracing)" && \
 	echo "the report again       $(BIN)/otel-dltrace report $$run"
 
+# The tests start thousands of processes; each would compile what it imports anew where nothing may write it down.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m tests.build_horovod
 	$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-report=term:skip-covered tests
