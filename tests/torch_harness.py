@@ -3,12 +3,15 @@
 import json
 import mmap
 import os
+import secrets
 import signal
 import struct
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,14 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.ring_file import AMEND, AMEND_ERROR, SPAN
 from tests.ring_files import records_of
+from tests.warm import warm
 
 ROOT = Path(__file__).parents[1]
 RECORD = struct.Struct("<IIIBBHQQQIIiiHHI")
 COMPILES = sys.version_info[:3] != (3, 13, 0)
 """Whether torch.compile works: it wants Python 3.13.1."""
 
-TRACED = """
+BEGIN = """
 import atexit, gc, json, os, sys, time
 from pathlib import Path
 
@@ -35,23 +39,6 @@ def let_go():
     time.sleep(0.1)
 
 atexit.register(let_go)
-if os.environ.get("TRACED"):
-    from otel_dltrace.instrument import registry
-    from otel_dltrace.model.topology import world_from_env
-    from otel_dltrace.record.recorder import Recorder
-    from otel_dltrace.record.tracer import Tracer, live
-
-    recorder = Recorder(Path(os.environ["RINGS"]), 4 << 20, int(os.environ["TRACED"]))
-    live.tracer = tracer = Tracer(recorder, "test", world_from_env(os.environ))
-    registry.instrument()
-
-    def stop():
-        tracer.steps.end()
-        registry.uninstrument()
-        live.tracer = None
-        recorder.close()
-
-    atexit.register(stop)
 
 def stands(pid):
     # Whether the main thread of *pid* has done nothing for a tenth of a second: it waits, and not for the processor.
@@ -68,6 +55,32 @@ def say(**fields):
     with open(os.path.join(os.environ["OUT"], f"rank{rank}.jsonl"), "a") as file:
         file.write(json.dumps(fields) + "\\n")
 """
+TRACED = """
+from otel_dltrace.instrument import registry
+from otel_dltrace.model.topology import world_from_env
+from otel_dltrace.record.recorder import Recorder
+from otel_dltrace.record.tracer import Tracer, live
+
+recorder = None
+
+def record():
+    global recorder, tracer
+    recorder = Recorder(Path(os.environ["RINGS"]), 4 << 20, int(os.environ["TRACED"]))
+    live.tracer = tracer = Tracer(recorder, "test", world_from_env(os.environ))
+
+def stop():
+    if recorder:
+        tracer.steps.end()
+        registry.uninstrument()
+        live.tracer = None
+        recorder.close()
+
+atexit.register(stop)
+"""
+STARTED = "record()\n"
+INSTRUMENT = "registry.instrument()\n"
+IMPORT = "import torch, torch._dynamo, torch.utils.data\n"
+"""Optimizers load dynamo, which takes as long again as torch itself."""
 
 
 @dataclass(frozen=True)
@@ -141,28 +154,44 @@ def read_ring(path: Path) -> Recorded:
     return Recorded(records, names.binds, errors)
 
 
-def run(folder: Path, program: str, ranks: int = 1, level: int = 3, *more: str, **variables: str) -> list[Recorded]:
+def run(
+    folder: Path,
+    program: str,
+    ranks: int = 1,
+    level: int = 3,
+    *more: str,
+    imported: str = IMPORT,
+    **variables: str,
+) -> list[Recorded]:
     """Run *program* on *ranks* ranks and return what each process recorded, by rank; *level* 0 traces nothing.
+
+    The processes are forked from one that has imported torch, as in `run_each`.
 
     Args:
         folder: An empty folder.
-        program: Its text, to follow `TRACED`.
-        ranks: How many; more than one are started by torchrun.
+        program: Its text, to follow `BEGIN`.
+        ranks: How many; where they are several, each has the environment that torchrun would give it.
         level: The level at which it is recorded.
-        more: More arguments for torchrun.
+        more: Arguments for torchrun, which then starts the ranks, each from its beginning.
+        imported: What is imported once for all of them.
         variables: More environment variables.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "program.py"
-    file.write_text(TRACED + textwrap.dedent(program))
     env = os.environ | {"RINGS": str(folder / "rings"), "OUT": str(folder), "OMP_NUM_THREADS": "1", **variables}
-    env |= {"PYTHONPATH": str(ROOT), "TRACED": str(level) if level else "", "PYTHONFAULTHANDLER": "1"}
-    command = [sys.executable, str(file)]
-    if ranks > 1 or more:
+    env |= {"PYTHONPATH": str(ROOT), "TRACED": str(level), "PYTHONFAULTHANDLER": "1"}
+    begin, instrument, record = (BEGIN + TRACED, INSTRUMENT, STARTED) if level else (BEGIN, "", "")
+    if more:
+        file.write_text(begin + record + instrument + textwrap.dedent(program))
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *more]
-        command = [*torchrun, "--standalone", str(file)]
-    returncode, error = _finish(command, env)
-    assert returncode == 0, error[-6000:]
+        code, error = _finish([*torchrun, "--standalone", str(file)], env)
+        codes = [code]
+    else:
+        file.write_text(record + textwrap.dedent(program))
+        with _rendezvous(ranks) as theirs:
+            done = warm(begin + instrument + imported).run(file, [env | its for its in theirs])
+        codes, error = done.codes, done.err
+    assert not any(codes), (codes, error[-6000:])
     assert "otel_dltrace: " not in error, error
     rings = [read_ring(path) for path in sorted((folder / "rings").glob("*.ring"))]
     if not level:
@@ -174,6 +203,30 @@ def run(folder: Path, program: str, ranks: int = 1, level: int = 3, *more: str, 
             said = folder / f"rank{rank}.jsonl"
             ring.said = [json.loads(line) for line in said.read_text().splitlines()] if said.exists() else []
     return rings
+
+
+@contextmanager
+def _rendezvous(ranks: int) -> Iterator[list[dict[str, str]]]:
+    """Give what torchrun says to each rank that it starts, and the store where they meet; one rank has no launcher."""
+    if ranks == 1:
+        yield [{}]
+        return
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    yield [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    del store
 
 
 def _finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
@@ -189,16 +242,9 @@ def _finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
 
 
 FORKED = """
-import hashlib, json, os, sys
-from pathlib import Path
-from otel_dltrace.instrument import registry
-from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.tracer import Tracer, live
+import hashlib
 
-registry.instrument()
-import torch, torch._dynamo, torch.utils.data  # optimizers load dynamo; once is enough
-
-folder, setup, programs, first = Path(sys.argv[1]), *json.loads(sys.stdin.read())
+folder = Path(__file__).parent
 is_first_shared = not torch.backends.cuda.is_built()  # else autograd has threads for devices, which no fork has
 if is_first_shared:
     exec(first)
@@ -243,11 +289,11 @@ def run_each(folder: Path, setup: str, programs: dict[str, str], first: str = ""
         as when it is not traced.
     """
     texts = [textwrap.dedent(program) for program in programs.values()]
+    file = folder / "program.py"
+    file.write_text(f"setup, programs, first = {(setup, texts, first)!r}\n{FORKED}")
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", FORKED, str(folder)]
-    given = json.dumps([setup, texts, first])
-    done = subprocess.run(command, env=env, input=given, capture_output=True, text=True, timeout=600, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-6000:]
+    done = warm(BEGIN + TRACED + INSTRUMENT + IMPORT).run(file, [env], 600)
+    assert (done.codes, done.err) == ([0], ""), done.err[-6000:]
     results = {}
     for number, name in enumerate(programs):
         rings = list((folder / str(number)).glob("*.ring"))
