@@ -34,7 +34,7 @@ demo: $(READY)
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m tests.build_horovod
-	$(BIN)/python -m pytest -n 3 --dist loadfile --cov --cov-report=term:skip-covered tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered tests
 
 test-deps:
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \

@@ -19,6 +19,20 @@ _CALM = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=_CALM)
 hypothesis.settings.load_profile("suite")
 
+# The files that take minutes, the longest first: one that is begun last has all processors but one wait for it.
+_LONG = [
+    f"test_{name}.py"
+    for name in (
+        "readme horovod_live bad_days kubernetes_pods pushpull_traced opentelemetry_switch torch_distributed "
+        "pushpull_torch metrics_otlp byteps_adapter pushpull_jobs mpi4py interrupts timings_frameworks end_to_end"
+    ).split()
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else len(_LONG))
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that rewrites golden files."""
