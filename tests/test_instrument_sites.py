@@ -22,6 +22,7 @@ from otel_dltrace.instrument.torch_training import batch_size
 from otel_dltrace.record import guard
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
+from tests.warm import warm
 
 has_torch = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not has_torch, reason="torch is not installed")
@@ -397,18 +398,16 @@ def test_uninstrument_leaves_every_object_the_one_it_was() -> None:
 
 
 EARLY = """
-import sys, os
-sys.path.insert(0, {root!r})
+import os
 from pathlib import Path
 from otel_dltrace.instrument import registry
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
 
 registry.instrument()
-live.tracer = Tracer(Recorder(Path({rings!r}), 1 << 20))
 import copy, io, warnings
 warnings.simplefilter("error")
-import torch, torch.distributed as dist
+import torch, torch._dynamo, torch.distributed as dist  # optimizers load dynamo; once is enough
 from torch import nn
 from torch.distributed import all_reduce
 assert all_reduce is dist.distributed_c10d.all_reduce is dist.all_reduce
@@ -420,7 +419,9 @@ def train(model, steps=3):
     for _ in range(steps):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-
+"""
+TRACED = """
+live.tracer = Tracer(Recorder(Path(os.environ["RINGS"]), 1 << 20))
 {program}
 live.tracer.steps.end()
 print(live.tracer.steps.upcoming)
@@ -515,9 +516,10 @@ def test_a_program_does_under_tracing_what_it_did(name: str, tmp_path: Path) -> 
     """No warning, no graph break, nothing of ours in what it saves; three steps in each."""
     if "compile" in PROGRAMS[name] and not COMPILES:
         pytest.skip("torch.compile wants Python 3.13.1")
-    program = EARLY.format(root=str(ROOT), rings=str(tmp_path), program=PROGRAMS[name])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("3\n", "")
+    program = tmp_path / "program.py"
+    program.write_text(TRACED.format(program=PROGRAMS[name]))
+    done = warm(EARLY).run(program, [os.environ | {"RINGS": str(tmp_path)}])
+    assert (done.codes, done.out, done.err) == ([0], "3\n", "")
 
 
 @pytest.mark.parametrize(
