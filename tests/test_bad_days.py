@@ -540,7 +540,7 @@ def test_a_program_that_closes_our_descriptors_is_told_what_that_costs(place):
     """The lock on its ring goes with it: the drain takes the process for ended, and the summary counts what it read."""
     told = place.run(CLOSES_ALL).stderr
 
-    assert "the program has closed the descriptor of its ring: what it recorded after that may be lost\n" in told
+    assert "the program has closed the file descriptor of its ring: what it recorded after that may be lost\n" in told
 
 
 def test_a_tmpfs_without_room_turns_tracing_off_with_one_sentence(place, tmpfs):

@@ -574,8 +574,7 @@ def test_the_environment_says_where_and_how_much(tmp_path, monkeypatch, caplog):
         pass
     provider.shutdown()
     assert [record.getMessage() for record in caplog.records] == [
-        "OTEL_EXPORTER_CHROME_TRACE_MAX_FILES='many' is not a whole number (with K, M or G after it, if you like); "
-        "0 is used"
+        "OTEL_EXPORTER_CHROME_TRACE_MAX_FILES='many' is not a whole number (K, M or G may follow it); 0 is used"
     ]
     name = f"my_service-{os.getpid()}"
     files = {path.name: [e["name"] for e in read(path) if e["ph"] == "X"] for path in tmp_path.iterdir()}

@@ -110,7 +110,7 @@ def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
         pytest.param({"steps": None}, "steps=None is of type NoneType; it must be a text", id="steps"),
         pytest.param({"metrics": "yes"}, "metrics='yes' is of type str; it must be True or False", id="bool"),
         pytest.param({"quota": "5G"}, "quota='5G' is of type str; it must be a whole number", id="number"),
-        pytest.param({"world": ""}, "world='' is no name", id="no world"),
+        pytest.param({"world": ""}, "world='' is not a name", id="no world"),
         pytest.param({"directory": "/x/\udcff"}, "directory='/x/\\udcff' is not UTF-8", id="no text"),
         pytest.param({"ring_directory": "/proc/x"}, "ring_directory='/proc/x' cannot be written", id="rings"),
         pytest.param({"level": Path("phase")}, "level=PosixPath('phase') is of type PosixPath", id="path for a level"),
@@ -118,7 +118,7 @@ def test_a_bad_value_raises_where_it_is_asked_for(variable, value, cure):
         pytest.param(
             {"span_budget": True}, "span_budget=True is of type bool; it must be a whole number", id="flag for a number"
         ),
-        pytest.param({"directory": "/a\0b"}, "directory='/a\\x00b' is no path", id="NUL"),
+        pytest.param({"directory": "/a\0b"}, "directory='/a\\x00b' is not a path", id="NUL"),
         pytest.param({"steps": "1-" + "9" * 5000}, "steps='1-9999", id="window that nobody can read"),
         pytest.param({"steps": "first=" + "9" * 5000}, "steps='first=9999", id="number that nobody can read"),
     ],
@@ -141,10 +141,10 @@ def test_a_bad_value_is_called_as_it_was_said():
         said.append(str(caught.value).partition(";")[0])
 
     assert said == [
-        "OTEL_DLTRACE_LEVEL='x' is no level",
-        "level='y' is no level",
+        "OTEL_DLTRACE_LEVEL='x' is not a level",
+        "level='y' is not a level",
         "BYTEPS_TRACE_DIR='~nobody-of-this-name/x' names a user who has no home directory",
-        "'nonsense' is no field of the configuration",
+        "'nonsense' is not a field of the configuration",
     ]
 
 
@@ -173,7 +173,7 @@ def test_a_working_directory_that_is_gone_ends_no_program(place):
     untold = place.run(GONE, OTEL_DLTRACE_DIR="")
     told = place.run(GONE, OTEL_DLTRACE_DIR=str(place.folder))
 
-    gone = "is relative to the working directory, which has been removed: name one that is there"
+    gone = "is relative to the working directory, which has been removed: name one that exists"
     said = f"OTEL_DLTRACE_DIR='.' {gone}; tracing is off"
     assert (untold.stdout, untold.stderr) == ("trained\n", f"otel_dltrace: {said}\n")
     place.wait_for_rings()
@@ -263,7 +263,7 @@ def test_a_misspelt_variable_is_told(place):
     misspelt, _summary = result.stderr.splitlines()
     place.wait_for_rings()
 
-    what = "OTEL_DLTRACE_LEVELL is no variable that we know, and does nothing; did you mean OTEL_DLTRACE_LEVEL?"
+    what = "OTEL_DLTRACE_LEVELL is not a variable we know, and has no effect; did you mean OTEL_DLTRACE_LEVEL?"
     assert misspelt == f"otel_dltrace: {what}"
     assert sum(map(len, place.spans())) == 1
 
@@ -399,7 +399,7 @@ def test_rings_that_nobody_drains_are_told_at_the_end(place, env):
 
     assert done.stderr == (
         f"otel_dltrace: the spans wait in {place.rings}, which no drain serves (OTEL_DLTRACE_DRAIN=off); "
-        f"`OTEL_DLTRACE_RING_DIR={place.rings} otel-dltrace recover`, or a drain that stays, puts them into "
+        f"`OTEL_DLTRACE_RING_DIR={place.rings} otel-dltrace recover`, or a drain started with --stay, puts them into "
         f"{run.name}; read them with: otel-dltrace report {run.name}\n"
     )
     assert recovered.stdout.startswith(f"{run.name}: 1 spans recovered, 0 of them open\n"), recovered.stderr
@@ -505,7 +505,7 @@ def test_a_bad_variable_ends_no_program(place, call):
     result = place.run(f"import otel_dltrace\notel_dltrace.{call}()\nprint('trained')\n", OTEL_DLTRACE_LEVEL="banana")
 
     levels = "step, collective, phase, partition"
-    said = f"otel_dltrace: OTEL_DLTRACE_LEVEL='banana' is no level; use one of {levels}; tracing is off\n"
+    said = f"otel_dltrace: OTEL_DLTRACE_LEVEL='banana' is not a level; use one of {levels}; tracing is off\n"
     assert (result.returncode, result.stdout, result.stderr) == (0, "trained\n", said)
 
 
@@ -530,7 +530,7 @@ def test_fields_of_the_configuration_may_be_given_by_name(place):
         "rollout",
         {"rank.step"},
     )
-    assert "tracing is on already and stays as it is" in result.stderr
+    assert "tracing is already on and stays as it is" in result.stderr
 
 
 JOB = """
@@ -563,7 +563,7 @@ def test_only_true_disables_the_sdk(place):
 
     assert (result.stdout, warning) == (
         "trained\n",
-        "otel_dltrace: OTEL_SDK_DISABLED='1' disables nothing; OpenTelemetry knows true alone",
+        "otel_dltrace: OTEL_SDK_DISABLED='1' disables nothing; OpenTelemetry accepts only true",
     )
     assert sum(map(len, place.spans())) == 1
 
@@ -642,7 +642,7 @@ def test_a_program_that_records_nothing_has_no_ring(place):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        pytest.param("'no_such'", "'no_such' is nothing that can be traced; there are ", id="unknown"),
+        pytest.param("'no_such'", "'no_such' cannot be traced; choose from ", id="unknown"),
         pytest.param(
             "'byteps'", "'byteps' was asked for, but byteps is not installed: pip install byteps", id="absent"
         ),
@@ -651,7 +651,7 @@ def test_a_program_that_records_nothing_has_no_ring(place):
             "'horovod' was asked for, but horovod is not installed: pip install '.[horovod]'",
             id="absent, of an extra of ours",
         ),
-        pytest.param("3", "start() takes a Config, or its fields by name, and not 3", id="no name"),
+        pytest.param("3", "start() takes a Config, or its fields by name, not 3", id="no name"),
     ],
 )
 def test_a_framework_that_is_asked_for_by_name_must_be_there(place, asked, said):

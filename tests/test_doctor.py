@@ -605,7 +605,7 @@ def test_the_command_says_all_of_it_and_its_code_tells(tmp_path, monkeypatch):
         {
             "area": "environment",
             "verdict": "problem",
-            "what": "OTEL_DLTRACE_LVL=step is no variable that we know, and does nothing",
+            "what": "OTEL_DLTRACE_LVL=step is not a variable we know, and has no effect",
             "cure": "did you mean OTEL_DLTRACE_LEVEL?",
         }
     ]
@@ -665,12 +665,12 @@ def test_a_framework_that_ends_its_process_is_a_finding():
 @pytest.mark.parametrize(
     ("env", "problem"),
     [
-        pytest.param({"OTEL_DLTRACE_LEVL": "x"}, ["OTEL_DLTRACE_LEVL=x is no variable"], id="misspelt"),
-        pytest.param({"DLTRACE_LEVEL": "x"}, ["DLTRACE_LEVEL=x is no variable"], id="without OTEL"),
+        pytest.param({"OTEL_DLTRACE_LEVL": "x"}, ["OTEL_DLTRACE_LEVL=x is not a variable"], id="misspelt"),
+        pytest.param({"DLTRACE_LEVEL": "x"}, ["DLTRACE_LEVEL=x is not a variable"], id="without OTEL"),
         pytest.param({"OTEL_EXPORTER_OTLP_ENDPONT": "x"}, ["OTEL_EXPORTER_OTLP_ENDPONT=x is no"], id="OTLP misspelt"),
         pytest.param(
             {"OTEL_DLTRACE_LEVEL": "x", "OTEL_DLTRACE_STEPS": "y"},
-            ["OTEL_DLTRACE_LEVEL='x' is no level", "OTEL_DLTRACE_STEPS='y'"],
+            ["OTEL_DLTRACE_LEVEL='x' is not a level", "OTEL_DLTRACE_STEPS='y'"],
             id="two bad values",
         ),
         pytest.param({"OTEL_EXPORTER_OTLP_ENDPOINT": "h"}, ["OTEL_EXPORTER_OTLP_ENDPOINT='h' is not a URL"], id="URL"),
@@ -691,7 +691,7 @@ def test_a_framework_that_ends_its_process_is_a_finding():
         ),
         pytest.param(
             {"OTEL_TRACES_SAMPLER": "dltrace_step", "OTEL_TRACES_SAMPLER_ARG": "2"},
-            ["OTEL_TRACES_SAMPLER_ARG='2' is no share of traces, from 0 to 1"],
+            ["OTEL_TRACES_SAMPLER_ARG='2' is not a share of traces from 0 to 1"],
             id="of our sampler",
         ),
         pytest.param({"OTEL_TRACES_SAMPLER": "x", "OTEL_TRACES_SAMPLER_ARG": "2"}, [], id="of another sampler"),
@@ -705,7 +705,7 @@ def test_a_framework_that_ends_its_process_is_a_finding():
         ),
         pytest.param(
             {"OTEL_DLTRACE_JAEGER_URL": "me:secret@jaeger:1"},
-            ["OTEL_DLTRACE_JAEGER_URL='jaeger:1' is no address of jaeger: write http://HOST:PORT"],
+            ["OTEL_DLTRACE_JAEGER_URL='jaeger:1' is not an address of jaeger: write http://HOST:PORT"],
             id="viewer",
         ),
         pytest.param({"OTEL_DLTRACE_JAEGER_URL": "http://"}, ["OTEL_DLTRACE_JAEGER_URL='http://' is"], id="no host"),

@@ -221,7 +221,7 @@ def test_a_flush_that_is_told_no_seconds_takes_its_own(place):
     """
     done = place.run(flushes)
 
-    told = "otel_dltrace: flush() takes seconds; a NoneType that is no number stands for 2"
+    told = "otel_dltrace: flush() takes a number of seconds, not a NoneType; using 2"
     assert (done.returncode, done.stderr.splitlines()[0], done.stderr.count(told)) == (0, told, 1)
 
 

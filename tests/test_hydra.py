@@ -73,8 +73,8 @@ with otel_dltrace.step():
     pass
 """
 APART = (
-    "otel_dltrace: nothing says which 2 ranks of MPI are one run, so each has its own: "
-    "start them below `otel-dltrace run`, or set OTEL_DLTRACE_RUN, for all alike and anew each time"
+    "otel_dltrace: nothing says which 2 ranks of MPI are one run, so each has a run of its own: "
+    "start them with `otel-dltrace run`, or set OTEL_DLTRACE_RUN alike on all ranks, anew for each run"
 )
 
 

@@ -497,7 +497,7 @@ def test_a_directory_keeps_what_an_export_does_not_write(two_workers, tmp_path, 
 def test_completions_that_are_none_are_refused(two_workers, capsys):
     """In the command's own words."""
     assert main(["export", str(two_workers), "--to", "byteps", "--completions", "0-3"]) == 2
-    assert "--completions '0-3' is no range; write A-B, from 1, or all" in capsys.readouterr().err
+    assert "--completions '0-3' is not a range; write A-B, from 1, or all" in capsys.readouterr().err
     assert main(["export", str(two_workers), "--to", "chrome", "--completions", "1-3"]) == 2
     assert "--completions is for --to byteps; --steps chooses what chrome has" in capsys.readouterr().err
 

@@ -205,7 +205,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(place, arguments):
     assert said in (
         "otel-dltrace: the working directory has been removed: cd to one that is there",
         "otel-dltrace: OTEL_DLTRACE_DIR='.' is relative to the working directory, which has been removed: "
-        "name one that is there",
+        "name one that exists",
         "otel-dltrace: dltrace-x is no run directory: it has no folder hosts/; give one that a traced run printed",
     )
 

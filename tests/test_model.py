@@ -158,7 +158,7 @@ def test_a_run_directory_has_one_name_per_generation(name, start):
 def test_levels_have_names():
     """And a wrong one is answered with the right ones."""
     assert [parse_level(text) for text in ("step", " Phase ", "PARTITION")] == [1, 3, 4]
-    with pytest.raises(ConfigError, match="'all' is no level; use one of step, collective, phase, partition"):
+    with pytest.raises(ConfigError, match="'all' is not a level; use one of step, collective, phase, partition"):
         parse_level("all")
 
 
@@ -472,7 +472,7 @@ def test_a_time_is_above_0_and_a_share_up_to_1(text, time, part):
     )
     for read, wanted, why in (
         (lambda: numbers.milliseconds(env, "NAME", 5000), time, no_time),
-        (lambda: numbers.share(env, "NAME"), part, "is no share of traces, from 0 to 1"),
+        (lambda: numbers.share(env, "NAME"), part, "is not a share of traces from 0 to 1"),
     ):
         if wanted is None:
             with pytest.raises(ConfigError) as caught:

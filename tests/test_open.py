@@ -69,7 +69,7 @@ def test_an_address_that_is_none_is_one_sentence(run, capsys):
     """Also one of which Python takes no part."""
     assert main(["open", "demo", "--step", "2", "--url", "http://["]) == 2
     assert capsys.readouterr().err == (
-        "otel-dltrace: 'http://[' is no address of jaeger: write --url http://HOST:PORT\n"
+        "otel-dltrace: 'http://[' is not an address of jaeger: write --url http://HOST:PORT\n"
     )
 
 
@@ -151,7 +151,7 @@ def test_variables_say_where_viewers_are(run, capsys, monkeypatch):
     monkeypatch.setenv("OTEL_DLTRACE_JAEGER_URL", "jaeger:1")
     assert main(["open", "demo", "--step", "0"]) == 2
     assert capsys.readouterr().err == (
-        "otel-dltrace: OTEL_DLTRACE_JAEGER_URL='jaeger:1' is no address of jaeger: write http://HOST:PORT\n"
+        "otel-dltrace: OTEL_DLTRACE_JAEGER_URL='jaeger:1' is not an address of jaeger: write http://HOST:PORT\n"
     )
 
 
@@ -232,7 +232,9 @@ def test_a_file_that_is_not_there_is_not_served(tmp_path):
         pytest.param(["demo", "--step", "9"], "step 9 is not in ", id="step"),
         pytest.param(["demo", "--step", "2", "--rank", "7"], "it has ranks 0 to 1", id="rank"),
         pytest.param(["other", "--step", "2"], "it has runs of demo", id="job"),
-        pytest.param(["demo", "--step", "2", "--url", "jaeger:1"], "'jaeger:1' is no address of jaeger", id="address"),
+        pytest.param(
+            ["demo", "--step", "2", "--url", "jaeger:1"], "'jaeger:1' is not an address of jaeger", id="address"
+        ),
         pytest.param(
             ["demo", "--step", "2", "--in", "perfetto", "-o", "/proc/x"], "/proc/x cannot be written", id="file"
         ),

@@ -151,7 +151,7 @@ def test_a_bad_value_is_one_sentence_whoever_asks(place: Place) -> None:
     assert done.stdout == "False\n"
     first, second = done.stderr.splitlines()  # of the command, and of the program it becomes
     assert first == second
-    assert first.startswith("otel_dltrace: OTEL_DLTRACE_LEVEL='everything' is no level")
+    assert first.startswith("otel_dltrace: OTEL_DLTRACE_LEVEL='everything' is not a level")
 
 
 def test_every_source_has_an_instrumentor() -> None:
@@ -269,8 +269,8 @@ def test_a_configuration_file_says_what_a_source_records(place: Place, sources: 
         pytest.param("ring_size: 8M", "ring_size='8M' is of type str; it must be a whole number", id="text"),
         pytest.param("metrics: 1", "metrics=1 is of type int; it must be True or False", id="number for a flag"),
         pytest.param("steps: 10", "steps=10 is of type int; it must be a text", id="number for a text"),
-        pytest.param("level: bogus", "level='bogus' is no level", id="level"),
-        pytest.param("levl: step", "'levl' is no field of the configuration", id="misspelt"),
+        pytest.param("level: bogus", "level='bogus' is not a level", id="level"),
+        pytest.param("levl: step", "'levl' is not a field of the configuration", id="misspelt"),
     ],
 )
 def test_what_a_configuration_file_says_wrong_is_one_sentence(place: Place, options: str, said: str) -> None:
@@ -514,9 +514,9 @@ def test_spans_inside_a_step_follow_its_window(place: Place, argument: str, outs
 @pytest.mark.parametrize(
     ("variable", "value", "trouble"),
     [
-        ("OTEL_TRACES_SAMPLER_ARG", "some", " is no share of traces, from 0 to 1"),
-        ("OTEL_TRACES_SAMPLER_ARG", "2", " is no share of traces, from 0 to 1"),
-        ("OTEL_DLTRACE_STEPS", "now", ": 'now' is no window; use first=N, every=N, A-B or all, joined by commas"),
+        ("OTEL_TRACES_SAMPLER_ARG", "some", " is not a share of traces from 0 to 1"),
+        ("OTEL_TRACES_SAMPLER_ARG", "2", " is not a share of traces from 0 to 1"),
+        ("OTEL_DLTRACE_STEPS", "now", ": 'now' is not a window; use first=N, every=N, A-B or all, joined by commas"),
     ],
 )
 def test_a_sampler_that_cannot_be_made_leaves_the_default(

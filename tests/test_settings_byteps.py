@@ -49,12 +49,12 @@ def test_what_they_say_is_what_we_do(env, config):
     [
         pytest.param(
             {"BYTEPS_SERVER_ENABLE_PROFILE": "1", "BYTEPS_SERVER_KEY_TO_PROFILE": "abc"},
-            "BYTEPS_SERVER_KEY_TO_PROFILE='abc' is no key",
+            "BYTEPS_SERVER_KEY_TO_PROFILE='abc' is not a key",
             id="key that is none",
         ),
-        pytest.param({"BYTEPS_TRACE_START_STEP": "0"}, "BYTEPS_TRACE_START_STEP='0' is no step", id="from 0"),
+        pytest.param({"BYTEPS_TRACE_START_STEP": "0"}, "BYTEPS_TRACE_START_STEP='0' is not a step", id="from 0"),
         *(
-            pytest.param({name: value}, re.escape(f"{name}={value!r} is no step"), id=f"{name[13:]} {value}")
+            pytest.param({name: value}, re.escape(f"{name}={value!r} is not a step"), id=f"{name[13:]} {value}")
             for name in ("BYTEPS_TRACE_START_STEP", "BYTEPS_TRACE_END_STEP")
             for value in ("ten", "1.5", "10x", "+30", "-1", "20 30", "1e2", "\u00b2", "1" + "0" * 23, "2147483648")
         ),
@@ -110,9 +110,9 @@ def test_a_server_may_be_told_otherwise_than_the_workers():
 
 def test_what_cannot_be_said_of_servers_is_an_error():
     """Which words there are, and what a key is."""
-    with pytest.raises(ConfigError, match=r"^server_spans='maybe' is none of auto, on, off"):
+    with pytest.raises(ConfigError, match=r"^server_spans='maybe' is not one of auto, on, off"):
         Config(server_spans="maybe")
-    with pytest.raises(ConfigError, match=r"^server_key='weight' is no key"):
+    with pytest.raises(ConfigError, match=r"^server_key='weight' is not a key"):
         Config(server_key="weight")
 
 
@@ -131,4 +131,4 @@ def test_a_program_is_traced_because_of_them_alone(place, env, level):
     done = place.run(program, **env)
 
     assert (done.returncode, done.stdout) == (0, f"{level}\n")
-    assert ("BYTEPS_TRACE_START_STEP='0' is no step" in done.stderr) == ("BYTEPS_TRACE_START_STEP" in env)
+    assert ("BYTEPS_TRACE_START_STEP='0' is not a step" in done.stderr) == ("BYTEPS_TRACE_START_STEP" in env)

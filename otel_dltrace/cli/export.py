@@ -175,7 +175,7 @@ def _completions(args: argparse.Namespace) -> Window:
         try:
             return parse_completions(args.completions)
         except ConfigError:
-            raise ConfigError(f"--completions {args.completions!r} is no range; write A-B, from 1, or all") from None
+            raise ConfigError(f"--completions {args.completions!r} is not a range; write A-B, from 1, or all") from None
     asked = {completions_of(run) for run in args.runs} if args.steps is None else {""}
     if len(asked) > 1:
         known = ", ".join(sorted(one or "all" for one in asked))

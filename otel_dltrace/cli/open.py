@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     _check_viewer(args)
     base = args.url or viewer_url(os.environ, args.viewer)
     if not is_address(base):
-        raise ConfigError(f"{base!r} is no address of {args.viewer}: write --url http://HOST:PORT")
+        raise ConfigError(f"{base!r} is not an address of {args.viewer}: write --url http://HOST:PORT")
     base = base.rstrip("/")
     path = find_run(args.run_or_job, Path(config.directory))
     trace = find_step(path, args.step, args.rank, config.span_budget)

@@ -66,7 +66,7 @@ def drain_in_thread(config: Config) -> Callable[[RingWriter], DrainThread | None
         from otel_dltrace.export.drain_thread import start_drain_thread
 
         if config.metrics:
-            guard.say("the drain is a thread of this process, so no host is sampled and no metrics are sent")
+            guard.say("the drain is a thread of this process, so the host is not sampled and no metrics are sent")
         return start_drain_thread(make, ring)
 
     def make() -> "Drain":

@@ -105,7 +105,7 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
     if starter.is_shut_out:
         guard.say(f"{starter.lost}; the spans will be in {where}; {read}")
     elif starter.is_left_alone():
-        cure = f"`{_recover(starter.rings)}`, or a drain that stays, puts them into {where}"
+        cure = f"`{_recover(starter.rings)}`, or a drain started with --stay, puts them into {where}"
         why = "OTEL_DLTRACE_DRAIN=off" if starter.mode == "off" else "none could be started"
         guard.say(f"the spans wait in {starter.rings}, which no drain serves ({why}); {cure}; {read}")
     elif path.exists():
@@ -115,8 +115,10 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
         left = "" if is_over else why
         guard.say(f"{so_far}{read_summary(path, _here(), is_over=is_over, left=left)}; in {where}; {read}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
-        guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} before they were read")
+        guard.say(
+            f"nothing is in {where}: it has been removed, or the rings in {starter.rings} were before they were read"
+        )
     elif starter.mode == "auto":
         trouble = starter.why_left() or "it has not answered yet"
-        cure = "if it is gone, `otel-dltrace recover` does its work"
+        cure = "if it is gone, `otel-dltrace recover` finishes its work"
         guard.say(f"the drain did not finish ({trouble}; {cure}); the spans will be in {where}; {read}")

@@ -57,7 +57,7 @@ def start(config: Config | None = None, **fields: Any) -> None:
         ConfigError: A value of *config* or *fields* cannot be used; it is a `ValueError`.
     """
     if config is not None and not isinstance(config, Config):
-        raise ConfigError(f"start() takes a Config, or its fields by name, and not {config!r}")
+        raise ConfigError(f"start() takes a Config, or its fields by name, not {config!r}")
     is_told = config is not None or bool(fields)
     if live.tracer is not None and not is_told:
         return
@@ -73,7 +73,7 @@ def start(config: Config | None = None, **fields: Any) -> None:
         return
     if live.tracer is not None:
         if not _is_as(config, live.tracer):
-            guard.say("tracing is on already and stays as it is; stop() it to start with another configuration")
+            guard.say("tracing is already on and stays as it is; call stop() first to start with another configuration")
     elif not is_sdk_disabled(os.environ):
         for sentence in misspelt(os.environ):
             guard.say(sentence)
@@ -97,7 +97,7 @@ def _is_as(config: Config, tracer: Tracer) -> bool:
 def _tracer(config: Config, prints: bool) -> Tracer:
     """Return what records as *config* and the environment say, and starts the drain at its first record."""
     if config.metrics and importlib.util.find_spec("psutil") is None:
-        guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; no host is sampled")
+        guard.say("OTEL_DLTRACE_METRICS=1 needs psutil, which is missing: pip install psutil; the host is not sampled")
     world, job_name = own_world(), job_name_of(os.environ, config.job)
     world = replace(world, job=config.job or world.job)  # whoever binds this process asks the world
     starter = DrainStarter(config.home, config.rings, config.drain, config.to_env(), drain_in_thread(config), prints)
@@ -203,8 +203,10 @@ def _say_whether_ranks_are_apart(tracer: Tracer) -> None:
     """Say, for rank 0 of MPICH's, that nothing names the run of all, which MPI knows to be one."""
     world, said = tracer.environment, tracer.recorder.home["bind"]
     if world.launcher == MPICH and not (world.rank or world.is_spawned or said["generation"]) and world.world_size > 1:
-        cure = "start them below `otel-dltrace run`, or set OTEL_DLTRACE_RUN, for all alike and anew each time"
-        guard.say(f"nothing says which {world.world_size} ranks of MPI are one run, so each has its own: {cure}")
+        cure = "start them with `otel-dltrace run`, or set OTEL_DLTRACE_RUN alike on all ranks, anew for each run"
+        guard.say(
+            f"nothing says which {world.world_size} ranks of MPI are one run, so each has a run of its own: {cure}"
+        )
 
 
 def stop() -> None:
@@ -230,7 +232,7 @@ def end_recording() -> None:
     recorder = tracer.recorder
     ring, bind, directory = recorder.ring, recorder.bound, recorder.home["directory"]
     if ring is not None and not ring.is_held():
-        guard.say("the program has closed the descriptor of its ring: what it recorded after that may be lost")
+        guard.say("the program has closed the file descriptor of its ring: what it recorded after that may be lost")
     if tracer.starter is not None:
         tracer.starter.look_at(ring)
     recorder.close()
@@ -272,7 +274,7 @@ def flush(timeout: float = EXIT_S) -> bool:
         return True
     seconds = guard.tried(float, timeout)
     if isinstance(seconds, Exception):
-        guard.say(f"flush() takes seconds; a {type(timeout).__name__} that is no number stands for {EXIT_S:g}")
+        guard.say(f"flush() takes a number of seconds, not a {type(timeout).__name__}; using {EXIT_S:g}")
         seconds = EXIT_S
     return tracer.starter.catch_up(tracer.recorder.ring.path, seconds)
 

@@ -50,7 +50,7 @@ def _sources_of(tables: Mapping[str, Sequence[Any]], frameworks: Sequence[str]) 
         found = {source for source, roots in packages.items() if name in (source, *roots)}
         if not found:
             known = set(tables).union(*packages.values()) - sys.stdlib_module_names - {"otel_dltrace"}
-            raise ConfigError(f"{name!r} is nothing that can be traced; there are {', '.join(sorted(known))}")
+            raise ConfigError(f"{name!r} cannot be traced; choose from {', '.join(sorted(known))}")
         package = name if name not in tables else min(packages[name])
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"{name!r} was asked for, but {package} is not installed: {_cure(package)}")

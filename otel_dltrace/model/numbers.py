@@ -28,7 +28,7 @@ def size(env: Mapping[str, str], name: str, default: int = 0) -> int:
     text = env.get(name, "").strip()
     number = whole_number(text) if text else default
     if number is None:
-        raise ConfigError(f"{name}={text!r} is not a whole number (with K, M or G after it, if you like)")
+        raise ConfigError(f"{name}={text!r} is not a whole number (K, M or G may follow it)")
     return number
 
 
@@ -54,7 +54,7 @@ def share(env: Mapping[str, str], name: str) -> float:
     text = env.get(name, "").strip()
     value = _real(text) if text else 1.0
     if not 0 <= value <= 1:
-        raise ConfigError(f"{name}={text!r} is no share of traces, from 0 to 1")
+        raise ConfigError(f"{name}={text!r} is not a share of traces from 0 to 1")
     return value
 
 

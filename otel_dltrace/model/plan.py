@@ -35,7 +35,7 @@ def parse_level(text: str) -> Level:
         return Level[text.strip().upper()]
     except KeyError:
         names = ", ".join(level.name.lower() for level in Level)
-        raise FieldError("level", text, f" is no level; use one of {names}") from None
+        raise FieldError("level", text, f" is not a level; use one of {names}") from None
 
 
 def parse_completions(text: str) -> "Window":
@@ -48,7 +48,7 @@ def parse_completions(text: str) -> "Window":
         return Window(everything=True)
     found = _COMPLETIONS.fullmatch(text)
     if found is None or int(found[1]) > int(found[2]):
-        raise FieldError("comm_steps", text, " is no range; write A-B, counted from 1, or all")
+        raise FieldError("comm_steps", text, " is not a range; write A-B, counted from 1, or all")
     return Window(((int(found[1]), int(found[2])),))
 
 
@@ -100,7 +100,7 @@ class Window:
                 everything = True
             else:
                 raise FieldError(
-                    "steps", text, f": {part!r} is no window; use first=N, every=N, A-B or all, joined by commas"
+                    "steps", text, f": {part!r} is not a window; use first=N, every=N, A-B or all, joined by commas"
                 )
         return cls(tuple(ranges), tuple(periods), everything)
 

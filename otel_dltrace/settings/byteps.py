@@ -61,7 +61,9 @@ def _step(env: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= _MOST_STEPS:
-        raise ConfigError(f"{name}={text!r} is no step: BytePS counts them from 1, in whole numbers to {_MOST_STEPS}")
+        raise ConfigError(
+            f"{name}={text!r} is not a step: BytePS counts steps from 1, in whole numbers up to {_MOST_STEPS}"
+        )
     return int(text)
 
 
@@ -74,7 +76,7 @@ def _server(env: Mapping[str, str]) -> dict[str, object]:
     path = said(env, "BYTEPS_SERVER_PROFILE_OUTPUT_PATH") or "server_profile.json"
     key = said(env, "BYTEPS_SERVER_KEY_TO_PROFILE")
     if key and not key.isdecimal():
-        raise ConfigError(f"BYTEPS_SERVER_KEY_TO_PROFILE={key!r} is no key: write a pid of server_profile.json")
+        raise ConfigError(f"BYTEPS_SERVER_KEY_TO_PROFILE={key!r} is not a key: write a pid from server_profile.json")
     return {"server_spans": "on", "server_profile": path, "server_key": key}
 
 

@@ -96,11 +96,11 @@ class Config:
         parse_level(self.level)
         Window.parse(self.steps)
         if self.drain not in ("auto", "thread", "off"):
-            raise FieldError("drain", self.drain, " is none of auto, thread, off")
+            raise FieldError("drain", self.drain, " is not one of auto, thread, off")
         if self.server_spans not in ("auto", "on", "off"):
-            raise FieldError("server_spans", self.server_spans, " is none of auto, on, off")
+            raise FieldError("server_spans", self.server_spans, " is not one of auto, on, off")
         if self.server_key and not (self.server_key.isdecimal() and len(self.server_key) <= _KEY_DIGITS):
-            raise FieldError("server_key", self.server_key, " is no key: declared key << 16 | partition")
+            raise FieldError("server_key", self.server_key, " is not a key: write declared key << 16 | partition")
         for name, least in (("ring_size", 1 << 17), ("span_budget", 0), ("quota", 0)):
             value = getattr(self, name)
             if value < least:
@@ -108,7 +108,7 @@ class Config:
             if value > MOST:
                 raise FieldError(name, value, f" is too large; it must be at most {MOST}")
         if not self.world:
-            raise FieldError("world", "", " is no name; it is `default` in jobs with one world")
+            raise FieldError("world", "", " is not a name; jobs with one world use `default`")
         parse_completions(self.comm_steps)
         self._settle_paths()
 
@@ -218,7 +218,7 @@ def known_fields(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     for name in told:
         if name not in VARIABLES:
-            raise ConfigError(f"{name!r} is no field of the configuration; there are {', '.join(VARIABLES)}")
+            raise ConfigError(f"{name!r} is not a field of the configuration; the fields are {', '.join(VARIABLES)}")
     return told
 
 
@@ -256,7 +256,7 @@ def _parse(variable: str, text: str, kind: object) -> object:
         return text
     number = whole_number(text)
     if number is None:
-        raise ConfigError(f"{variable}={text!r} is not a whole number (with K, M or G after it, if you like)")
+        raise ConfigError(f"{variable}={text!r} is not a whole number (K, M or G may follow it)")
     return number
 
 

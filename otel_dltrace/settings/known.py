@@ -7,7 +7,7 @@ from otel_dltrace.settings.said import said
 from otel_dltrace.settings.viewers import VIEWERS
 
 OWN = frozenset({SWITCH, *VARIABLES.values(), *(viewer.variable for viewer in VIEWERS.values())})
-UNKNOWN = "is no variable that we know, and does nothing"
+UNKNOWN = "is not a variable we know, and has no effect"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -46,12 +46,12 @@ def absolute(name: str, path: str) -> str:
         raise FieldError(name, path, " names a user who has no home directory") from None
     except FileNotFoundError:
         raise FieldError(
-            name, path, " is relative to the working directory, which has been removed: name one that is there"
+            name, path, " is relative to the working directory, which has been removed: name one that exists"
         ) from None
     except UnicodeEncodeError:
         raise FieldError(name, whole, " is not UTF-8; Arrow's files need a folder that is") from None
     if "\0" in whole:
-        raise FieldError(name, whole, " is no path: no file's name has a NUL in it")
+        raise FieldError(name, whole, " is not a path: a file name cannot contain a NUL")
     return whole
 
 

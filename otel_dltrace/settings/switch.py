@@ -26,7 +26,7 @@ def is_sdk_disabled(env: Mapping[str, str]) -> bool:
     """Return whether ``OTEL_SDK_DISABLED`` is ``true``; OpenTelemetry takes every other value for false, and warns."""
     disabled = said(env, SDK_DISABLED)
     if disabled.lower() not in ("", "true", "false"):
-        guard.say(f"{SDK_DISABLED}={disabled!r} disables nothing; OpenTelemetry knows true alone", SDK_DISABLED)
+        guard.say(f"{SDK_DISABLED}={disabled!r} disables nothing; OpenTelemetry accepts only true", SDK_DISABLED)
     return disabled.lower() == "true"
 
 

@@ -35,7 +35,7 @@ def viewer_url(env: Mapping[str, str], name: str) -> str:
     if not is_address(url):
         from otel_dltrace.export.otlp.settings import public  # a training process has read this file, and not that
 
-        raise ConfigError(f"{viewer.variable}={public(url)!r} is no address of {name}: write http://HOST:PORT")
+        raise ConfigError(f"{viewer.variable}={public(url)!r} is not an address of {name}: write http://HOST:PORT")
     return url.rstrip("/")
 
 
