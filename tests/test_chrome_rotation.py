@@ -177,14 +177,16 @@ def test_a_shorter_export_tells_of_files_that_are_older(tmp_path, capsys, monkey
     assert count > 11
     (tmp_path / "t.2026.json").write_text("{}")
     assert main([*export, "10M"]) == 0
-    told = f"t.1.json to t.{count - 1}.json ({count - 1} files) are of an earlier export, and no part of this one\n"
+    told = f"t.1.json to t.{count - 1}.json ({count - 1} files) are from an earlier export, and not part of this one\n"
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(["chrome", "--max-bytes", "much"], "'much' is no whole number; write 268435456", id="no number"),
+        pytest.param(
+            ["chrome", "--max-bytes", "much"], "'much' is not a whole number; write 268435456", id="no number"
+        ),
         pytest.param(["chrome", "--max-bytes", "256"], "256 is too small for a file; write at least 16K", id="no M"),
         pytest.param(["otlp", "--max-bytes", "1M"], "--max-bytes is for --to chrome", id="another format"),
     ],

@@ -133,7 +133,7 @@ def read_until(terminal: int, pattern: bytes) -> bytes:
     ("arguments", "says"),
     [
         pytest.param(["report", "nowhere"], "nowhere", id="no such run"),
-        pytest.param(["report", "R", "--steps", "9-x"], "write A-B with both ends, N, or all", id="steps"),
+        pytest.param(["report", "R", "--steps", "9-x"], "write A-B (both ends included), N, or all", id="steps"),
         pytest.param(["report", "R", "--steps", "9-2"], "'9-2' ends before it starts", id="steps, the wrong way round"),
         pytest.param(["run"], "write it after --", id="no program"),
         pytest.param(["run", "--", "no-such-program"], "no-such-program cannot be started", id="unknown program"),
@@ -154,15 +154,17 @@ def test_what_a_user_can_mend_is_one_sentence(arguments, says, capfd, monkeypatc
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        pytest.param("report R --rank x", "--rank 'x' is no whole number; write 3, for example", id="number"),
-        pytest.param("report R --by foo", "--by 'foo' is none of key, negotiation", id="choice"),
+        pytest.param("report R --rank x", "--rank 'x' is not a whole number; write 3, for example", id="number"),
+        pytest.param("report R --by foo", "--by 'foo' is not one of key, negotiation", id="choice"),
         pytest.param("export R", "--to is missing", id="option"),
         pytest.param("report", "RUN is missing", id="argument"),
         pytest.param("report R --rank", "--rank: expected one argument", id="value"),
         pytest.param("report R --foo", "there is no argument --foo; `otel-dltrace report ", id="no such option"),
-        pytest.param("drain --home a/b", "--home: 'a/b' is no name of a drain", id="name"),
-        pytest.param("drain --print-to 999", "--print-to: '999' is no descriptor that is open here", id="descriptor"),
-        pytest.param("drain --linger nan", "--linger: 'nan' is not a number of seconds from 0 on: write 5, ", id="own"),
+        pytest.param("drain --home a/b", "--home: 'a/b' is not the name of a drain", id="name"),
+        pytest.param("drain --print-to 999", "--print-to: '999' is not an open file descriptor", id="descriptor"),
+        pytest.param(
+            "drain --linger nan", "--linger: 'nan' is not a number of seconds, 0 or more: write 5, ", id="own"
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(line, says, capsys):
@@ -172,7 +174,7 @@ def test_a_wrong_command_line_is_one_sentence(line, says, capsys):
 
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"otel-dltrace: {says}")
-    assert said.endswith(" --help` says what there is")
+    assert said.endswith(" --help` lists what there is")
 
 
 def test_a_command_that_is_none_is_one_sentence(capsys):
@@ -182,7 +184,7 @@ def test_a_command_that_is_none_is_one_sentence(capsys):
 
     commands = ", ".join(COMMANDS)
     assert capsys.readouterr().err == (
-        f"otel-dltrace: COMMAND 'repot' is none of {commands}; `otel-dltrace --help` says what there is\n"
+        f"otel-dltrace: COMMAND 'repot' is not one of {commands}; `otel-dltrace --help` lists what there is\n"
     )
 
 
@@ -205,7 +207,7 @@ def test_a_time_to_wait_is_a_number_of_seconds(option, seconds, capsys):
         main(["drain", f"{option}={seconds}"])
 
     assert ended.value.code == 2
-    assert f"{seconds!r} is not a number of seconds from 0 on" in capsys.readouterr().err
+    assert f"{seconds!r} is not a number of seconds, 0 or more" in capsys.readouterr().err
 
 
 STEPS = """

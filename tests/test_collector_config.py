@@ -89,7 +89,7 @@ def test_a_name_that_is_none_is_one_sentence(capsys):
         main(["collector", "--print", "gatway"])
 
     assert error.value.code == 2
-    assert "--print 'gatway' is none of sidecar, " in capsys.readouterr().err
+    assert "--print 'gatway' is not one of sidecar, " in capsys.readouterr().err
 
 
 def test_shared_parts_are_those_of_the_fragments():

@@ -260,7 +260,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         pytest.param(("report", "nowhere"), "nowhere is no run directory", id="no run"),
         pytest.param(("report", "RUN", "--rank", "7"), "rank 7 is not in this run", id="no rank"),
         pytest.param(("report", "RUN", "--steps", "900-901"), "none of the steps", id="no step"),
-        pytest.param(("report", "RUN", "--steps", "soon"), "'soon' is no range of steps", id="no range"),
+        pytest.param(("report", "RUN", "--steps", "soon"), "'soon' is not a range of steps", id="no range"),
         pytest.param(
             ("export", "RUN", "--to", "chrome", "-o", "/proc/x.json"), "/proc/x.json cannot be written", id="no file"
         ),

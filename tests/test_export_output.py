@@ -64,7 +64,7 @@ def test_a_run_is_not_written_over_by_what_is_read_from_it(run, tmp_path, capsys
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
     assert main([*command, str(run), "-o", str(out)]) == 2
-    told = f"otel-dltrace: {out} is of the run {run} itself, which is read: give another place with -o\n"
+    told = f"otel-dltrace: {out} is part of the run {run} itself, which is being read: give another place with -o\n"
     assert capsys.readouterr().err == told
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert export(run, run / "spans.jsonl") == 0
@@ -136,7 +136,7 @@ def test_a_pipe_takes_one_file(run, pipe, capsys):
 @pytest.mark.parametrize(
     ("form", "place", "said"),
     [
-        ("byteps", "file", "it is no folder, and this makes files below one; give -o a folder"),
+        ("byteps", "file", "it is not a folder, and this writes files below one; give -o a folder"),
         ("chrome", "file/trace.json", "there is no folder {}/file; make it first"),
     ],
 )

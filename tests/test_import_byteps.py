@@ -490,7 +490,7 @@ def test_a_directory_keeps_what_an_export_does_not_write(two_workers, tmp_path, 
     assert main(["export", str(two_workers), "--to", "byteps", "-o", str(out)]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("out/worker0/0/comm.json, out/worker1/0/comm.json: 1,848 events, ")
-    assert told.err == "otel-dltrace: out/worker2/0/comm.json is of an earlier export, and no part of this one\n"
+    assert told.err == "otel-dltrace: out/worker2/0/comm.json is from an earlier export, and not part of this one\n"
     assert older.read_text() == "old"
 
 

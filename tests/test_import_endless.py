@@ -96,7 +96,7 @@ def test_memory_that_is_not_enough_is_one_sentence(tmp_path):
     os.truncate(path, ROOM)
     done = with_little_memory("bytescheduler", path, tmp_path)
 
-    said = "otel-dltrace: there is not enough memory for it; give it less at once, or run it where there is more\n"
+    said = "otel-dltrace: there is not enough memory for this; give it less at once, or run it where there is more\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 

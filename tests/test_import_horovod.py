@@ -158,7 +158,7 @@ def test_a_directory_keeps_what_an_export_does_not_write(tmp_path, monkeypatch, 
     assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 0
     told = capsys.readouterr()
     assert told.out == "out/0.json, out/1.json: 18 events, 0.0 MB\n"
-    assert told.err == "otel-dltrace: out/2.json is of an earlier export, and no part of this one\n"
+    assert told.err == "otel-dltrace: out/2.json is from an earlier export, and not part of this one\n"
     assert (out / "1.json").read_bytes() == timeline(names[1])
     assert [(out / name).read_text() for name in ("2.json", "x.json")] == ["old", "old"]
 

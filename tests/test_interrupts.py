@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain(place):
     place.wait_for_drains()
 
     (folder,) = place.runs()
-    told = f"otel-dltrace: the drain goes on by itself: what is left of the spans goes to {folder.name}\n"
+    told = f"otel-dltrace: the drain goes on in the background: the rest of the spans goes to {folder.name}\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
     assert sum(map(len, place.spans())) == 2
     assert list(place.rings.iterdir()) == []
@@ -128,7 +128,7 @@ def test_a_drain_that_is_busy_for_too_long_goes_on(place):
     ended = place.finish(place.popen([sys.executable, str(place.write(BUSY))]), 60)
     place.wait_for_drains()
 
-    told = f"the drain goes on by itself: what is left of the spans goes to a run directory in {place.folder}"
+    told = f"the drain goes on in the background: the rest of the spans goes to a run directory in {place.folder}"
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", f"otel-dltrace: {told}\n")
 
 
@@ -139,7 +139,7 @@ def test_a_process_that_outlives_the_program_is_not_waited_for_for_ever(place):
 
     (folder,) = place.runs()
     told = [
-        f"the drain goes on by itself: what is left of the spans goes to {folder.name}",
+        f"the drain goes on in the background: the rest of the spans goes to {folder.name}",
         f"2 spans recorded; the drain is still at work; in {folder.name}",
     ]
     assert (ended.returncode, ended.stderr.splitlines()) == (0, [f"otel-dltrace: {line}" for line in told])
@@ -203,7 +203,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(place, arguments):
     (said,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert said in (
-        "otel-dltrace: the working directory has been removed: cd to one that is there",
+        "otel-dltrace: the working directory has been removed: cd to one that exists",
         "otel-dltrace: OTEL_DLTRACE_DIR='.' is relative to the working directory, which has been removed: "
         "name one that exists",
         "otel-dltrace: dltrace-x is no run directory: it has no folder hosts/; give one that a traced run printed",

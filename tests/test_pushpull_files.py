@@ -187,7 +187,7 @@ def test_a_server_has_to_be_told_of_its_job(env, missing, monkeypatch, capsys):
     for name in TOLD:
         monkeypatch.setenv(name, env.get(name, ""))
     assert main(["pushpull", "serve"]) == 2
-    assert capsys.readouterr().err == f"otel-dltrace: serve: a server has to be told of its job; not set: {missing}\n"
+    assert capsys.readouterr().err == f"otel-dltrace: serve: a server needs to know its job; not set: {missing}\n"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_server_records_as_those_of_the_launcher_do(env, missing, capsys):
     """In its role and at their level; what would have it traced apart from its job is said."""
     level = {"OTEL_DLTRACE_LEVEL": env.get("OTEL_DLTRACE_LEVEL", "partition")} if env else {}
     assert server_environment(TOLD | env) == TOLD | env | level | {"DMLC_ROLE": "server"}
-    says = f"otel-dltrace: give all hosts of the job the same {missing}, or each is traced apart\n"
+    says = f"otel-dltrace: give all hosts of the job the same {missing}, or each is traced separately\n"
     assert capsys.readouterr().err == (says if missing else "")
 
 

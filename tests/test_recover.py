@@ -93,7 +93,7 @@ def test_spans_that_are_recovered_and_not_sent_are_said_to_be(place, env, why):
         f"{run.name}: 2 spans recovered, 0 of them open\n"
         f"nothing was sent: {why}; `otel-dltrace export RUN --to otlp` writes the spans for a collector\n",
     )
-    assert second.stdout == f"no ring in {place.rings} is without its writer and its drain\n"
+    assert second.stdout == f"no ring in {place.rings} has lost both its writer and its drain\n"
 
 
 @pytest.mark.parametrize("content", [None, b"torn"], ids=["a link to itself", "no ring"])
@@ -243,7 +243,7 @@ def test_what_waits_of_any_run_is_sent_by_a_recover_that_names_none(place, tmp_p
     with servers.collector(tmp_path) as collector:
         done = place.command("recover", OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
 
-    told, where = f"no ring in {place.rings} is without its writer and its drain\n", spill.relative_to(place.folder)
+    told, where = f"no ring in {place.rings} has lost both its writer and its drain\n", spill.relative_to(place.folder)
     assert [(it.returncode, it.stdout) for it in (kept, done)] == [
         (0, f"{told}requests wait in {where} and are not sent: OTEL_EXPORTER_OTLP_ENDPOINT is not set\n"),
         (0, f"{told}{where}: 6 spans sent, 0 still waiting\n"),
@@ -311,7 +311,9 @@ def test_what_waits_of_another_user_is_not_sent(capsys, monkeypatch):
         with nobody():
             code = main(["recover", f"{folder}/run"])
 
-    said = f"otel-dltrace: {short_path(spill)} cannot be written by you; who wrote the run can send what waits there\n"
+    said = (
+        f"otel-dltrace: {short_path(spill)} is not writable for you; whoever wrote the run can send what waits there\n"
+    )
     assert (code, capsys.readouterr().err, len(told.bodies)) == (2, said, 1)  # that of the other host
 
 
@@ -351,7 +353,7 @@ def test_a_run_whose_drain_was_killed_when_all_was_read_has_ended(place):
     (folder,) = run.glob("hosts/*")
     assert "`otel-dltrace recover RUN` does" in " ".join(before.split())
     assert done.stdout.splitlines()[1:] == [
-        f"{folder.relative_to(place.folder)}: its drain is gone and had read all, so nothing more comes"
+        f"{folder.relative_to(place.folder)}: its drain is gone and had read everything, so nothing more will come"
     ]
     assert "more may come" not in after
     (segment,) = folder.glob("spans-*.arrows")
@@ -373,7 +375,7 @@ def test_what_a_host_that_is_gone_had_not_read_is_told(place, boot, left):
 
     said = (
         f"{folder.relative_to(place.folder)}: its drain is gone, and the rings of 1 process were not read to their "
-        "end: `otel-dltrace recover` on node-7 does it, unless that has been started anew since"
+        "end: `otel-dltrace recover` on node-7 reads them, unless that host has been restarted since"
     )
     assert done.stdout.splitlines()[1:] == [said] * left
 
@@ -389,7 +391,7 @@ def test_what_waits_of_a_run_that_goes_on_is_left_to_its_drain(place):
     place.finish(job)
 
     assert done.stdout.splitlines()[1:] == [
-        f"{folder.relative_to(place.folder)}: the drain that writes there is at work, and sends what waits itself"
+        f"{folder.relative_to(place.folder)}: the drain that writes there is running, and sends what waits itself"
         for folder in run.glob("hosts/*/spill")
     ]
 

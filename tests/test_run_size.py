@@ -82,7 +82,7 @@ def test_a_run_that_memory_does_not_hold_is_looked_at_from_its_end(run, monkeypa
     batches = selected(run, None)
 
     assert [np.unique(batch["step"]).tolist() for batch in batches] == [[*steps]] * 2
-    said = f"{run} holds more spans than fit into memory here: this is of its latest steps alone, {steps[0]}-19"
+    said = f"{run} holds more spans than fit into memory here: this covers its latest steps only, {steps[0]}-19"
     cure = "--steps A-B takes others"
     assert capsys.readouterr().err == (f"otel-dltrace: {said}; {cure}\n" if room < 1 else "")
 

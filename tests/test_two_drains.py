@@ -176,7 +176,7 @@ def test_run_says_where_the_spans_of_a_script_with_its_own_settings_are(place: P
     done = place.command("run", "--", *script, **ON)
 
     (run,) = place.runs()
-    said = f"nothing was traced with our settings; with others, meanwhile: {run.name}"
+    said = f"nothing was traced with our settings; with other settings, meanwhile: {run.name}"
     assert done.stderr.splitlines()[-1] == f"otel-dltrace: {said}"
 
 

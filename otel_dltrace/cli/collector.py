@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DltraceError(f"{file} is not there: the installation is not whole, install us anew") from None
+        raise DltraceError(f"{file} is missing: the installation is incomplete, reinstall otel-dltrace") from None
     except OSError as error:
         raise DltraceError(f"{file} cannot be read: {error.strerror or error}") from None
     print(text, end="")

@@ -35,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
     given = [*{short_path(path): path for path in args.runs}.values()]
     runs = {", ".join(map(short_path, parts)): parts for parts in as_wholes(given)}
     if len(runs) < 2:
-        raise DltraceError("compare: one run is compared with nothing; give two or more run directories")
+        raise DltraceError("compare: one run has nothing to be compared with; give two or more run directories")
     steps = steps_of(args)
     found = scaling({name: selected_of(parts, steps, of_runs=len(given)) for name, parts in runs.items()})
     empty = [run for run in found.runs if not run.steady.steps]
     if empty:
         names = ", ".join(run.title for run in empty)
         with naming_damage([part for run in empty for part in runs[run.name]]):
-            raise RunNotFoundError(f"{names}: no step is in there; without steps nothing can be compared")
+            raise RunNotFoundError(f"{names}: no step was recorded; without steps nothing can be compared")
     if args.json:
         print(to_json(found))
     else:

@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
-        "--quick", action="store_true", help="do not import the frameworks to see what of them is traced"
+        "--quick", action="store_true", help="do not import the frameworks to see which parts are traced"
     )
 
 

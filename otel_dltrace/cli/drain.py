@@ -32,7 +32,7 @@ from otel_dltrace.settings.config import Config
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--home", type=home, metavar="NAME", help="serve only the rings of the drain called NAME")
-    parser.add_argument("--lock", type=descriptor, metavar="FD", help="the lock is held by this descriptor already")
+    parser.add_argument("--lock", type=descriptor, metavar="FD", help="this file descriptor already holds the lock")
     parser.add_argument(
         "--print-to", type=descriptor, metavar="FD", help="what exporters print goes to this descriptor"
     )
@@ -66,7 +66,7 @@ def home(text: str) -> str:
         ArgumentTypeError: It is none.
     """
     if Path(text).name != text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a drain: write that of its lock, without .lock")
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a drain: write its lock's name without .lock")
     return text
 
 
@@ -79,7 +79,7 @@ def descriptor(text: str) -> int:
     try:
         os.fstat(int(text))
     except (ValueError, OverflowError, OSError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no descriptor that is open here") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an open file descriptor") from None
     return int(text)
 
 
@@ -94,7 +94,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on: write 5, for example")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more: write 5, for example")
     return value
 
 

@@ -104,7 +104,7 @@ def _export(args: argparse.Namespace, form: Format) -> None:
     older = {path for path in form.older(output, places) if path.exists() and path not in places}
     _tell_older(sorted(older, key=lambda path: (len(path.name), path)))  # 10.json behind 2.json
     if args.to == "byteps" and not has_stages(spans):
-        tell(f"no stage of a partition is in there, only totals; {FINEST}")
+        tell(f"no stage of a partition was recorded, only totals; {FINEST}")
 
 
 def _distinct(runs: Sequence[Path]) -> list[Path]:
@@ -126,7 +126,7 @@ def _tell(output: Path, places: Sequence[Path], what: str) -> None:
 def _tell_older(paths: Sequence[Path]) -> None:
     if paths:
         verb = "is" if len(paths) == 1 else "are"
-        tell(f"{_named(paths)} {verb} of an earlier export, and no part of this one")
+        tell(f"{_named(paths)} {verb} from an earlier export, and not part of this one")
 
 
 _LEAST_BYTES = 16 << 10
@@ -141,7 +141,7 @@ def _max_bytes(args: argparse.Namespace) -> int:
     """
     number = whole_number(args.max_bytes)
     if number is None:
-        raise ConfigError(f"--max-bytes {args.max_bytes!r} is no whole number; write 268435456, or 256M")
+        raise ConfigError(f"--max-bytes {args.max_bytes!r} is not a whole number; write 268435456, or 256M")
     if 0 < number < _LEAST_BYTES:
         raise ConfigError(f"--max-bytes {args.max_bytes} is too small for a file; write at least 16K")
     if number and args.to != "chrome":
@@ -154,7 +154,7 @@ def _cannot(output: Path, parts: Sequence[Path], error: OSError) -> str:
     if isinstance(error, FileNotFoundError | NotADirectoryError) and not output.parent.is_dir():
         return f"{output} cannot be written: there is no folder {output.parent}; make it first"
     if isinstance(error, NotADirectoryError) and output.exists():
-        return f"{output} cannot be written: it is no folder, and this makes files below one; give -o a folder"
+        return f"{output} cannot be written: it is not a folder, and this writes files below one; give -o a folder"
     there = f"; {_named(parts)} had been written, and can be opened" if parts else ""
     return f"{output} cannot be written: {error.strerror or error}{there}"
 

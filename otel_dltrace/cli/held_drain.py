@@ -55,7 +55,7 @@ class HeldDrain:
             return f"nothing was traced: {trouble}"
         if self.others:
             where = ", ".join(map(short_path, self.others))
-            return f"nothing was traced with our settings; with others, meanwhile: {where}"
+            return f"nothing was traced with our settings; with other settings, meanwhile: {where}"
         return "nothing was traced"
 
 
@@ -121,7 +121,7 @@ def _finished_without(held: HeldDrain, config: Config, began: float) -> list[Pat
 def _say_where_it_goes_on(directory: Path, since: float) -> None:
     """Say where to look for what the drain, which is not ended with us, will have read of the rings."""
     where = ", ".join(map(short_path, _runs_since(directory, since))) or f"a run directory in {directory}"
-    tell(f"the drain goes on by itself: what is left of the spans goes to {where}")
+    tell(f"the drain goes on in the background: the rest of the spans goes to {where}")
 
 
 def _runs_since(directory: Path, since: float) -> list[Path]:

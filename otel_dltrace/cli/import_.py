@@ -46,7 +46,7 @@ def _horovod(args: argparse.Namespace, count: Callable[[int], None]) -> Imported
 
 FORMATS = {
     "byteps": Format(
-        "BytePS: comm.json of its workers (the folder is the local rank, the one around it a\n"
+        "BytePS: comm.json of its workers (its folder is the local rank, the folder above that a\n"
         "machine), server_profile.json of its servers, ps-lite's van profiles. The n-th\n"
         "push_pull of every tensor, from 1, is in step n - 1",
         _byteps,
@@ -67,7 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("format", choices=sorted(FORMATS), help="whose files they are, see below")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file, or a directory that holds some")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="RUN", help="the run directory to make")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="RUN", help="the run directory to create")
     parser.add_argument("--name", help="the job's name, by default the format's")
     parser.add_argument(
         "--start-step",

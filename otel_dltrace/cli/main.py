@@ -39,14 +39,14 @@ COMMANDS = (
 """Each is a module here with a docstring (its help), ``arguments(parser)`` and ``run(args) -> int``; that of a name
 which Python keeps for itself has an underscore behind it."""
 _REWORDED = (
-    (r"argument (\S+): invalid int value: (.*)", r"\1 \2 is no whole number; write 3, for example"),
-    (r"argument (\S+): invalid choice: ('[^']*') \(choose from (.*)\)", r"\1 \2 is none of \3"),
+    (r"argument (\S+): invalid int value: (.*)", r"\1 \2 is not a whole number; write 3, for example"),
+    (r"argument (\S+): invalid choice: ('[^']*') \(choose from (.*)\)", r"\1 \2 is not one of \3"),
     (r"argument (\S+): (.*)", r"\1: \2"),
     (r"the following arguments are required: (.*)", r"\1 is missing"),
     (r"unrecognized arguments: (.*)", r"there is no argument \1"),
 )
 """What argparse says of a wrong command line, and what we say."""
-_NO_MEMORY = "there is not enough memory for it; give it less at once, or run it where there is more"
+_NO_MEMORY = "there is not enough memory for this; give it less at once, or run it where there is more"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
             if found := re.fullmatch(pattern, message):
                 message = found.expand(ours)
                 break
-        tell(f"{message}; `{self.prog} --help` says what there is")
+        tell(f"{message}; `{self.prog} --help` lists what there is")
         self.exit(2)
 
 
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileNotFoundError:
         if _is_somewhere():
             raise
-        tell("the working directory has been removed: cd to one that is there")
+        tell("the working directory has been removed: cd to one that exists")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="the viewer's address, instead of what its variable says, see below")
     parser.add_argument("--datasource", metavar="UID", help=f"of Tempo in Grafana ({_DATASOURCE})")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="Perfetto: where the Chrome trace is written")
-    parser.add_argument("--serve", action="store_true", help="Perfetto: hand the trace to the page, then end")
+    parser.add_argument("--serve", action="store_true", help="Perfetto: hand the trace to the page, then exit")
     defaults = "\n".join(f"  {viewer.variable:26} {viewer.address}" for viewer in VIEWERS.values())
     parser.epilog = f"variables, and their defaults:\n{defaults}"
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return _perfetto(args, path, base)
     print(_address(args, base, trace))
     if not is_sent(path):
-        tell(f"nothing of {short_path(path)} has reached a collector so far; --in perfetto shows what is on disk")
+        tell(f"nothing from {short_path(path)} has reached a collector so far; --in perfetto shows what is on disk")
     return 0
 
 

@@ -163,7 +163,7 @@ def server_environment(env: Mapping[str, str]) -> Mapping[str, str]:
     if (said(env, "DMLC_NUM_SERVER") or "1") != "1":
         needed.append("DMLC_SERVER_ID")
     if missing := [name for name in needed if not said(env, name)]:
-        raise ConfigError(f"serve: a server has to be told of its job; not set: {', '.join(missing)}")
+        raise ConfigError(f"serve: a server needs to know its job; not set: {', '.join(missing)}")
     env = {**env, _ROLE: "server"}
     if not is_switched_on(env):
         return env
@@ -182,7 +182,7 @@ def _say_apart(env: Mapping[str, str], names: Sequence[str]) -> None:
     """Say which of *names* are missing in *env*, by which the hosts of a job know that they are of one."""
     if missing := [name for name in names if not said(env, name)]:
         same = " and ".join(missing)
-        tell(f"give all hosts of the job the same {same}, or each is traced apart")
+        tell(f"give all hosts of the job the same {same}, or each is traced separately")
 
 
 def _job_name(program: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         spans, still_open = (sum(total.get(name, 0) for total in totals) for name in ("spans", "truncated"))
         show(f"{short_path(root)}: {spans} spans recovered, {still_open} of them open")
     if not recovered and not any(map(_is_left, drains)):
-        show(f"no ring in {config.rings} is without its writer and its drain")
+        show(f"no ring in {config.rings} has lost both its writer and its drain")
     elif recovered and drains[0].outlet is None:
         show(f"nothing was sent: {_why_not()}; `otel-dltrace export RUN --to otlp` writes the spans for a collector")
     for root in args.runs:
@@ -108,11 +108,11 @@ def _end(root: Path) -> None:
         if lock is None:
             continue
         if end_if_read(folder):
-            show(f"{short_path(folder)}: its drain is gone and had read all, so nothing more comes")
+            show(f"{short_path(folder)}: its drain is gone and had read everything, so nothing more will come")
         host, left = left_elsewhere(folder, boot_id().hex())
         if left:
             what = f"the rings of {left} process{'es' * (left > 1)} were not read to their end"
-            cure = f"`otel-dltrace recover` on {host} does it, unless that has been started anew since"
+            cure = f"`otel-dltrace recover` on {host} reads them, unless that host has been restarted since"
             show(f"{short_path(folder)}: its drain is gone, and {what}: {cure}")
         os.close(lock)
 
@@ -150,9 +150,9 @@ def _send_waiting(spill: Path) -> bool:
             if is_free:
                 _send(settings, spill)
             else:
-                show(f"{where}: the drain that writes there is at work, and sends what waits itself")
+                show(f"{where}: the drain that writes there is running, and sends what waits itself")
     except PermissionError:
-        tell(f"{where} cannot be written by you; who wrote the run can send what waits there")
+        tell(f"{where} is not writable for you; whoever wrote the run can send what waits there")
         return False
     return True
 

@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", dest="directory", metavar="DIR", help="where the run directory is made")
     parser.add_argument("--no-report", action="store_true", help="print only where the spans are")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what to run")
-    parser.epilog = f"variables, their defaults, and what they say:\n{_variables()}"
+    parser.epilog = f"variables, their defaults, and what they mean:\n{_variables()}"
 
 
 def _variables() -> str:

@@ -44,7 +44,9 @@ def steps_of(args: argparse.Namespace) -> Window | None:
     except ConfigError as error:
         if "ends before" in str(error):
             raise ConfigError(f"--steps {text!r} ends before it starts; write A-B with A not above B") from None
-        raise ConfigError(f"--steps {text!r} is no range of steps; write A-B with both ends, N, or all") from None
+        raise ConfigError(
+            f"--steps {text!r} is not a range of steps; write A-B (both ends included), N, or all"
+        ) from None
 
 
 def selected(run: Path, steps: Window | None, ranks: Sequence[int] | None = None, of_runs: int = 1) -> list[SpanBatch]:
@@ -100,7 +102,7 @@ def _latest(run: Path, ranks: Sequence[int] | None, of_runs: int) -> Window | No
     if found is not None:
         ((first, last),) = found.ranges
         what = f"{short_path(run)} holds more spans than fit into memory here"
-        tell(f"{what}: this is of its latest steps alone, {first}-{last}; --steps A-B takes others")
+        tell(f"{what}: this covers its latest steps only, {first}-{last}; --steps A-B takes others")
     return found
 
 
@@ -132,4 +134,6 @@ def keep_whole(runs: Sequence[Path], output: Path) -> None:
     for run in runs:
         own = Path(os.path.realpath(run))
         if place == own / "run.json" or place.is_relative_to(own / "hosts"):
-            raise ConfigError(f"{output} is of the run {run} itself, which is read: give another place with -o")
+            raise ConfigError(
+                f"{output} is part of the run {run} itself, which is being read: give another place with -o"
+            )
