@@ -264,7 +264,7 @@ def test_what_answers_is_asked_for_by_the_variable_that_counts(secured, certific
     own = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol, **otlp(where, CERTIFICATE=certificates.authority)}
     (found,) = problems(endpoint.check(own))
 
-    assert found.cure == f"set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL={other}: it answers that"
+    assert found.cure == f"set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL={other}: that gets an answer"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -425,7 +425,7 @@ def test_another_way_of_speaking_is_tried(secured, certificates):
     (found,) = problems(endpoint.check(otlp(plain(secured.grpc), CERTIFICATE=certificates.authority)))
 
     assert found.cure == (
-        "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc and write https:// in OTEL_EXPORTER_OTLP_ENDPOINT: it answers that"
+        "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc and write https:// in OTEL_EXPORTER_OTLP_ENDPOINT: that gets an answer"
     )
 
 
@@ -621,7 +621,7 @@ def test_a_check_that_cannot_be_made_is_a_finding(monkeypatch):
     found = examine({}, import_frameworks=False)
 
     assert [(one.area, one.what) for one in problems(found)] == [
-        ("entry points", "this could not be looked at: ModuleNotFoundError: No module named 'numpy'")
+        ("entry points", "this could not be checked: ModuleNotFoundError: No module named 'numpy'")
     ]
     assert {"environment", "clock", "fork"} < {one.area for one in found}
 
@@ -651,8 +651,8 @@ def test_a_framework_of_which_nothing_can_be_imported_is_told(tmp_path, monkeypa
     (found,) = frameworks._frameworks(["mpi4py"], import_them=True)
 
     assert found.verdict == NOTE
-    assert "is not traced, since nothing that we trace of it can be imported: libmpi.so.40: cannot" in found.what
-    assert found.cure == f"if it is to be, mend it first: {sys.executable} -c 'import mpi4py.MPI'"
+    assert "is not traced, since nothing that we trace in it can be imported: libmpi.so.40: cannot" in found.what
+    assert found.cure == f"to have it traced, fix it first: {sys.executable} -c 'import mpi4py.MPI'"
 
 
 def test_a_framework_that_ends_its_process_is_a_finding():
@@ -698,8 +698,8 @@ def test_a_framework_that_ends_its_process_is_a_finding():
         pytest.param(
             {"OTEL_TRACES_SAMPLER": "DLTRACE_STEP", "OTEL_PYTHON_ID_GENERATOR": "dltrace_ids"},
             [
-                "OTEL_TRACES_SAMPLER: DLTRACE_STEP is no name of ours, and the SDK samples by its default",
-                "OTEL_PYTHON_ID_GENERATOR: dltrace_ids is no name of ours, and the SDK does not start",
+                "OTEL_TRACES_SAMPLER: DLTRACE_STEP is not one of our names, and the SDK uses its default sampler",
+                "OTEL_PYTHON_ID_GENERATOR: dltrace_ids is not one of our names, and the SDK does not start",
             ],
             id="our plugins misspelt",
         ),
@@ -757,7 +757,7 @@ def test_a_misspelt_name_of_what_to_leave_out_is_told():
 
     (found,) = problems(environment.check({name: "dltrace_torch_dpp, dltrace_torch_ddp,redis"}))
     assert (found.what, found.cure) == (
-        f"{name}: dltrace_torch_dpp is no name of ours, and leaves nothing out",
+        f"{name}: dltrace_torch_dpp is not one of our names, and leaves nothing out",
         "did you mean dltrace_torch_ddp?",
     )
 
@@ -846,7 +846,7 @@ def test_secrets_are_not_printed():
 @pytest.mark.parametrize(
     ("folders", "env", "verdict", "says"),
     [
-        pytest.param([], {}, FINE, "nobody else", id="nobody"),
+        pytest.param([], {}, FINE, "nothing else", id="nobody"),
         pytest.param(
             ["opentelemetry/instrumentation/auto_instrumentation"], {"OTEL_DLTRACE": "1"}, NOTE, "done once",
             id="opentelemetry-instrument and our switch",

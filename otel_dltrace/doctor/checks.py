@@ -32,8 +32,8 @@ def _made(area: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     found = tried(check)
     if not isinstance(found, Exception):
         return found
-    what = f"this could not be looked at: {type(found).__name__}: {text_of(found)}"
-    return [Finding(area, PROBLEM, what, "mend that first; if nothing is to be mended, say so in an issue")]
+    what = f"this could not be checked: {type(found).__name__}: {text_of(found)}"
+    return [Finding(area, PROBLEM, what, "fix that first; if there is nothing to fix, open an issue")]
 
 
 def _endpoint(env: Mapping[str, str]) -> list[Finding]:

@@ -77,7 +77,7 @@ def _judge_accepted(settings: OtlpSettings, answer: Answer) -> Finding:
     if outcome.answered_in:
         return Finding(AREA, PROBLEM, *doubt(settings, outcome.answered_in))
     if outcome.rejected:
-        what = f"{settings.where} answers, and rejects a part ({outcome.rejected} spans: {outcome.message})"
+        what = f"{settings.where} answers, but rejects part of it ({outcome.rejected} spans: {outcome.message})"
         return Finding(AREA, PROBLEM, what, "see the collector's log for why")
     if outcome.message:
         return Finding(
@@ -98,7 +98,7 @@ def _how(settings: OtlpSettings, works: OtlpSettings) -> str:
         parts.append(f"set {PROTOCOL}={works.protocol}")
     if works.tls != settings.tls:
         parts.append(f"write {'https' if works.tls else 'http'}:// in {ENDPOINT}")
-    return by_own_names(settings, f"{' and '.join(parts)}: it answers that")
+    return by_own_names(settings, f"{' and '.join(parts)}: that gets an answer")
 
 
 def _certificate(settings: OtlpSettings) -> list[Finding]:

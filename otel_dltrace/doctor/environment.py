@@ -28,7 +28,7 @@ _SAMPLER, _STEP_SAMPLER = "OTEL_TRACES_SAMPLER", "dltrace_step"
 _INSTRUMENTORS = [INSTRUMENTOR_PREFIX + source for source in TABLES]
 _PLUGINS = {
     "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": (_INSTRUMENTORS, "leaves nothing out"),
-    _SAMPLER: ([_STEP_SAMPLER], "the SDK samples by its default"),
+    _SAMPLER: ([_STEP_SAMPLER], "the SDK uses its default sampler"),
     "OTEL_PYTHON_ID_GENERATOR": ([_OUR_PREFIX], "the SDK does not start"),
     "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": ([_OUR_PREFIX], "adds nothing"),
 }
@@ -117,7 +117,7 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
         (OtlpSettings.from_env, _UNTRACED),
         (MetricSettings.from_env, _UNMEASURED),
         (delay_s, f"with it, spans wait {DELAY_S:g} s to go out together"),
-        *((partial(viewer_url, name=name), "with it, `otel-dltrace open` wants --url") for name in VIEWERS),
+        *((partial(viewer_url, name=name), "with it, `otel-dltrace open` needs --url") for name in VIEWERS),
         *((partial(size, name=name), "with it, its default is used") for name in CHROME_NUMBERS),
     )
     if said(env, _SAMPLER) == _STEP_SAMPLER:
@@ -145,7 +145,7 @@ def _not_found(env: Mapping[str, str]) -> Iterator[Finding]:
             if name.lower().startswith(_OUR_PREFIX) and name not in ours:
                 near = nearest(name, ours)
                 cure = f"did you mean {near}?" if near else f"write {'one of ' * (len(ours) > 1)}{', '.join(ours)}"
-                yield Finding(AREA, PROBLEM, f"{variable}: {name} is no name of ours, and {effect}", cure)
+                yield Finding(AREA, PROBLEM, f"{variable}: {name} is not one of our names, and {effect}", cure)
 
 
 def config_of(env: Mapping[str, str]) -> Config:

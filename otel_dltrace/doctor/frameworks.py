@@ -55,27 +55,27 @@ def _frameworks(names: Sequence[str], import_them: bool) -> list[Finding]:
 def _framework(name: str, called: str, child: Child) -> list[Finding]:
     if child.answer is None:
         what = f"{called} cannot be imported: {child.trouble}"
-        return [Finding(AREA, PROBLEM, what, f"mend it first: {sys.executable} -c 'import {name}'")]
+        return [Finding(AREA, PROBLEM, what, f"fix it first: {sys.executable} -c 'import {name}'")]
     broken = [
         line.removeprefix("otel_dltrace: ") for line in child.said.splitlines() if line.startswith("otel_dltrace: ")
     ]
     return [
         _judge(called, child.answer),
-        *(Finding(AREA, PROBLEM, line, "say so in an issue, please") for line in broken),
+        *(Finding(AREA, PROBLEM, line, "please open an issue") for line in broken),
     ]
 
 
 def _judge(called: str, answer: Mapping[str, Any]) -> Finding:
     placed, missing, absent = (answer[of] for of in ("placed", "missing", "absent"))
     if absent and not (placed or missing):
-        what = f"{called} is not traced, since nothing that we trace of it can be imported: {answer['trouble']}"
-        return Finding(AREA, NOTE, what, f"if it is to be, mend it first: {sys.executable} -c 'import {absent[0]}'")
+        what = f"{called} is not traced, since nothing that we trace in it can be imported: {answer['trouble']}"
+        return Finding(AREA, NOTE, what, f"to have it traced, fix it first: {sys.executable} -c 'import {absent[0]}'")
     what = f"{called}: {len(placed)} of the {len(placed) + len(missing)} functions and hooks of our tables are in place"
     if absent:
         what += f"; without {', '.join(absent)}"
     if missing:
         what += f"; not there: {', '.join(missing)}"
-    cure = "the rest is traced; this version is not one of those we know" if missing else ""
+    cure = "the rest is traced; this version is not one that we know" if missing else ""
     return Finding(AREA, NOTE if missing else FINE, what, cure)
 
 

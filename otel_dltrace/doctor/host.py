@@ -58,7 +58,7 @@ def _synchronised() -> Iterator[Finding]:
     except (AttributeError, OSError):
         return
     if state == _NOT_SYNCHRONISED:
-        what = "nobody sets the wall clock by that of other hosts (adjtimex)"
+        what = "the wall clock is not kept in step with that of other hosts (adjtimex)"
         yield Finding(
             "clock", NOTE, what, "run chrony or ntpd if ranks run on several hosts; on one it does not matter"
         )
@@ -80,7 +80,7 @@ def shared_memory(config: Config) -> list[Finding]:
         return [Finding("rings", PROBLEM, f"{folder} cannot be made: {there} cannot be written", cure)]
     found = [_room(config, there)]
     if kind not in ("tmpfs", "ramfs"):
-        what = f"{folder} is on {kind or 'a file system that is not known'}, and not on a tmpfs"
+        what = f"{folder} is on {kind or 'an unknown file system'}, not on a tmpfs"
         found.append(Finding("rings", PROBLEM, what, "set OTEL_DLTRACE_RING_DIR to a folder below /dev/shm"))
     return found
 
@@ -110,13 +110,13 @@ def run_directory(env: Mapping[str, str], config: Config) -> list[Finding]:
         return [Finding("run directory", PROBLEM, str(error), f"set {variable} to a folder that can be")]
     there = _nearest(Path(config.directory))
     free, kind = shutil.disk_usage(there).free, _file_system(there)
-    where = f"run directories are made in {config.directory} ({kind or 'file system not known'})"
+    where = f"run directories are made in {config.directory} ({kind or 'unknown file system'})"
     found = [Finding("run directory", FINE, f"{where}, {free / _MIB / 1024:,.1f} GiB free")]
     if free < config.quota:
-        what = f"a host may write {config.quota / _MIB / 1024:,.1f} GiB there, and less is free"
+        what = f"a host may write {config.quota / _MIB / 1024:,.1f} GiB there, but less is free"
         found.append(Finding("run directory", NOTE, what, "lower OTEL_DLTRACE_QUOTA, or set OTEL_DLTRACE_DIR"))
     if kind.startswith(_REMOTE):
-        what = "it is a file system over the network: the drain writes it, no rank waits for it"
+        what = "it is a network file system: the drain writes it, no rank waits for it"
         found.append(Finding("run directory", FINE, what))
     return found
 
@@ -142,12 +142,12 @@ def forks(env: Mapping[str, str], config: Config) -> list[Finding]:
         )
     is_left_to_others = config.drain == "off"
     if is_left_to_others and not is_served(config.rings, config.home):
-        what = f"OTEL_DLTRACE_DRAIN=off leaves the rings to a drain that stays, and none serves {config.rings}"
+        what = f"OTEL_DLTRACE_DRAIN=off leaves the rings to a drain started with --stay, and none serves {config.rings}"
         cure = "start `otel-dltrace drain --stay` with the same OTEL_DLTRACE_RING_DIR"
         found.append(Finding("fork", PROBLEM, what, cure))
     if not found:
         drain = f"a drain serves {config.rings}" if is_left_to_others else "the drain can be started"
-        what = f"a forked or spawned process records apart, DataLoader's workers not at all; {drain}"
+        what = f"a forked or spawned process records separately, DataLoader's workers not at all; {drain}"
         found.append(Finding("fork", FINE, what))
     return found
 

@@ -103,7 +103,7 @@ def pth() -> list[Finding]:
         return [Finding(".pth", FINE, f"{how} ({there[0]})" if there else how)]
     if child.answer is None:
         return [Finding(".pth", PROBLEM, f"{sys.executable} cannot start a process: {child.trouble}")]
-    cure = f"pip install {PACKAGE} anew, or call otel_dltrace.instrument() first in the program"
+    cure = f"pip install {PACKAGE} again, or call otel_dltrace.instrument() first in the program"
     if there:
         cure = "do not start Python with -S or -I, and see what comes before it: python -v"
     where = f"is at {there[0]}, and not read" if there else f"is in none of {', '.join(folders)}"
@@ -119,7 +119,7 @@ def others(env: Mapping[str, str]) -> list[Finding]:
     """Return who else traces programs started with *env*."""
     folders = [folder.rstrip("/") for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     found = [*_injectors(folders, env), *_customised(folders)]
-    return found or [Finding(OTHERS, FINE, "nobody else traces programs started with this environment")]
+    return found or [Finding(OTHERS, FINE, "nothing else traces programs started with this environment")]
 
 
 def _injectors(folders: list[str], env: Mapping[str, str]) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def _injectors(folders: list[str], env: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(OTHERS, PROBLEM, what, f"unset {_DDTRACE_TORCH}, or leave one of the two out")
         else:
             yield Finding(
-                OTHERS, NOTE, f"ddtrace-run traces the program, but for torch, as {_DDTRACE_TORCH} is not set"
+                OTHERS, NOTE, f"ddtrace-run traces the program except for torch, as {_DDTRACE_TORCH} is not set"
             )
 
 
@@ -157,5 +157,5 @@ def _customised(folders: list[str]) -> Iterator[Finding]:
     if len(there) > 1:
         what = f"{there[0]}/sitecustomize.py may hide {', '.join(f'{folder}/sitecustomize.py' for folder in there[1:])}"
         yield Finding(
-            OTHERS, NOTE, what, "Python runs the first on PYTHONPATH alone: put that first which runs the next"
+            OTHERS, NOTE, what, "Python runs only the first on PYTHONPATH: put the one that runs the next first"
         )

@@ -52,7 +52,7 @@ def _host(run: Path, ago: str, path: Path) -> Finding:
             AREA, PROBLEM, what, "a larger OTEL_DLTRACE_RING_SIZE or OTEL_DLTRACE_QUOTA, or a coarser _LEVEL"
         )
     if otlp.get("rejected") or otlp.get("dropped"):
-        cure = f"mend the cause; every span is kept: otel-dltrace export {typed} --to otlp"
+        cure = f"fix the cause; every span is kept: otel-dltrace export {typed} --to otlp"
         return Finding(AREA, PROBLEM, what, cure)
     if otlp.get("waiting") or otlp.get("spilled"):
         return Finding(AREA, NOTE, what, f"send what waits: otel-dltrace recover {typed}")
@@ -69,8 +69,8 @@ def _orphans(rings: Path) -> Iterator[Finding]:
     """Yield a finding where rings are left that nobody writes."""
     left = [path for path in rings.glob("*.ring") if not _is_written(path)] if rings.is_dir() else []
     if left:
-        what = f"{len(left)} rings in {rings} are without their writer: a drain reads them, or was killed"
-        yield Finding("left behind", NOTE, what, "otel-dltrace recover does what a killed drain did not")
+        what = f"{len(left)} rings in {rings} have lost their writer: a drain is reading them, or was killed"
+        yield Finding("left behind", NOTE, what, "otel-dltrace recover finishes what a killed drain left")
 
 
 def _is_written(ring: Path) -> bool:

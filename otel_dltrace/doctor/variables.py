@@ -44,7 +44,7 @@ OF_THE_SDK = {
     "OTEL_TRACES_SAMPLER_ARG": _YOURS,
     "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": _YOURS,
     "OTEL_CONFIG_FILE": f"{_YOURS}, and in it instrumentation/development for what we record; "
-    "where ours go OTEL_EXPORTER_OTLP_* say, not the file",
+    "OTEL_EXPORTER_OTLP_* say where ours go, not the file",
 }
 """Those by which our plugins serve the user's own spans, or are told what to do, and what each is for."""
 
