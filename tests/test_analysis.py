@@ -1343,7 +1343,7 @@ def test_a_rank_without_steps_is_told_beside_one_that_shares_metrics():
     ranks[0].step(0, 0, 10)
     ranks[1].step(0, 0, 10, flags=Flag.TRUNCATED)
     report = analyse([rank.batch() for rank in ranks])
-    assert report.stragglers.reason == "1 of 2 ranks have no step in what is looked at: 1"
+    assert report.stragglers.reason == "1 of 2 ranks have no step in the part looked at: 1"
     assert [rank.step.count for rank in report.breakdown.steady] == [1, 0]
 
 
@@ -1486,7 +1486,7 @@ def test_one_collective_beside_messages_accuses_nobody_and_confirms_nothing(late
         rank.collective(11, 1158 if r == late else 1152, 1160, 1)
     found = analyse([rank.batch() for rank in ranks]).stragglers
     assert [(one.rank, one.stage, one.excess) for one in found.found] == [(1, "forward", 30 * MS)]
-    assert verdict(found)[1:] == ["Nothing confirms it: no collective tells who came late."]
+    assert verdict(found)[1:] == ["Nothing confirms it: no collective shows who came late."]
 
 
 def test_two_slow_ranks_are_both_named():
@@ -1583,7 +1583,7 @@ def test_clocks_that_differ_accuse_nobody(late, verdict):
     found = analyse([rank.batch() for rank in ranks]).stragglers
 
     assert (found.verdict, [one.rank for one in found.found]) == (verdict, [3] if verdict == "straggler" else [])
-    assert ("the clocks of the hosts may be as far apart" in found.reason) == (verdict == "cannot tell")
+    assert ("the clocks of the hosts may be that far apart" in found.reason) == (verdict == "cannot tell")
 
 
 @pytest.mark.parametrize(("every", "verdict"), [(2, "cannot tell"), (1, "straggler")], ids=["in some steps", "in all"])
@@ -1653,15 +1653,15 @@ def test_who_comes_last_is_told_even_if_no_stage_shows_why(late, is_told):
     [
         pytest.param(list, "no rank has done a step", id="nothing"),
         pytest.param(lambda: ddp(1), "the run has one rank, and nobody waits for it", id="one rank"),
-        pytest.param(lambda: ddp(4)[:3], "1 of 4 ranks have no step in what is looked at: 3", id="missing rank"),
+        pytest.param(lambda: ddp(4)[:3], "1 of 4 ranks have no step in the part looked at: 3", id="missing rank"),
         pytest.param(
             lambda: [*ddp(2)[:1], ddp(2)[1].take(~ddp(2)[1].is_rank_step)],
-            "1 of 2 ranks have no step in what is looked at: 1",
+            "1 of 2 ranks have no step in the part looked at: 1",
             id="rank without steps",
         ),
         pytest.param(
             lambda: [*ddp(2), Rank(5, 1 << 31).batch()],
-            "2147483646 of 2147483648 ranks have no step in what is looked at: 2-2147483647",
+            "2147483646 of 2147483648 ranks have no step in the part looked at: 2-2147483647",
             id="a world that nobody has",
         ),
         pytest.param(
@@ -1675,10 +1675,10 @@ def test_who_comes_last_is_told_even_if_no_stage_shows_why(late, is_told):
             id="ranks of another host, without steps",
         ),
         pytest.param(
-            lambda: ddp(2, steps=1), "only 1 steady step was done by all ranks, and it takes 5", id="one step"
+            lambda: ddp(2, steps=1), "only 1 steady step was done by all ranks, and this needs 5", id="one step"
         ),
         pytest.param(
-            lambda: ddp(2, steps=5), "only 4 steady steps were done by all ranks, and it takes 5", id="too few steps"
+            lambda: ddp(2, steps=5), "only 4 steady steps were done by all ranks, and this needs 5", id="too few steps"
         ),
         pytest.param(
             lambda: [ddp(2)[0], ddp(2, steps=30)[1].take(slice(6, None))],

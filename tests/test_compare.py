@@ -200,7 +200,7 @@ def test_what_is_shown_of_runs_of_which_one_tells_no_samples(capsys):
         ["two", "2", "4", "320.0", "320.0", "2%", "0%"],
         ["again", "2", "4", "16.0", "16.0", "31%", "6%"],
     ]
-    assert " ".join(said[-1]).startswith("not every run tells all its samples, so a step of each rank counts as one")
+    assert " ".join(said[-1]).startswith("not every run records all its samples, so each rank's step counts as one")
 
 
 def _untold(batch: SpanBatch) -> SpanBatch:
@@ -289,7 +289,7 @@ def test_real_timelines_are_compared(timelines, capsys):
     assert two["first"]["negotiation"] == apart["first"]["negotiation"] / apart["first"]["communication"]
     assert (two["steady"]["exposed"], four["name"], four["ranks"]) == (None, "NP4", 4)
     assert [word for word in ("speed-up: ", "exposed: ", "negotiation: ", "Apart: ") if word not in text] == []
-    assert "of NP2 1 of 2 ranks tell their steps" in text
+    assert "of NP2 1 of 2 ranks record their steps" in text
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_frontier_of_a_run_names_stage_and_rank_without_any_clock():
     one = replace(report.stragglers, frontier=(FrontierStage("residual", 2 * MS, 0, 5),), longest=2 * MS)
     assert where_the_step_goes(one).endswith(": outside any stage 2.00 (rank 0).")
     assert where_the_step_goes(replace(one, longest=MS)).endswith(
-        "(rank 0). That is 2.00 ms, and no rank takes more than 1.00: as where they are slow in turn."
+        "(rank 0). That is 2.00 ms, and no rank takes more than 1.00: as when they are slow in turn."
     )
 
 

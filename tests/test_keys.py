@@ -385,7 +385,7 @@ def test_who_is_seldom_last_but_by_far_is_named_as_well():
         for who in ("workers", "servers")
         for rank, how in (
             (1, "most often: 20 of 30 times, by 0.17 ms (p50)."),
-            (0, "by more: 10 of 30 times, by 31.0 ms in the mean, 40.0 ms at most."),
+            (0, "by more: 10 of 30 times, by 31.0 ms on average, 40.0 ms at most."),
         )
     ]
     assert found.ranks[0].workers == Last(0, 10, 30, 30 * MS, 310 * MS, 40 * MS)
@@ -398,7 +398,7 @@ def test_what_was_not_recorded_is_said_with_its_cure():
         operation = Descriptor(s.COLLECTIVE, s.PUSH_PULL, backend="pushpull", tensor="fc.weight", key=1)
         worker.add(operation, step, step * 10, step * 10 + 5, seq=step + 1, level=Level.COLLECTIVE, b=-1)
 
-    told = "No stage of a partition is in there, and nothing of a server; they are recorded at level partition: "
+    told = "No stage of a partition was recorded, and nothing of a server; they are recorded at level partition: "
     cures = "otel-dltrace run --level partition, or OTEL_DLTRACE_LEVEL=partition."
     assert told + cures in sentences(keys([worker.batch()]))
     assert not any("No stage" in sentence for sentence in sentences(keys(pushed())))
@@ -445,7 +445,7 @@ def test_a_run_without_keys_says_so(batches):
     out = io.StringIO()
     write_keys(keys(batches), Console(file=out, width=130))
 
-    assert out.getvalue() == "No push_pull is in there: --by key tells of the tensors of a parameter server.\n"
+    assert out.getvalue() == "This run has no push_pull: --by key reports on the tensors of a parameter server.\n"
 
 
 def test_the_command_reports_a_real_run_by_key(tmp_path, capsys):

@@ -297,7 +297,7 @@ def test_ranks_of_horovod_tell_without_its_timeline():
     assert "the ranks communicate" in text(found)
     said = " ".join(text(found).split())
     assert (
-        "of which nothing is in here: HOROVOD_TIMELINE=timeline.json has rank 0 write it, and level phase reads it"
+        "which this run does not have: HOROVOD_TIMELINE=timeline.json has rank 0 write it, and level phase reads it"
         in said
     )
 
@@ -333,7 +333,7 @@ def test_operations_are_counted_not_the_ranks_calls():
 
 def test_one_rank_alone_does_not_tell_who_was_last():
     """As with --rank: its calls are there, those of the others are not, and that is what is said."""
-    why = "it takes a collective of which all its ranks are here (messages tell nothing, --rank leaves some out)."
+    why = "it takes a collective with all its ranks here (messages do not tell, --rank leaves some out)."
     assert f"Who was ready last cannot be told: {why}" in " ".join(text(negotiations(trained()[1:])).split())
 
 
@@ -452,7 +452,7 @@ def test_the_report_says_it_in_words():
     assert "overlap: of the time in which an operation runs, the part in which its rank computes too" in text(
         negotiations([negotiated()])
     )
-    assert text(negotiations([])).startswith("No operation of Horovod or MPI that ranks share is in there")
+    assert text(negotiations([])).startswith("This run has no operation of Horovod or MPI that ranks share")
 
 
 def test_who_is_seldom_last_but_by_far_is_named_first():
@@ -462,7 +462,7 @@ def test_who_is_seldom_last_but_by_far_is_named_first():
     most_often = "Rank 0 is ready last most often: in 13 of 20 negotiations, by 0.20 ms (p50)."
 
     assert sentences(found)[1:-1] == [
-        "The others wait longest for rank 1: it is ready last in 7 of 20 negotiations, by 20.0 ms in the mean, 20.0 ms "
+        "The others wait longest for rank 1: it is ready last in 7 of 20 negotiations, by 20.0 ms on average, 20.0 ms "
         "at most.",
         most_often,
     ]
@@ -474,7 +474,7 @@ def test_nobody_is_named_where_all_are_ready_at_once():
     """As the microseconds of a timeline may have it."""
     ranks = [Rank(rank, 2).collective(0, 10, 11, 1, name="allreduce", backend="mpi", group="0") for rank in range(2)]
     said = sentences(negotiations([rank.batch() for rank in ranks]))
-    why = "in each negotiation those that are ready last are so at the same time"
+    why = "in each negotiation several ranks are ready last at the same time"
     assert f"Who was ready last cannot be told: {why}." in said
 
 

@@ -504,7 +504,7 @@ def test_the_command_lines_of_a_user_do_what_they_say(place, tmp_path):
     assert "Seen from the servers, rank" in (tmp_path / "by-key").read_text()
     first = (tmp_path / "first").read_text()
     assert "push_pull byteps.Gradient" in first
-    assert "of push_pull, `report --by key` tells the key, partition and server" in first
+    assert "for push_pull, `report --by key` shows the key, partition and server" in first
 
 
 TORCH = """

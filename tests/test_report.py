@@ -84,7 +84,7 @@ def test_how_late_a_rank_comes_is_told_as_well_as_the_clocks_know():
             [
                 "Rank 1 makes the others wait: the time between its steps is 24.1 ms, 20.3 ms longer than the others' "
                 "(in 96 of 100 steps).",
-                "Nothing confirms it: no collective tells who came late.",
+                "Nothing confirms it: no collective shows who came late.",
             ],
             id="unconfirmed",
         ),
@@ -129,7 +129,7 @@ def test_drift_is_told_in_words():
         "Rank 0 numbers its steps differently: before step 4 its last collective was number 26, rank 1's number 21; "
         "its numbers are 1 apart from there on.",
         "Rank 2 numbers its steps differently: before step 1 its last collective was number 7, rank 1's number 5.",
-        "Have the program mark its steps, `otel_dltrace.step()`, where all ranks begin them alike.",
+        "Have the program mark its steps with `otel_dltrace.step()`, at the same place on all ranks.",
     ]
     assert drift(Drift(9, 1, ())) == []
 

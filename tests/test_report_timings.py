@@ -556,10 +556,10 @@ def test_metrics_are_cut_to_what_is_looked_at():
     [
         pytest.param(
             ["train_batch", "grad_sync"],
-            "train_batch and grad_sync (communication that a rank is blocked in) lie over other rows",
+            "train_batch and grad_sync (communication that a rank is blocked in) overlap other rows",
             id="both",
         ),
-        pytest.param(["train_batch", "forward"], "train_batch lies over other rows", id="one"),
+        pytest.param(["train_batch", "forward"], "train_batch overlaps other rows", id="one"),
         pytest.param(["forward"], "", id="none"),
     ],
 )

@@ -13,7 +13,7 @@ from otel_dltrace.model.plan import FINEST
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
 from otel_dltrace.report.words import ms, plain
 
-_NOTHING = "No push_pull is in there: --by key tells of the tensors of a parameter server."
+_NOTHING = "This run has no push_pull: --by key reports on the tensors of a parameter server."
 
 
 def write_keys(keys: Keys, console: Console, fold: int | None = None) -> None:
@@ -60,7 +60,7 @@ def sentences(keys: Keys) -> list[str]:
             "the server gets to it."
         )
     if keys.workers and not keys.servers and not any(key.stages for key in keys.workers):
-        out.append(f"No stage of a partition is in there, and nothing of a server; {FINEST}.")
+        out.append(f"No stage of a partition was recorded, and nothing of a server; {FINEST}.")
     if keys.workers and keys.workers[0].longest:
         key, stage = keys.workers[0], keys.workers[0].longest
         out.append(
@@ -84,7 +84,7 @@ def _who_is_last(seen_by: str, ranks: Sequence[Last | None], local_size: int = 1
     if more is not None:
         out.append(
             f"Seen from the {seen_by}, rank {more.rank}{whose} comes last by more: "
-            f"{more.times:,} of {more.arrivals:,} times, by {ms(round(more.late_total / more.times))} ms in the mean, "
+            f"{more.times:,} of {more.arrivals:,} times, by {ms(round(more.late_total / more.times))} ms on average, "
             f"{ms(more.late_max)} ms at most."
         )
     return out

@@ -17,14 +17,14 @@ from otel_dltrace.model.semconv import MPI
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
 from otel_dltrace.report.words import ms, plain
 
-_NOTHING = "No operation of Horovod or MPI that ranks share is in there: --by negotiation tells of them."
+_NOTHING = "This run has no operation of Horovod or MPI that ranks share: --by negotiation reports on those."
 _TICKS = (
-    "ready is when Horovod's rank 0 saw it, once in a cycle (HOROVOD_CYCLE_TIME); ranks are those of the process set"
+    "ready is when Horovod's rank 0 saw it, once per cycle (HOROVOD_CYCLE_TIME); ranks are those of the process set"
 )
 _CALLS = "ready is when the rank called, as it saw it itself; ranks are those of the job"
 _NO_TIMELINE = (
-    "What Horovod does inside the operations, and by which library, is in its own timeline, of which nothing is in "
-    "here: HOROVOD_TIMELINE=timeline.json has rank 0 write it, and level phase reads it."
+    "What Horovod does inside the operations, and by which library, is in its own timeline, which this run "
+    "does not have: HOROVOD_TIMELINE=timeline.json has rank 0 write it, and level phase reads it."
 )
 _NO_OVERLAP = (
     "How much of it computation hides cannot be told: no forward, backward or optimizer is recorded with it, "
@@ -32,8 +32,8 @@ _NO_OVERLAP = (
 )
 _UNSAID = "no negotiation says it"
 _CLOCKS = "the clocks of the hosts do not agree well enough"
-_AT_ONCE = "in each negotiation those that are ready last are so at the same time"
-_NOT_OF_ALL = "it takes a collective of which all its ranks are here (messages tell nothing, --rank leaves some out)"
+_AT_ONCE = "in each negotiation several ranks are ready last at the same time"
+_NOT_OF_ALL = "it takes a collective with all its ranks here (messages do not tell, --rank leaves some out)"
 _OVERLAP = (
     "overlap: of the time in which an operation runs, the part in which its rank computes too, each moment once; "
 )
@@ -116,7 +116,7 @@ def _last(found: Negotiations) -> list[str]:
     latest = later_by_far(found.ranks, most, lambda rank: rank.late.total)
     if latest is not None:
         times = f"in {latest.times:,} of {latest.negotiations:,} negotiations"
-        by = f"by {ms(latest.late.mean)} ms in the mean, {ms(latest.late.max)} ms at most"
+        by = f"by {ms(latest.late.mean)} ms on average, {ms(latest.late.max)} ms at most"
         out.insert(0, f"The others wait longest for rank {latest.rank}: it is ready last {times}, {by}.")
     return out
 

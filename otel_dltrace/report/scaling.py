@@ -14,16 +14,16 @@ WORTH_A_WORD = 2.0
 """The steps apart are named if one takes so many times a later one."""
 _DEFINITIONS = (
     "step: that of the slowest rank; steps/s: of the slowest rank, the time between steps included; "
-    "samples/s: of all ranks together, where all tell their batch sizes",
+    "samples/s: of all ranks together, where all record their batch sizes",
     "speed-up: {rate} of the run, by that of the run with the fewest ranks; "
     "efficiency, of more ranks than that: speed-up by how many times the ranks",
     "communication: the part of the ranks' time in which any operation is under way, computation beside it or not; "
     "exposed: the part in which a rank is blocked by it",
-    "negotiation: its share of communication: as Horovod's timeline tells, without one the wait for the last rank",
+    "negotiation: its share of communication: as Horovod's timeline records it, without one the wait for the last rank",
 )
 _RANK_STEPS = (
-    "not every run tells all its samples, so a step of each rank counts as one: "
-    "fair where a rank's batch is always as large"
+    "not every run records all its samples, so each rank's step counts as one: "
+    "fair where a rank's batch is always the same size"
 )
 
 
@@ -82,7 +82,7 @@ def _steady(found: Scaling) -> list[RenderableType]:
         rates = (rate(part.steps_per_second), samples, speed_up, _percent(run.efficiency))
         table.add_row(Text(plain(run.title)), *_begin(run, part), *rates, *_shares(part))
     told = [
-        f"of {plain(run.title)} {run.told} of {run.ranks} ranks tell their steps"
+        f"of {plain(run.title)} {run.told} of {run.ranks} ranks record their steps"
         for run in found.runs
         if run.told < run.ranks
     ]

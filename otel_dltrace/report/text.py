@@ -27,7 +27,7 @@ _STYLES = {"straggler": "bold red", "none": "bold green", "cannot tell": "bold y
 _ENDS = {
     "host_issue": "host_issue: the time of the call alone, the work went on",
     "bound": "bound: the work was done some time before",
-    "recorder": "recorder: the device measured how long it took; when, follows from the order of its group",
+    "recorder": "recorder: the device measured how long it took; when follows from the order of its group",
 }
 
 
@@ -133,7 +133,7 @@ def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
     notes = [_ENDS[source] for source in sorted({row.source for row in rows}) if source in _ENDS]
     notes.append(left_over(rows, "kinds"))
     if any(row.operation == PUSH_PULL for row in rows):
-        notes.append("of push_pull, `report --by key` tells the key, partition and server")
+        notes.append("for push_pull, `report --by key` shows the key, partition and server")
     return section("Operations", table, *notes)
 
 
@@ -160,7 +160,7 @@ def _parts(r: RankWaits, w: Waits) -> list[str]:
 
 
 def _basis(w: Waits) -> str:
-    notes = [f"{w.analysed:,} of {w.joined:,} joined collectives tell waiting"]
+    notes = [f"{w.analysed:,} of {w.joined:,} joined collectives show waiting"]
     if w.other_ends:
         notes.append(f"{w.other_ends:,} have no end of the work: who called last is known, the wait is not")
     if w.incomplete:

@@ -33,7 +33,7 @@ def timing_parts(timings: Timings, since: int) -> list[RenderableType]:
 def _note(timings: Timings) -> str:
     """Return which of the rows lie over others."""
     names = [_OVER_OTHERS[stage.name] for stage in timings.stages if stage.name in _OVER_OTHERS]
-    return f"{' and '.join(names)} lie{'s' * (len(names) == 1)} over other rows" if names else ""
+    return f"{' and '.join(names)} overlap{'s' * (len(names) == 1)} other rows" if names else ""
 
 
 def rates(found: Rates) -> list[str]:

@@ -17,10 +17,8 @@ _PARTS = 10
 """An uncertainty of less than one part in so many of a time is not told."""
 _MOST_DAMAGE = 3
 _MOST_NAMED = 8
-_NO_STEPS = (
-    "No rank recorded a step: `otel_dltrace.step()` marks them, and the report then tells where their time goes."
-)
-_MARK_THEM = "Have the program mark its steps, `otel_dltrace.step()`, where all ranks begin them alike."
+_NO_STEPS = "No rank recorded a step: `otel_dltrace.step()` marks them, and the report then says where their time goes."
+_MARK_THEM = "Have the program mark its steps with `otel_dltrace.step()`, at the same place on all ranks."
 _IN_TURN = 1.2
 """Above so many times the slowest rank's mean the sum of the exposed times is told: noise alone makes less."""
 
@@ -80,10 +78,10 @@ def _cause(s: Straggler, steps: int, unsure: int) -> str:
 
 def _confirmation(s: Straggler, unsure: int) -> str:
     if not s.arrivals:
-        return "Nothing confirms it: no collective tells who came late."
+        return "Nothing confirms it: no collective shows who came late."
     if 2 * s.late <= s.arrivals:
         seldom = f"it comes late to the collectives in {s.late} of {s.arrivals} steps"
-        return f"Nothing confirms it: {seldom}, and what else it communicates in does not tell."
+        return f"Nothing confirms it: {seldom}, and its other communication does not tell."
     return f"The begins of the collectives confirm it: {_arrival(s, unsure)}."
 
 
@@ -104,7 +102,7 @@ def where_the_step_goes(s: Stragglers) -> str:
     if together <= _IN_TURN * s.longest:
         return sentence
     most = ms(s.longest)
-    return f"{sentence} That is {ms(together)} ms, and no rank takes more than {most}: as where they are slow in turn."
+    return f"{sentence} That is {ms(together)} ms, and no rank takes more than {most}: as when they are slow in turn."
 
 
 def _where(stage: FrontierStage) -> str:
@@ -142,7 +140,7 @@ def rests_on(g: Guards) -> str:
     if g.unused:
         parts.append(f"{g.unused} more processes with steps of the same ranks not shown")
     if not g.is_over:
-        cure = "`otel-dltrace recover RUN` does the work of one that is gone"
+        cure = "`otel-dltrace recover RUN` finishes the work of one that is gone"
         parts.append(f"more may come: a drain has not ended ({cure})")
     if g.damage:
         more = f" and {len(g.damage) - _MOST_DAMAGE} more" * (len(g.damage) > _MOST_DAMAGE)

@@ -152,7 +152,7 @@ def _without_a_stage(e: Evidence, last: int | None, longer: Column) -> Judgement
             lateness = median(e.most[last][e.came_late[last]]) / 1e6
             return cannot_tell(
                 f"rank {e.ranks[last]} seems to come {lateness:.1f} ms late to the collectives, but no stage of "
-                "its own stands out, and the clocks of the hosts may be as far apart"
+                "its own stands out, and the clocks of the hosts may be that far apart"
             )
         return "straggler", "", (_straggler(e, last, -1),)
     if longer.any():

@@ -122,13 +122,13 @@ def _why_not(tables: Sequence[StepTable], steps: Column, expected: int, drifted:
         return f"{NO_STEPS}, and {missing}" if missing else NO_STEPS
     if expected < 2 and len(present) < 2:
         return "the run has one rank, and nobody waits for it" if present[0] >= 0 else "no rank is known"
-    if missing := _missing(present, expected, "have no step in what is looked at"):
+    if missing := _missing(present, expected, "have no step in the part looked at"):
         return missing
     if drifted:
         return f"rank {spell(drifted)} numbers its steps differently from the others"
     if len(steps) < MIN_STEPS:
         steady = "steady step was" if len(steps) == 1 else "steady steps were"
-        return f"only {len(steps)} {steady} done by all ranks, and it takes {MIN_STEPS}"
+        return f"only {len(steps)} {steady} done by all ranks, and this needs {MIN_STEPS}"
     return ""
 
 
