@@ -287,7 +287,7 @@ def test_a_timeline_without_a_folder_is_told(tmp_path):
     writer.close()
     path = tmp_path / "traces" / "0" / "comm.json"
     reasons = (
-        "the folder is missing, and BytePS makes none",
+        "the folder is missing, and BytePS does not create it",
         "it does when every tensor has reached BYTEPS_TRACE_END_STEP",
     )
     assert notes == [f"BytePS has not written {path}: {reason}" for reason in reasons]
@@ -361,7 +361,7 @@ def test_what_another_machine_wrote_is_refused(begins, taken, off, tmp_path):
     parents = [operations[int(row["parent_id"])] for b in batches for row in b.take(b.is_kind(s.PHASE)).rows]
 
     refused = (
-        f"{path}: nothing of it is taken in, since its push_pulls begin {off} ms (median) off those of this worker: "
+        f"{path}: none of it is used, since its push_pulls begin {off} ms (median) off those of this worker: "
         "another machine wrote it, or the clock was set; give each machine a BYTEPS_TRACE_DIR of its own"
     )
     assert (parents, notes) == (taken, [refused] if off else [])

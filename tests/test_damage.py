@@ -203,7 +203,7 @@ def test_a_link_to_a_disk_that_is_not_there_is_missed(tmp_path):
     [
         pytest.param(cut, "is cut off", id="cut"),
         pytest.param(garble, "is damaged", id="garbled"),
-        pytest.param(lambda path: copyfile(path.with_name(NAMES), path), "is no file of a run", id="another's"),
+        pytest.param(lambda path: copyfile(path.with_name(NAMES), path), "is not a file of a run", id="another's"),
     ],
 )
 def test_metrics_that_cannot_be_read_are_said(tmp_path, harm, what):
@@ -298,7 +298,7 @@ def test_a_folder_of_runs_names_them(tmp_path, capsys):
 
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"otel-dltrace: {tmp_path} is no run directory: it holds some; give one of them, the newest first: "
+        f"otel-dltrace: {tmp_path} is not a run directory: it holds some; give one of them, the newest first: "
         "dltrace-new-1, dltrace-old-2\n"
     )
 
@@ -550,8 +550,8 @@ def test_a_file_of_somebody_else_is_left_out_and_said(tmp_path, capsys):
     ranks, damage = said_of(run, capsys)
     assert (ranks, damage) == (
         "0-1 of 2",
-        f"{HOSTS[1]}/steps-00000016-00000017.parquet is no file of a run, {HOSTS[1]}/spans-00099.arrows is no file of "
-        f"a run, {HOSTS[1]}/{NAMES} is no file of a run: some spans have no names",
+        f"{HOSTS[1]}/steps-00000016-00000017.parquet is not a file of a run, {HOSTS[1]}/spans-00099.arrows is not a "
+        f"file of a run, {HOSTS[1]}/{NAMES} is not a file of a run: some spans have no names",
     )
     assert sum(keep_within(folder, 0)) > 0
     assert columns.are_spans(pq.read_schema(next(folder.glob("steps-00000000-*"))))
@@ -573,7 +573,7 @@ def test_a_value_that_is_missing_makes_a_file_none_of_ours(tmp_path, capsys, pat
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
 
-    what = "is no file of a run" if in_parquet else "is damaged"
+    what = "is not a file of a run" if in_parquet else "is damaged"
     end = ": some spans have no names" if path_of == NAMES else ""
     ranks = "0-1 of 2" if path_of == NAMES else "0 of 2, missing 1"
     assert said_of(run, capsys) == (ranks, f"{path.relative_to(run)} {what}{end}")
@@ -587,7 +587,7 @@ def test_a_column_that_is_there_twice_makes_a_file_none_of_ours(tmp_path, capsys
     table = pq.read_table(path)
     pq.write_table(table.append_column("start", table.column("start")), path)
 
-    assert said_of(run, capsys) == ("0 of 2, missing 1", f"{path.relative_to(run)} is no file of a run")
+    assert said_of(run, capsys) == ("0 of 2, missing 1", f"{path.relative_to(run)} is not a file of a run")
 
 
 def test_rows_that_name_nobody_without_a_summary_are_nobody_s(tmp_path):
@@ -659,7 +659,7 @@ def test_compaction_leaves_segments_that_are_damaged_or_somebody_else_s(tmp_path
     assert compact(folder) == 0
     assert spans_of(run) == before
     names = [str(path.relative_to(run)) for path in (damaged, foreign)]
-    assert damage_of(run) == [f"{names[0]} is cut off", f"{names[1]} is no file of a run"] == told[:2]
+    assert damage_of(run) == [f"{names[0]} is cut off", f"{names[1]} is not a file of a run"] == told[:2]
 
 
 def test_the_quota_leaves_a_parquet_that_is_damaged(tmp_path):

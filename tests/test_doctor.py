@@ -134,7 +134,7 @@ REAL = [
         lambda at: {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{at.guarded.http}/traces", **otlp("", HEADERS=f"{TOKEN}t0ken")
         },
-        "is no OTLP receiver (HTTP 404", "correct the port or path in OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        "is not an OTLP receiver (HTTP 404", "correct the port or path in OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
         id="wrong path",
     ),
 ]  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_server_that_says_yes_to_all_is_no_collector(kind, body):
     with answering(http_server, (200, {"content-type": kind}, body)) as env:
         (found,) = problems(endpoint.check(env))
 
-    assert f"says yes in {kind.partition(';')[0]}, which is no answer of OTLP" in found.what
+    assert f"says yes in {kind.partition(';')[0]}, which is not an answer of OTLP" in found.what
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_the_last_line_doubts_a_server_that_says_yes_to_all(tmp_path):
     with answering(http_server, (200, {"content-type": "text/html"}, b"<html>")) as env:
         line, _ = trained(tmp_path, env)
 
-    assert re.search(r" sent \(\S+ says yes in text/html, which is no answer of OTLP", line), line
+    assert re.search(r" sent \(\S+ says yes in text/html, which is not an answer of OTLP", line), line
 
 
 @pytest.mark.parametrize(("serve", "answer", "what", "cure"), TOLD[:4])

@@ -257,7 +257,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        pytest.param(("report", "nowhere"), "nowhere is no run directory", id="no run"),
+        pytest.param(("report", "nowhere"), "nowhere is not a run directory", id="no run"),
         pytest.param(("report", "RUN", "--rank", "7"), "rank 7 is not in this run", id="no rank"),
         pytest.param(("report", "RUN", "--steps", "900-901"), "none of the steps", id="no step"),
         pytest.param(("report", "RUN", "--steps", "soon"), "'soon' is not a range of steps", id="no range"),

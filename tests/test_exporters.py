@@ -215,7 +215,7 @@ def test_the_variable_says_who_gets_spans(value, otlp, others):
 
 def test_a_name_that_nobody_offers_is_one_sentence(place, shop):
     """It says which names there are; the program runs on untraced, and as a command's it is exit code 2."""
-    with pytest.raises(ConfigError, match=r"no exporter called 'consol' is installed; there are .*console, .*otlp"):
+    with pytest.raises(ConfigError, match=r"no exporter called 'consol' is installed; available: .*console, .*otlp"):
         exporters({"OTEL_TRACES_EXPORTER": "otlp,consol"})
 
     program = place.write("print('still here')")

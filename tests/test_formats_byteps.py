@@ -227,7 +227,7 @@ def test_events_of_others_beside_those_of_byteps_are_left_out():
 
     assert (comm.events(), comm.notes) == (
         [(Series("a"), 5, 2)] * 2,
-        ("events that are none of BytePS, and were left out: 1",),
+        ("events that are not BytePS's, and were left out: 1",),
     )
 
 
@@ -247,7 +247,7 @@ def test_an_event_that_byteps_did_not_write_is_left_out_and_told():
 
     assert (comm.events(), comm.notes) == (
         [(Series("a"), 5, -2)],
-        ("events that are none of BytePS, and were left out: 7",),
+        ("events that are not BytePS's, and were left out: 7",),
     )
 
 
@@ -256,7 +256,7 @@ def test_a_time_that_nanoseconds_cannot_hold_is_left_out_and_told(ts):
     """Also in a file that is laid out as BytePS does it."""
     comm = read_comm(text_of(comm_of((TOTAL, TS, 7), (PUSH, ts, 5))))
 
-    assert (comm.events(), comm.notes) == ([(TOTAL, TS, 7)], ("events that are none of BytePS, and were left out: 1",))
+    assert (comm.events(), comm.notes) == ([(TOTAL, TS, 7)], ("events that are not BytePS's, and were left out: 1",))
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_several_timelines_in_one_file_are_told():
     comm = read_comm(data + data)
 
     assert comm.events() == read_comm(data).events()
-    told = "the file goes on behind its end at character {:,}: of several in one the first was read"
+    told = "the file goes on after its end at character {:,}: of several in one the first was read"
     assert comm.notes == (told.format(data.index(b"],") + 1),)
 
 
@@ -478,7 +478,7 @@ def test_what_is_no_request_is_left_out_and_told():
     profile = read_profile(json.dumps([begin, *strange, begin | {"ph": "E", "ts": TS + 5}]).encode())
 
     assert profile.requests == [Request("push", 9, 65536, TS, TS + 5)]
-    assert profile.notes == ("events that are no push or pull, and were left out: 5",)
+    assert profile.notes == ("events that are neither push nor pull, and were left out: 5",)
 
 
 def test_a_pull_waits_for_the_push_that_ends_last():
@@ -648,7 +648,7 @@ def test_a_van_profile_of_another_system_is_read():
     for end in ("\n", "\r\n"):
         assert read_van(end.join(lines).encode()) == VanProfile(
             [Message(65535, "worker", "pull", 7), Message(0, "server", "push", 9)],
-            ("lines that are none of a van profile, and were left out: 1",),
+            ("lines that are not of a van profile, and were left out: 1",),
         )
 
 
@@ -668,7 +668,7 @@ def test_a_van_profile_cut_at_any_byte_keeps_its_whole_lines():
         part = read_van(data[:cut])
         assert part.messages == whole[: data[:cut].count(b"\n")]
         assert bool(part.notes) is not data[:cut].endswith(b"\n")
-    assert read_van(b"x\n") == VanProfile([], ("lines that are none of a van profile, and were left out: 1",))
+    assert read_van(b"x\n") == VanProfile([], ("lines that are not of a van profile, and were left out: 1",))
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_records_of_others_are_left_out_and_counted():
 
     assert events == [Event(BEGIN, 1, "1", "X")]
     assert notes[:2] == [
-        "records that are none of Horovod, and were left out: 5",
+        "records that are not Horovod's, and were left out: 5",
         "tensors without a name in the file, which go by their number: 1",
     ]
 
@@ -185,7 +185,7 @@ def test_times_before_0_20_1_have_no_origin():
     assert [event.phase for event in events] == list("BXXEBBEBEBEBEEi")
     assert [note.split(",")[0].split(" (")[0] for note in notes] == [
         "the file is not closed behind event 15",
-        "no record says from when its times count",
+        "no record says when its times count from",
     ]
 
 
@@ -195,7 +195,7 @@ def test_names_that_are_not_escaped_are_taken_as_they_stand():
     names = [e["args"]["name"] for e in json.loads(text_of(events)) if e["ph"] == "M" and "name" in e["args"]]
 
     assert names == ["allreduce.world", "allreduce.sub", 'allreduce.we"ird\\name']
-    assert notes == ["names in it are not escaped, so it is no JSON; they were taken as they stand"]
+    assert notes == ["names in it are not escaped, so it is not JSON; they were taken as they stand"]
     assert read(text_of(events)) == (events, [])
 
 

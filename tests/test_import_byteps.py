@@ -237,7 +237,7 @@ def test_a_file_without_events_is_refused_for_that(tmp_path, capsys):
     """It is whole and can be read, so that is all that is wrong with it."""
     path = FILES / "bps_hand_comm_empty.json"
     assert main(["import", "byteps", str(path), "-o", str(tmp_path / "RUN")]) == 2
-    assert f"{path}: no event is in it; there is nothing to import" in capsys.readouterr().err
+    assert f"{path}: it holds no event; there is nothing to import" in capsys.readouterr().err
 
 
 def test_a_cut_file_says_what_is_missing(tmp_path, capsys):

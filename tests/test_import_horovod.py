@@ -170,7 +170,7 @@ def test_several_timelines_need_a_directory(tmp_path, capsys):
     out.write_text("old")
 
     assert main(["export", str(run), "--to", "horovod", "-o", str(out)]) == 2
-    says = f"otel-dltrace: {out} takes one timeline, and there are 2; give -o a new name, of a directory\n"
+    says = f"otel-dltrace: {out} takes one timeline, and there are 2; give -o the name of a new directory\n"
     assert (capsys.readouterr().err, out.read_text()) == (says, "old")
 
 

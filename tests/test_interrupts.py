@@ -206,7 +206,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(place, arguments):
         "otel-dltrace: the working directory has been removed: cd to one that exists",
         "otel-dltrace: OTEL_DLTRACE_DIR='.' is relative to the working directory, which has been removed: "
         "name one that exists",
-        "otel-dltrace: dltrace-x is no run directory: it has no folder hosts/; give one that a traced run printed",
+        "otel-dltrace: dltrace-x is not a run directory: it has no folder hosts/; give one that a traced run printed",
     )
 
 

@@ -165,7 +165,9 @@ def test_where_the_sdk_cannot_be_loaded_nothing_waits_for_it(capsys, monkeypatch
 
     assert (run.goes_out, len(run._waiting), run.wait(monotonic())) == (False, 0, True)
     assert len(read_host_metrics(one.writer.folder)) == 1
-    assert capsys.readouterr().err.count("no metrics are sent, for the SDK cannot be loaded (ModuleNotFoundError") == 1
+    assert (
+        capsys.readouterr().err.count("no metrics are sent, since the SDK cannot be loaded (ModuleNotFoundError") == 1
+    )
 
 
 def test_pids_of_another_namespace_are_nobody_here(made, monkeypatch, tmp_path):

@@ -36,7 +36,7 @@ def test_a_source_that_keeps_failing_is_dropped_with_one_sentence():
     wait_until(lambda: good.count > 10)
     samples = sampler.stop(30)
 
-    assert said == ["bad is sampled no longer (ValueError: no more)"]
+    assert said == ["bad is no longer sampled (ValueError: no more)"]
     assert [p.value for sample in samples for p in sample.host if p.metric == "bad"] == [1, 4]
     assert bad.count == 7
     assert [sample.time for sample in samples] == sorted(sample.time for sample in samples)
@@ -109,7 +109,7 @@ def test_each_run_gets_the_points_of_its_processes(tmp_path):
 
     a, b = (Point(m.PROCESS_MEMORY_USAGE, 7.0, rank=rank) for rank in (0, 1))
     assert [sample.own for sample in samples] == [{"run-a": [a], "run-b": [b]}] * len(samples)
-    assert said == ["rank 2 is sampled no longer (IndexError: list index out of range)"]
+    assert said == ["rank 2 is no longer sampled (IndexError: list index out of range)"]
 
 
 def test_processes_that_are_never_sampled_open_no_files():

@@ -270,7 +270,7 @@ def test_steps_and_ranks_can_be_chosen(place):
     [
         pytest.param(("RUN", "--rank", "7"), "rank 7 is not in this run; it has ranks 0 to 0", id="no rank"),
         pytest.param(("RUN", "--steps", "90-91"), "none of the steps asked for is in this run; it has", id="no step"),
-        pytest.param(("nowhere",), "nowhere is no run directory", id="no run"),
+        pytest.param(("nowhere",), "nowhere is not a run directory", id="no run"),
     ],
 )
 def test_what_is_not_there_is_one_sentence(place, args, sentence):
@@ -371,7 +371,7 @@ def test_who_belongs_to_no_job_is_left_out(tmp_path):
     rank = Rank(0, 1).step(0, 0, 10)
     rank.process = replace(rank.process, bind=None)
 
-    with pytest.raises(RunNotFoundError, match="no span that belongs to a job"):
+    with pytest.raises(RunNotFoundError, match="the run has no span that belongs to a job"):
         list(as_sent([a_run(tmp_path, rank)]))
 
 

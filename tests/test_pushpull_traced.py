@@ -437,7 +437,7 @@ def test_without_stages_requests_are_below_their_operation(place):
     served = [span for span in spans if span.role == "server"]
     assert {(by_id[span.parent].name, by_id[span.parent].step == span.step) for span in served} == {(s.PUSH_PULL, True)}
 
-    missing = "traces is not written: no push_pull is in there, and a comm.json holds nothing else (200-300 of each"
+    missing = "traces is not written: the run has no push_pull, and a comm.json holds nothing else (200-300 of each"
     assert missing in done.stderr.splitlines()[-1]
     done = place.command("export", str(place.runs()[0]), "--to", "byteps", "--completions", "all")
     assert (done.returncode, "no stage of a partition is in there, only totals" in done.stderr) == (0, True)

@@ -106,7 +106,7 @@ def test_a_ring_that_cannot_be_read_is_told(place, content):
     beside = place.command("recover")
 
     why = f"{ring} cannot be read: [Errno 40]" if content is None else "4 bytes are too short for a ring\n"
-    said = f"otel_dltrace: {ring} is no ring that can be read, and stays where it is: {why}"
+    said = f"otel_dltrace: {ring} is not a ring that can be read, and stays where it is: {why}"
     assert (alone.returncode, alone.stdout, alone.stderr.startswith(said)) == (0, "", True)
     assert (beside.returncode, beside.stderr) == (0, alone.stderr)
     assert beside.stdout.startswith(f"{place.runs()[0].name}: 2 spans recovered, 0 of them open\n")

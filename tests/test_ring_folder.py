@@ -66,7 +66,7 @@ def test_rings_that_cannot_be_read_are_refused_and_leave_nothing_open(place, rin
     assert taken(folder) == [ring]
     assert {path.stem for path, why in folder.refused.items() if why} == {*others, "pipe"}
     assert descriptors() == before
-    assert capfd.readouterr().err.count("is no ring that can be read") == 5
+    assert capfd.readouterr().err.count("is not a ring that can be read") == 5
 
 
 def test_a_ring_is_tried_again_that_there_was_no_descriptor_for(place, ring, capfd):

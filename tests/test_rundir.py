@@ -353,7 +353,7 @@ def test_a_newer_schema_is_refused_with_a_sentence(tmp_path):
 
 def test_what_is_no_run_directory_is_said_so(tmp_path):
     """The name, and what was expected."""
-    with pytest.raises(RunNotFoundError, match="is no run directory"):
+    with pytest.raises(RunNotFoundError, match="is not a run directory"):
         read_run(tmp_path)
 
 

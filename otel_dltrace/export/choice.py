@@ -61,5 +61,5 @@ def _find(names: Iterable[str], signal: str) -> "Iterator[EntryPoint]":
     for name in names:
         if name not in installed:
             there = ", ".join(sorted({*installed, OTLP, NONE}))
-            raise ConfigError(f"{_variable(signal)}: no exporter called {name!r} is installed; there are {there}")
+            raise ConfigError(f"{_variable(signal)}: no exporter called {name!r} is installed; available: {there}")
         yield installed[name]

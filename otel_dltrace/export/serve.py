@@ -51,7 +51,7 @@ def serve_once(path: Path, origin: str, port: int) -> None:
     try:
         server = _Server(("127.0.0.1", port), Handler)
     except OSError as error:
-        raise DltraceError(f"port {port} cannot be used ({error.strerror}): end what uses it") from None
+        raise DltraceError(f"port {port} cannot be used ({error.strerror}): stop what uses it") from None
     with server:
         while not served:
             server.handle_request()

@@ -43,7 +43,7 @@ def find_run(name: str, directory: Path) -> Path:
     if not found:
         there = list(dict.fromkeys(str(info.get("job_name")) for info, _ in reversed(jobs)))[:MOST_NAMES]
         jobs_there = f"it has runs of {', '.join(there)}" if there else "it has no runs"
-        raise RunNotFoundError(f"{name} is no run directory, and no job with a run in {directory}: {jobs_there}")
+        raise RunNotFoundError(f"{name} is neither a run directory nor a job with a run in {directory}: {jobs_there}")
     return found[-1]
 
 

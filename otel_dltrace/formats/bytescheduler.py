@@ -44,7 +44,7 @@ def read_schedule(data: bytes) -> Schedule:
     bars, strange, lone = _paired(found.events)
     notes = list(found.notes)
     if strange:
-        notes.append(f"events that are none of ByteScheduler, and were left out: {strange:,}")
+        notes.append(f"events that are not ByteScheduler's, and were left out: {strange:,}")
     if lone:
         notes.append(f"begins or ends without the other, which were left out: {lone:,}")
     return Schedule(bars, tuple(notes))

@@ -97,7 +97,7 @@ def read_comm(data: bytes) -> Comm:
     return replace(comm, notes=(*comm.notes, *cut, *_doubts(comm, data)))
 
 
-_UNESCAPED = "names in it are not escaped, so it is no JSON; they were taken as they stand"
+_UNESCAPED = "names in it are not escaped, so it is not JSON; they were taken as they stand"
 _LAST_BYTE = "the newline at the end of the file is missing, and nothing else"
 _NO_UTF8 = "names in it are not UTF-8: what cannot be read is \ufffd, and names that differ there alone are one"
 _ESCAPED = "names in it have control characters written as JSON's escapes; BytePS writes none: was it a backslash?"
@@ -161,7 +161,7 @@ def _from_events(events: Sequence[Any], notes: tuple[str, ...]) -> Comm:
         is_bare = is_bare or not _has_prefix(event["pid"])
         rows.append((known.setdefault(series, len(known)), ts, dur))
     if strange:
-        notes = (*notes, f"events that are none of BytePS, and were left out: {strange:,}")
+        notes = (*notes, f"events that are not BytePS's, and were left out: {strange:,}")
     if is_bare:
         notes = (*notes, _BARE)
     which, ts, dur = np.array(rows, np.int64).reshape(-1, 3).T

@@ -192,7 +192,7 @@ class Reader:
         if self._nameless:
             self.notes.append(f"tensors without a name in the file, which go by their number: {len(self._nameless):,}")
         if self._is_raw:
-            self.notes.append("names in it are not escaped, so it is no JSON; they were taken as they stand")
+            self.notes.append("names in it are not escaped, so it is not JSON; they were taken as they stand")
         end = self._ending(is_array, is_inside, is_closed)
         if end:
             self.notes.append(end)
@@ -206,7 +206,7 @@ class Reader:
             count, first = len(self._damaged), self._damaged[0]
             told.append(f"events that could not be read and are missing: {count:,}, the first at byte {first:,}")
         if self._strange:
-            told.append(f"records that are none of Horovod, and were left out: {self._strange:,}")
+            told.append(f"records that are not Horovod's, and were left out: {self._strange:,}")
         return told
 
     def _ending(self, is_array: bool, is_inside: bool, is_closed: bool) -> str:
@@ -225,7 +225,7 @@ class Reader:
 
 
 _NO_ORIGIN = (
-    "no record says from when its times count (Horovod before 0.20.1: from the machine's boot, or from hvd.init); "
+    "no record says when its times count from (Horovod before 0.20.1: from the machine's boot, or from hvd.init); "
     "spans are placed after 1970-01-01 00:00"
 )
 

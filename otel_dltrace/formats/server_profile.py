@@ -64,7 +64,7 @@ def read_profile(data: bytes, servers: int = 0) -> Profile:
     if found.notes and requests:
         notes.append("no server closed this file, and up to 8 KB more were lost with it")
     if strange:
-        notes.append(f"events that are no push or pull, and were left out: {strange:,}")
+        notes.append(f"events that are neither push nor pull, and were left out: {strange:,}")
     if lone:
         notes.append(f"ends without a begin, which were left out: {lone:,}")
     if still_open := sum(request.end is None for request in requests):

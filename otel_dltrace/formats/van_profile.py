@@ -35,7 +35,7 @@ def read_van(data: bytes) -> VanProfile:
     if rest.strip():
         notes.append(f"the file ends inside line {len(lines) + 1:,}; that one is missing, and whatever came after it")
     if strange := sum(one is None and bool(line.strip()) for one, line in zip(found, lines, strict=True)):
-        notes.append(f"lines that are none of a van profile, and were left out: {strange:,}")
+        notes.append(f"lines that are not of a van profile, and were left out: {strange:,}")
     return VanProfile([one for one in found if one is not None], tuple(notes))
 
 

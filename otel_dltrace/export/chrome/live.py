@@ -195,7 +195,7 @@ def _locked(path: Path) -> int:
         if not path.exists():
             return -1
         if not path.is_file():
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -253,7 +253,7 @@ def _copy(source: int, target: int, count: int) -> None:
     while done < count:
         sent = os.sendfile(target, source, done, count - done)
         if not sent:
-            raise OSError(errno.EIO, "somebody else has cut it")
+            raise OSError(errno.EIO, "somebody else has truncated it")
         done += sent
 
 

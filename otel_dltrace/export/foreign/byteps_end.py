@@ -12,7 +12,7 @@ from otel_dltrace.model.spans import Process, SpanBatch
 BACKEND = "pushpull"
 """Of other push_pulls BytePS itself has written the files."""
 _UNASKED = (
-    "no server has recorded a push or pull; is there one worker alone, which asks servers only with "
+    "no server has recorded a push or pull; is there only one worker, which asks servers only with "
     "BYTEPS_FORCE_DISTRIBUTED=1, or no such key?"
 )
 

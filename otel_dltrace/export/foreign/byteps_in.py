@@ -145,7 +145,7 @@ class _Reading:
             place, rows, notes = self._van(data)
         assert place is not None
         if not len(rows.rows) and not notes:
-            notes = ("no event is in it",)
+            notes = ("it holds no event",)
         self.imported.notes += [f"{file.path}: {note}" for note in notes]
         self.imported.add(place, rows.rows, rows.descriptors)
         self.progress(self.imported.spans)

@@ -59,7 +59,7 @@ def _add(writer: RunWriter, operations: SpanBatch, author: Process, traces: Path
     path = traces / str(author.bind.local_rank) / FILE
     begun = int(operations["start"].min()) + operations.wall
     if not path.parent.is_dir():
-        return [f"BytePS has not written {path}: the folder is missing, and BytePS makes none"]
+        return [f"BytePS has not written {path}: the folder is missing, and BytePS does not create it"]
     if not path.exists() or path.stat().st_mtime_ns < begun:
         return [f"BytePS has not written {path}: it does when every tensor has reached BYTEPS_TRACE_END_STEP"]
     try:
@@ -108,7 +108,7 @@ def _refuse_others(rows: Column, operations: Column) -> None:
     off = np.maximum(ours["start"] - start, start - latest).clip(0)
     if len(off) and np.median(off) > _MOST_OFF:
         raise TraceFormatError(
-            f"nothing of it is taken in, since its push_pulls begin {np.median(off) / 1e6:,.1f} ms (median) off those "
+            f"none of it is used, since its push_pulls begin {np.median(off) / 1e6:,.1f} ms (median) off those "
             "of this worker: another machine wrote it, or the clock was set; "
             "give each machine a BYTEPS_TRACE_DIR of its own"
         )

@@ -21,7 +21,7 @@ from otel_dltrace.model.semconv import PHASE
 from otel_dltrace.model.spans import Process, SpanBatch
 
 COMM = "comm.json"
-NO_PUSH_PULL = "no push_pull is in there, and a comm.json holds nothing else"
+NO_PUSH_PULL = "the run has no push_pull, and a comm.json holds nothing else"
 Progress = Callable[[int], None]
 Spans = Mapping[Process, Iterable[SpanBatch]]
 """Those of each process, in pieces that are gone through more than once."""
@@ -148,7 +148,7 @@ def write_byteps_server(spans: Spans, path: Path, progress: Progress, *, waits: 
 
 def _nothing_served(spans: Spans) -> str:
     """Return why no server's profile can be written."""
-    none = "no push or pull that a server answered is in there"
+    none = "the run has no push or pull that a server answered"
     has_servers = any(process.bind and process.bind.servers for process in spans)
     return f"{none}; {FINEST}" if has_servers and not has_stages(spans) else none
 

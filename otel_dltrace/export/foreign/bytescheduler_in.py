@@ -10,7 +10,7 @@ from otel_dltrace.formats.bytescheduler import read_schedule, rows_of
 from otel_dltrace.model.errors import TraceFormatError
 from otel_dltrace.model.identity import Bind
 
-_NO_DAY = "times in these files are since its profiler began; spans are placed after 1970-01-01 00:00"
+_NO_DAY = "times in these files count from the start of its profiler; spans are placed after 1970-01-01 00:00"
 
 
 def import_bytescheduler(paths: Sequence[Path], run: Path, name: str, progress: Callable[[int], None]) -> Imported:

@@ -128,7 +128,7 @@ def _unpack(path: Path, packed: BinaryIO, whole: BinaryIO) -> Iterator[str]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         damage, size = f"its gzip is damaged ({error})", whole.tell()
         if not size:
-            raise TraceFormatError(f"{path}: {damage}, and nothing of it can be unpacked") from None
+            raise TraceFormatError(f"{path}: {damage}, and none of it can be unpacked") from None
         is_whole = isinstance(error, EOFError) or "Not a gzipped file" in str(error)  # with something else behind it
         doubt = "" if is_whole else "may not be what they were, "
         yield f"{damage}; {size:,} bytes could be unpacked, {doubt}and whatever came after them is missing"

@@ -34,7 +34,7 @@ def write_horovod(
     """
     count = sum(map(count_timelines, spans.values()))
     if not count:
-        raise RunNotFoundError("no activity of Horovod is in there, and its timeline holds nothing else")
+        raise RunNotFoundError("the run has no activity of Horovod, and its timeline holds nothing else")
     check_place(path, count, "timeline")
     timelines = enumerate(chain.from_iterable(map(timelines_of, spans.values())))
     files = ((path if count == 1 else path / f"{number}.json", events) for number, events in timelines)

@@ -52,7 +52,7 @@ class ImportedRun:
 
     def __init__(self, path: Path, bind: Bind) -> None:
         if path.exists():
-            raise DltraceError(f"{path} is there already; name a new directory, an import never adds to one")
+            raise DltraceError(f"{path} already exists; name a new directory, an import never adds to an existing one")
         self.path, self.bind = path, bind
         self.anchor = Anchor(0, 0, _MICROSECOND)  # the files' clocks are read in us
         self.spans = 0

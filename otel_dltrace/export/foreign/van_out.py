@@ -34,7 +34,7 @@ def write_van_profiles(
     """
     nodes = [(process, found) for process, pieces in spans.items() if (found := begun(messages_of(pieces)))]
     if not nodes:
-        raise RunNotFoundError("no message of ps-lite's van is in there, and its profile holds nothing else")
+        raise RunNotFoundError("the run has no message of ps-lite's van, and its profile holds nothing else")
     check_place(path, len(nodes), "profile")
     files = ((path if len(nodes) == 1 else path / _node(process) / _NAME, messages) for process, messages in nodes)
     return write_each(files, van_lines, progress, wrote)

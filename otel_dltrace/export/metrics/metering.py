@@ -78,7 +78,7 @@ class Metering:
     def _open_sources(self) -> list[Source]:
         """Return the host's sources; called in the sampler's thread, since a driver may take long to answer."""
         if importlib.util.find_spec("psutil") is None:
-            say("no host is sampled, since psutil is missing: pip install psutil")  # the training has said so, too
+            say("the host is not sampled, since psutil is missing: pip install psutil")  # the training has said so, too
             return []
         from otel_dltrace.export.metrics.gpu import NoGpuError, open_gpus
         from otel_dltrace.export.metrics.host import CpuAndMemory, Disks, Network
@@ -170,7 +170,7 @@ class Metering:
             if not run.wait(until):
                 self._closing.append((root, run))
             elif run.failed:
-                self._lost[root] = f"the last metrics did not get to {self._where}: they are in the run directory alone"
+                self._lost[root] = f"the last metrics did not get to {self._where}: they are only in the run directory"
 
     def finish(self, timeout: float) -> None:
         """Sample once more, close the files and begin the last exports, within *timeout* seconds."""

@@ -122,7 +122,7 @@ class RunMetrics:
         made = tried(_pipeline, settings, resource)
         if isinstance(made, Exception):
             self.goes_out = False
-            say(f"no metrics are sent, for the SDK cannot be loaded ({type(made).__name__}: {text_of(made)})")
+            say(f"no metrics are sent, since the SDK cannot be loaded ({type(made).__name__}: {text_of(made)})")
         else:
             self._pipeline = made
 

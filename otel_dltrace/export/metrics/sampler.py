@@ -139,7 +139,7 @@ class Sampler:
             return points
         self._failures[source] = failures + 1
         if failures + 1 == MOST_FAILURES:
-            self._say(f"{name} is sampled no longer ({type(points).__name__}: {text_of(points)})")
+            self._say(f"{name} is no longer sampled ({type(points).__name__}: {text_of(points)})")
         return []
 
     def _follow(self) -> dict[int, Watched]:

@@ -37,7 +37,7 @@ class _Case(NamedTuple):
 _CASES = (
     _Case(  # said by ourselves, with the words of OpenSSL
         "^OTEL_EXPORTER_OTLP_CERTIFICATE, .* cannot be used",
-        "{where} is not asked, for a certificate or key cannot be used",
+        "{where} is not asked, since a certificate or key cannot be used",
         f"name PEM files that belong together in {CERTIFICATE} and {_CLIENT}, the key without a password",
     ),
     _Case(  # before the others: what follows is said of the proxy
@@ -55,7 +55,7 @@ _CASES = (
     _Case(
         "HTTP proxy returned|elsewhere: ",
         _BY_PROXY,
-        "correct grpc_proxy, https_proxy or http_proxy, or name its host in no_proxy: gRPC reads them in small letters",
+        "correct grpc_proxy, https_proxy or http_proxy, or name its host in no_proxy: gRPC reads them in lower case",
         GRPC,
     ),
     _Case(
@@ -82,7 +82,7 @@ _CASES = (
     _Case(
         "certificate is not yet valid",
         "the certificate of {where} is not valid yet",
-        "set the clock of this host, or see from when it is",
+        "set the clock of this host, or see when it becomes valid",
     ),
     _Case(
         "certificate purpose",
@@ -91,8 +91,8 @@ _CASES = (
     ),
     _Case(  # what OpenSSL is strict about, in Python from 3.13 on
         "verify failed: .*(Key Identifier|Basic Constraints|key ?usage|too weak)",
-        "the certificate of {where}, or its authority's, is not as it has to be ({said})",
-        "have it made anew",
+        "the certificate of {where}, or its authority's, is not as it must be ({said})",
+        "have it reissued",
     ),
     _Case(
         "certificate.verify.failed",
@@ -151,7 +151,7 @@ _CASES = (
         "see the log of the collector, or of the proxy before it, for why",
         HTTP,
     ),
-    _Case("HTTP 40[45]", "{where} is no OTLP receiver ({said})", f"correct the port or path in {ENDPOINT}", HTTP),
+    _Case("HTTP 40[45]", "{where} is not an OTLP receiver ({said})", f"correct the port or path in {ENDPOINT}", HTTP),
     _Case(
         "HTTP 413|larger than max|message too large",
         "{where} finds a request too large ({said})",
@@ -181,7 +181,7 @@ def diagnose(settings: OtlpSettings, message: str) -> Diagnosis:
 
 def doubt(settings: OtlpSettings, answered_in: str) -> Diagnosis:
     """Return what it says of the collector of *settings* that it says yes in the content type *answered_in*."""
-    what = f"{settings.where} says yes in {answered_in}, which is no answer of OTLP, so spans may vanish there"
+    what = f"{settings.where} says yes in {answered_in}, which is not an answer of OTLP, so spans may vanish there"
     cure = f"see whether another server listens there, and correct {ENDPOINT}"
     return Diagnosis(what, by_own_names(settings, cure))
 

@@ -164,7 +164,7 @@ def _grpc_target(name: str, value: str, insecure: bool) -> tuple[str, bool]:
     if url.scheme in _GRPC_RESOLVERS:
         return value, not insecure
     if url.scheme not in _DEFAULT_PORTS or not url.hostname:
-        msg = f"{name}={public(value)!r} is no gRPC endpoint: write http://host:4317, https://host:4317 or host:4317"
+        msg = f"{name}={public(value)!r} is not a gRPC endpoint: write http://host:4317, https://host:4317 or host:4317"
         raise ConfigError(msg)
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return f"{host}:{url.port or _DEFAULT_PORTS[url.scheme]}", url.scheme == "https"
@@ -244,5 +244,5 @@ def _metadata(name: str, value: str) -> tuple[tuple[str, str], ...]:
     headers = _headers(name, value)
     for key, _ in headers:
         if not _METADATA_NAME.fullmatch(key):
-            raise ConfigError(f"{name}: gRPC takes no header {key!r}: write letters, digits, '_', '-' and '.' alone")
+            raise ConfigError(f"{name}: gRPC takes no header {key!r}: use only letters, digits, '_', '-' and '.'")
     return headers

@@ -98,7 +98,7 @@ class _Outline:
         """Raise unless every one of *ranks* is there."""
         there = [process.bind.rank for process in self.processes.values() if process.bind is not None]
         if not there:
-            raise RunNotFoundError("no span that belongs to a job is in there yet")
+            raise RunNotFoundError("the run has no span that belongs to a job yet")
         for rank in ranks or ():
             if rank not in there:
                 raise RunNotFoundError(f"rank {rank} is not in this run; it has ranks {min(there)} to {max(there)}")

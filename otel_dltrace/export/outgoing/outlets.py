@@ -92,5 +92,5 @@ def _make(point: EntryPoint) -> "SpanExporter":
 
     exporter = point.load()()
     if not isinstance(exporter, SpanExporter):
-        raise TypeError(f"{point.value} is no SpanExporter")
+        raise TypeError(f"{point.value} is not a SpanExporter")
     return exporter

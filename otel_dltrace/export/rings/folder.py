@@ -65,7 +65,7 @@ class RingFolder:
                 guard.say(f"{error}: it is tried again")
             elif os.path.lexists(path):  # else another drain has just removed it; a link to nothing stays
                 self.unread.add(path)
-                self.refuse(path, f"{path} is no ring that can be read, and stays where it is: {error}")
+                self.refuse(path, f"{path} is not a ring that can be read, and stays where it is: {error}")
             return
         source.lapped_before = cursor.lapped
         if not self._is_ours(source):

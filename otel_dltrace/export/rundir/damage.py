@@ -16,7 +16,7 @@ from otel_dltrace.export.rundir.span_files import NAMES, OPEN, gone_files, segme
 
 _OURS = re.compile(r"(?:spans|steps)-[0-9.-]+\.(?:arrows|parquet)")
 _CLOSED = "cannot be read: permission denied"
-_FOREIGN = "is no file of a run"
+_FOREIGN = "is not a file of a run"
 
 
 def damage_of(run: Path) -> list[str]:
@@ -41,7 +41,7 @@ def but_for(run: Path) -> str:
 def nothing_in(run: Path) -> str:
     """Return in one sentence why no span of *run* is known."""
     damage = "; ".join(damage_of(run))
-    return f"{run}: no span can be read: {damage}" if damage else f"{run}: no span is in there yet"
+    return f"{run}: no span can be read: {damage}" if damage else f"{run}: there is no span in it yet"
 
 
 def _in_run(info: Path) -> list[tuple[Path, str]]:

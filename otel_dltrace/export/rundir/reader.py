@@ -41,13 +41,15 @@ def host_folders(run: Path) -> list[Path]:
     """
     try:
         if not _is_folder(run / "hosts"):
-            raise RunNotFoundError(f"{run} is no run directory: {_instead(run)}")
+            raise RunNotFoundError(f"{run} is not a run directory: {_instead(run)}")
         folders = _folders_in(run)
         for folder in folders:
             with suppress(FileNotFoundError):  # removed just now
                 next(folder.iterdir(), None)
     except PermissionError as error:
-        raise RunNotFoundError(f"{error.filename}: permission denied; who wrote the run can let you read it") from None
+        raise RunNotFoundError(
+            f"{error.filename}: permission denied; whoever wrote the run can let you read it"
+        ) from None
     except FileNotFoundError:
         raise
     except OSError as error:  # a link that leads to itself, a name that is too long

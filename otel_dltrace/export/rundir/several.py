@@ -14,7 +14,7 @@ T = TypeVar("T")
 def check_place(path: Path, count: int, what: str) -> None:
     """Raise `ConfigError` if *count* of *what* cannot be written to *path*, since it is a file."""
     if count > 1 and path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} takes one {what}, and there are {count}; give -o a new name, of a directory")
+        raise ConfigError(f"{path} takes one {what}, and there are {count}; give -o the name of a new directory")
 
 
 def write_each(
