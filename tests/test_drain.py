@@ -319,7 +319,7 @@ def test_a_thread_drains_where_no_second_process_may_be_started(place, capfd, mo
     starter.start(None)
 
     assert starter.mode == "thread"
-    assert "no drain process may be started" in capfd.readouterr().err
+    assert "no drain process can be started" in capfd.readouterr().err
 
 
 def test_a_program_that_becomes_another_user_does_not_wait_for_its_drain(place, monkeypatch, capfd):
@@ -396,7 +396,7 @@ def test_where_no_thread_may_be_started_the_end_says_what_reads_the_ring(place, 
 
     first, last = capfd.readouterr().err.splitlines()
     why = "(can't start new thread): spans wait in the ring while it has room; that is tried again"
-    assert first == f"otel_dltrace: no thread may drain {why}"
+    assert first == f"otel_dltrace: no thread can drain {why}"
     assert f"{place.rings}, which no drain serves (none could be started); `OTEL_DLTRACE_RING_DIR=" in last
 
 

@@ -728,7 +728,7 @@ def test_workers_that_disagree_about_the_job_are_refused(name, first, second, tm
     """
     done = run_job(tmp_path, program, (2, 1, 1), server=COMING, torch=True, grace_s=0.2)
     who = "the server" if name == "DMLC_NUM_SERVER" else "worker 0"
-    says = f"worker 1 has {name}={second}, and {who} {name}={first}; set it alike everywhere"
+    says = f"worker 1 has {name}={second}, and {who} {name}={first}; give all the same value"
     assert done.each("kind") == {"worker0": "PeerLostError", "worker1": "MismatchError"}
     assert done.each("message") == {"worker0": says, "worker1": says}
 
@@ -863,9 +863,11 @@ def test_a_stranger_is_refused():
 @pytest.mark.parametrize(
     ("name", "body", "code", "says"),
     [
-        pytest.param("Session", b"{", "INVALID_ARGUMENT", "b'{' is no JSON object with worker (int), ", id="no json"),
-        pytest.param("Session", b"\xff", "INVALID_ARGUMENT", "b'\\xff' is no JSON object", id="no text"),
-        pytest.param("Session", b"[" * 9999, "INVALID_ARGUMENT", "[[[' is no JSON object with", id="deep"),
+        pytest.param(
+            "Session", b"{", "INVALID_ARGUMENT", "b'{' is not a JSON object with worker (int), ", id="no json"
+        ),
+        pytest.param("Session", b"\xff", "INVALID_ARGUMENT", "b'\\xff' is not a JSON object", id="no text"),
+        pytest.param("Session", b"[" * 9999, "INVALID_ARGUMENT", "[[[' is not a JSON object with", id="deep"),
         pytest.param("Session", b'{"worker": 0}', "INVALID_ARGUMENT", "num_workers (int), agreed (dict);", id="fields"),
         pytest.param(
             "Session",
@@ -962,7 +964,7 @@ def test_a_port_has_one_server():
         finally:
             first.terminate()
     assert second.returncode == 2
-    assert "is the port taken, or 127.0.0.1 (DMLC_NODE_HOST) no address of this host?" in second.stderr
+    assert "is the port taken, or 127.0.0.1 (DMLC_NODE_HOST) not an address of this host?" in second.stderr
 
 
 def test_a_server_asked_to_listen_elsewhere_says_so():
@@ -970,7 +972,7 @@ def test_a_server_asked_to_listen_elsewhere_says_so():
     counts = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "2", "DMLC_SERVER_ID": "1", "PUSHPULL_TOKEN": "x"}
     env = {**os.environ, **counts, "PYTHONPATH": str(ROOT), "DMLC_NODE_HOST": "192.0.2.1"}  # RFC 5737: nobody's
     done = subprocess.run(SERVE, env=env, capture_output=True, text=True, timeout=60, check=False)
-    says = "server 1 cannot listen at 192.0.2.1:0; is 192.0.2.1 (DMLC_NODE_HOST) no address of this host?"
+    says = "server 1 cannot listen at 192.0.2.1:0; is 192.0.2.1 (DMLC_NODE_HOST) not an address of this host?"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"otel-dltrace: {says}")
 
 

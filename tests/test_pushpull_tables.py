@@ -242,8 +242,8 @@ def test_an_address_of_ipv6_is_told_from_its_port(host):
         pytest.param({"DMLC_SERVER_ID": "3"}, "'3' is not a whole number from 0 to 2", id="server"),
         pytest.param({"DMLC_PS_ROOT_PORT": "0"}, "'0' is not a whole number from 1 to 65535", id="port"),
         pytest.param({"PUSHPULL_TOKEN": ""}, "PUSHPULL_TOKEN is not set", id="no token"),
-        pytest.param({"PUSHPULL_TOKEN": "secret\n"}, "PUSHPULL_TOKEN has characters that do not travel", id="token"),
-        pytest.param({"BYTEPS_KEY_HASH_FN": "md5"}, "BYTEPS_KEY_HASH_FN='md5' is none of djb2", id="hash"),
+        pytest.param({"PUSHPULL_TOKEN": "secret\n"}, "PUSHPULL_TOKEN has characters that cannot be sent", id="token"),
+        pytest.param({"BYTEPS_KEY_HASH_FN": "md5"}, "BYTEPS_KEY_HASH_FN='md5' is not one of djb2", id="hash"),
         pytest.param(
             {"BYTEPS_KEY_HASH_FN": "mixed", "DMLC_NUM_SERVER": "5"},
             "DMLC_NUM_SERVER=5 and DMLC_NUM_WORKER=2",
@@ -384,7 +384,7 @@ def test_an_asynchronous_key_is_pulled_at_once():
         pytest.param({"name": "v"}, "('v', 16 bytes of float32) of worker 1 is key 65536 ('w',", id="name"),
         pytest.param({"key": 2 << 16}, "'w' has the key 131072 on worker 1, and 65536 on worker 0", id="key"),
         pytest.param({"dtype": "int32"}, "16 bytes of int32) of worker 1 is key 65536", id="dtype"),
-        pytest.param({"packing": 1}, "worker 1 compresses it in another way", id="packing"),
+        pytest.param({"packing": 1}, "worker 1 compresses it differently", id="packing"),
         pytest.param({"worker": 0}, "worker 0 pushes round 0 again", id="again"),
     ],
 )

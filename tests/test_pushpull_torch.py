@@ -130,7 +130,7 @@ def test_a_root_that_is_not_there_is_refused(tmp_path):
     """Nobody would give any values, and all would have zeros."""
     done = run_job(tmp_path, START + NO_ROOT, (2, 1, 1), SMALL, torch=True)
     assert done.code == 0, done.stderr
-    sentences = [f"root_rank={root} is no rank of this job: it has 2, counted from 0" for root in (2, -1)]
+    sentences = [f"root_rank={root} is not a rank of this job: it has 2, counted from 0" for root in (2, -1)]
     assert list(done.each("said").values()) == [[[said, True] for said in sentences for _ in range(2)]] * 2
 
 
@@ -236,7 +236,7 @@ def test_a_state_that_nobody_would_read_is_not_sent(tmp_path):
     assert done.code == 0, done.stderr
     told = "rank 1 cannot send its optimizer's state: it says what is in it"
     what = "the optimizer's state cannot be sent: its state_dict()['param_groups'][0]['scales'] is a"
-    cure = "make it a tensor or a plain value of Python"
+    cure = "make it a tensor or a plain Python value"
     deep = "the optimizer's state cannot be sent: RecursionError: maximum recursion"
     assert done.each("said") == {
         "worker0": [told, told, told, [0.5, 1.0]],
@@ -341,8 +341,8 @@ def test_what_the_plugin_of_byteps_offers(tmp_path):
         "steps": 4.0,
     }.items():
         assert list(done.each(field).values()) == [value] * 2, field
-    assert "make the scheduler after DistributedOptimizer" in done.each("late")["worker0"]
-    assert "was it synchronized already?" in done.each("twice")["worker0"]
+    assert "create the scheduler after DistributedOptimizer" in done.each("late")["worker0"]
+    assert "was it already synchronized?" in done.each("twice")["worker0"]
     assert "more than backward_passes_per_step=2 times" in done.each("too_often")["worker0"]
     for field in ("moments", "norm", "weights", "three"):
         assert len(set(done.each(field).values())) == 1, field
@@ -615,8 +615,8 @@ def test_who_gives_an_optimizer_or_a_parameter_twice_is_told_what_to_do(tmp_path
     done = run_job(tmp_path, START + TWICE, (2, 1, 1), torch=True)
     assert done.code == 0, done.stderr
     says = [
-        "the optimizer is a DistributedOptimizer already; use it as it is",
-        "a parameter of shape (60, 20) is of two DistributedOptimizers, and one alone can average its gradient: give "
+        "the optimizer is already a DistributedOptimizer; use it as it is",
+        "a parameter of shape (60, 20) is in two DistributedOptimizers, and only one can average its gradient: give "
         "it to one of them, or, without BYTEPS_ENABLE_ASYNC, leave the second optimizer as it is and call "
         "synchronize() of the first before its step()",
     ]
@@ -697,7 +697,7 @@ except bps.PushPullError as error:
     say(message=str(error))
 """
     done = run_job(tmp_path, START + program, (1, 1, 0), torch=True)
-    says = "'w' is twice in what is to be broadcast; give each tensor its own name"
+    says = "'w' appears twice in what is broadcast; give each tensor its own name"
     assert done.each("message") == {"worker0": says}, done.stderr
 
 
@@ -739,7 +739,7 @@ except bps.PushPullError as error:
             (2, 1, 1),
             {
                 "message": "pushpull was shut down in this process, and its job has servers: "
-                "those let a worker in once",
+                "those let a worker in only once",
                 "at_once": True,
             },
             id="with servers",

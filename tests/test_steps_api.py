@@ -592,7 +592,7 @@ def test_a_step_that_is_never_left_is_told_once(tracer: Tracer, capsys: pytest.C
 
     assert tracer.steps.upcoming == 301
     assert capsys.readouterr().err == (
-        "otel_dltrace: 100 steps were marked inside one that has not ended, and are no steps of their own: "
+        "otel_dltrace: 100 steps were marked inside one that has not ended, and do not count as steps: "
         "leave each step() before the next one begins (`with otel_dltrace.step():`)\n"
     )
 

@@ -53,7 +53,7 @@ class TopK:
     def __post_init__(self) -> None:
         """Refuse a ratio that leaves nothing, or more than everything."""
         if not 0 < self.ratio <= 1:
-            raise MismatchError(f"TopK({self.ratio}): the ratio is over 0 and at most 1")
+            raise MismatchError(f"TopK({self.ratio}): the ratio must be above 0 and at most 1")
 
     def packer(self) -> Packer:
         """Return what packs one partition."""
@@ -123,7 +123,7 @@ def _dense(request: Request, payload: bytes | memoryview) -> Values:
     number = _COUNT.unpack_from(payload)[0] if len(payload) >= _COUNT.size else -1
     dtype = np.dtype(request.dtype)
     if len(payload) != _COUNT.size + number * (4 + dtype.itemsize):
-        raise MismatchError(f"key {request.key}: {len(payload)} bytes are no {number} elements of {dtype}")
+        raise MismatchError(f"key {request.key}: {len(payload)} bytes are not {number} elements of {dtype}")
     indices = np.frombuffer(payload, np.uint32, number, _COUNT.size)
     if number and int(indices.max()) >= request.count:
         raise MismatchError(f"key {request.key}: element {indices.max()} is outside its {request.count}")

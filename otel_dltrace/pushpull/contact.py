@@ -24,7 +24,7 @@ _MEANING: dict[grpc.StatusCode, tuple[type[PushPullError], str]] = {
         PeerLostError,
         "{where} refuses us: {details}; is PUSHPULL_TOKEN the same everywhere?",
     ),
-    grpc.StatusCode.CANCELLED: (PeerLostError, "{where} ended while it was asked"),
+    grpc.StatusCode.CANCELLED: (PeerLostError, "{where} ended during the request"),
     grpc.StatusCode.UNAVAILABLE: (PeerLostError, "{where} is gone or cannot be reached ({details})"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (PeerLostError, "{where} did not answer in time; set PUSHPULL_TIMEOUT higher?"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (MismatchError, "{where} refuses us: {details}"),
@@ -50,7 +50,7 @@ def greet(channel: grpc.Channel, where: str, options: Options, given_up: Callabl
         left = end - time.monotonic()
         if left <= 0 or any(words in said for words in _NO_TRUST):
             raise PeerLostError(
-                f"{where} cannot be reached ({said}); is it there, and do PUSHPULL_TLS_* of both sides fit?"
+                f"{where} cannot be reached ({said}); is it running, and do PUSHPULL_TLS_* of both sides match?"
             )
         try:
             hello(b"", metadata=(credential(options),), timeout=left)

@@ -96,4 +96,4 @@ def temporary() -> Path:
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
-        raise ConfigError("local ranks find no folder that can be written: set TMPDIR to one that can be") from None
+        raise ConfigError("local ranks find no writable folder: set TMPDIR to one") from None

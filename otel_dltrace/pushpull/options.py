@@ -131,7 +131,7 @@ def _check(layout: Layout, env: Env) -> None:
         raise ConfigError(f"DMLC_NUM_SERVER{found}: {why} one server or more (--servers of launch)")
     token = env.get("PUSHPULL_TOKEN", "")
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError("PUSHPULL_TOKEN has characters that do not travel, a line's end perhaps: use printable ASCII")
+        raise ConfigError("PUSHPULL_TOKEN has characters that cannot be sent, perhaps a newline: use printable ASCII")
     if not token and (layout.distributed or layout.local_size > 1):
         raise ConfigError(
             "PUSHPULL_TOKEN is not set: give all processes of the job the same secret, as the launcher does"
@@ -155,7 +155,7 @@ def _seconds(env: Env, name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e7:
-        raise ConfigError(f"{name}={text!r} is not a number of seconds over 0")
+        raise ConfigError(f"{name}={text!r} is not a number of seconds above 0")
     return value
 
 
@@ -174,7 +174,7 @@ def _hash(env: Env, layout: Layout) -> KeyHash:
     if _number(env, "BYTEPS_ENABLE_MIXED_MODE", 0):
         name = MIXED
     if name not in HASH_NAMES:
-        raise ConfigError(f"BYTEPS_KEY_HASH_FN={name!r} is none of {', '.join(HASH_NAMES)}")
+        raise ConfigError(f"BYTEPS_KEY_HASH_FN={name!r} is not one of {', '.join(HASH_NAMES)}")
     if name == BUILT_IN:
         return KeyHash(name, coefficient=_number(env, "BYTEPS_BUILT_IN_HASH_COEF", KeyHash().coefficient))
     return _mixed_hash(env, layout) if name == MIXED else KeyHash(name)

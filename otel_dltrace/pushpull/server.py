@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, layout: Layout, options: Options) -> None:
         if not options.token:
-            raise ConfigError("PUSHPULL_TOKEN is not set: a server has to know its job's secret")
+            raise ConfigError("PUSHPULL_TOKEN is not set: a server needs to know its job's secret")
         self.options = options
         self.num_servers = max(1, layout.num_servers)
         self.store = Store(layout.num_workers, self.num_servers)

@@ -148,7 +148,7 @@ def _listen(call: Any, where: str, welcome: _Welcome, loop: asyncio.AbstractEven
             for _ in call:  # nothing more, but the end
                 pass
         else:
-            error = MismatchError(f"{where} is of another release")
+            error = MismatchError(f"{where} is from another release")
     except grpc.RpcError as broken:
         error = error_of(broken, where)
     except StopIteration:

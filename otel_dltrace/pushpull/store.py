@@ -74,7 +74,7 @@ class Store:
     def _check_agreed(self, worker: str, name: str, value: str) -> None:
         who, known = self._agreed.get(name, (worker, value))
         if known != value:
-            raise MismatchError(f"{worker} has {name}={value}, and {who} {name}={known}; set it alike everywhere")
+            raise MismatchError(f"{worker} has {name}={value}, and {who} {name}={known}; give all the same value")
 
     def knows(self, worker: int) -> bool:
         """Return whether the job has such a worker."""
@@ -126,7 +126,7 @@ class Store:
         elif request.worker in current.pushed:
             raise MismatchError(f"{_named(request)}: worker {request.worker} pushes round {request.round} again")
         elif request.packing != current.packing:
-            raise MismatchError(f"{_named(request)}: worker {request.worker} compresses it in another way")
+            raise MismatchError(f"{_named(request)}: worker {request.worker} compresses it differently")
         else:
             _sum_into(current.total, values)
         current.pushed.add(request.worker)

@@ -38,7 +38,7 @@ def broadcast_parameters(
     tensors = sorted(((name, value) for name, value in items if isinstance(value, Tensor)), key=itemgetter(0))
     for (name, _), (following, _) in pairwise(tensors):
         if name == following:
-            raise PushPullError(f"{shown(name)} is twice in what is to be broadcast; give each tensor its own name")
+            raise PushPullError(f"{shown(name)} appears twice in what is broadcast; give each tensor its own name")
     handles = []
     for name, value in tensors:
         values = value.detach()
@@ -89,7 +89,7 @@ def _written(optimizer: torch.optim.Optimizer) -> tuple[io.BytesIO, str]:
     try:
         return _sendable(state), ""
     except _UNSENDABLE:
-        cure = "make it a tensor or a plain value of Python"
+        cure = "make it a tensor or a plain Python value"
         return io.BytesIO(), f"the optimizer's state cannot be sent: {_what_is_wrong(state)}; {cure}"
 
 
@@ -100,7 +100,7 @@ def _what_is_wrong(state: Any) -> str:
         except _UNSENDABLE:
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             return f"its state_dict(){place} is a {kind}"
-    return "a key in its state_dict() is no plain value"
+    return "a key in its state_dict() is not a plain value"
 
 
 def _sendable(value: Any) -> io.BytesIO:
@@ -129,7 +129,7 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def _check_root(root_rank: int) -> None:
     if not 0 <= root_rank < bps.size():
-        raise PushPullError(f"root_rank={root_rank} is no rank of this job: it has {bps.size()}, counted from 0")
+        raise PushPullError(f"root_rank={root_rank} is not a rank of this job: it has {bps.size()}, counted from 0")
 
 
 def _plain(value: Any) -> Any:

@@ -89,7 +89,7 @@ def init(env: Mapping[str, str] | None = None) -> None:
         return  # a fork has its parent's place, and is told so when it pushes
     if layout.distributed and (options.root, options.token) in _live.left:
         raise PushPullError(
-            "pushpull was shut down in this process, and its job has servers: those let a worker in once"
+            "pushpull was shut down in this process, and its job has servers: those let a worker in only once"
         )
     made = Engine(layout, options)
     made.start()
@@ -209,7 +209,7 @@ def parameters() -> set[str]:
 
 def _pending(handle: int) -> _Pending:
     if handle not in _live.pending:
-        raise PushPullError(f"handle {handle} is of no push_pull under way; was it synchronized already?")
+        raise PushPullError(f"handle {handle} is not of a push_pull under way; was it already synchronized?")
     return _live.pending[handle]
 
 

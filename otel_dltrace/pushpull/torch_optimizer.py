@@ -197,9 +197,9 @@ def DistributedOptimizer(  # noqa: N802 - BytePS's name
         PushPullError: Names are doubled, or *optimizer* cannot be extended any more.
     """
     if isinstance(optimizer, _Distributed):
-        raise PushPullError("the optimizer is a DistributedOptimizer already; use it as it is")
+        raise PushPullError("the optimizer is already a DistributedOptimizer; use it as it is")
     if "step" in vars(optimizer):
-        raise PushPullError("the optimizer's step is wrapped already; make the scheduler after DistributedOptimizer")
+        raise PushPullError("the optimizer's step is already wrapped; create the scheduler after DistributedOptimizer")
     engine = bps.engine()
     alone = engine.layout.size == 1 and not engine.layout.distributed
     given = _names(named_parameters or ())
@@ -214,7 +214,7 @@ def _check_free(parameter: Tensor) -> None:
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     if any(isinstance(getattr(hook, "__self__", None), _Gradients) for hook in hooks.values()):
         raise PushPullError(
-            f"a parameter of shape {tuple(parameter.shape)} is of two DistributedOptimizers, and one alone can average "
+            f"a parameter of shape {tuple(parameter.shape)} is in two DistributedOptimizers, and only one can average "
             "its gradient: give it to one of them, or, without BYTEPS_ENABLE_ASYNC, leave the second optimizer as it "
             "is and call synchronize() of the first before its step()"
         )

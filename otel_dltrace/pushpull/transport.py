@@ -112,5 +112,5 @@ def unpack_json(body: bytes, **kinds: type) -> dict[str, Any]:
         fields = None
     if not isinstance(fields, dict) or any(type(fields.get(name)) is not kind for name, kind in kinds.items()):
         wanted = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
-        raise MismatchError(f"{body[:40]!r} is no JSON object with {wanted}; do all run the same release?")
+        raise MismatchError(f"{body[:40]!r} is not a JSON object with {wanted}; do all run the same release?")
     return fields

@@ -76,7 +76,7 @@ def encode(request: Request, payload: bytes | memoryview = b"") -> bytes:
 def decode(message: bytes) -> tuple[Request, memoryview]:
     """Return the request in *message*, and its payload without a copy."""
     if len(message) < _HEAD.size:
-        raise MismatchError(f"a message of {len(message)} bytes is no request: its head alone has {_HEAD.size}")
+        raise MismatchError(f"a message of {len(message)} bytes is not a request: its head alone has {_HEAD.size}")
     version, packing, dtype, asynchronous, worker, length, rank, key, round_, nbytes = _HEAD.unpack_from(message)
     if version != VERSION or dtype >= len(DTYPES):
         raise MismatchError(f"the message is of version {version}, dtype {dtype}; do all run the same release?")

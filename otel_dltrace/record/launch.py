@@ -103,7 +103,7 @@ class DrainStarter:
                 if error.errno in TOO_MANY_FILES:
                     guard.say(f"no drain is looked for ({error.strerror}); that is tried again")
                     return
-                guard.say(f"no drain process may be started ({error}); a thread drains instead")
+                guard.say(f"no drain process can be started ({error}); a thread drains instead")
                 self.mode = "thread"
         if self.mode == "thread" and ring is not None:
             try:
@@ -112,7 +112,7 @@ class DrainStarter:
                 self._thread = self._start_thread(ring)
             except RuntimeError as error:  # Python's own for a thread that the system does not allow
                 why = "spans wait in the ring while it has room; that is tried again"
-                guard.say(f"no thread may drain ({error}): {why}")
+                guard.say(f"no thread can drain ({error}): {why}")
 
     def _is_removed(self, ring: RingWriter | None) -> bool:
         """Return whether *ring* is removed, and read by who has it open alone, or closed to us; say so."""

@@ -102,7 +102,7 @@ def open_for_reading(path: Path) -> int:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise OSError(errno.EINVAL, "it is no file")
+    raise OSError(errno.EINVAL, "it is not a file")
 
 
 def read_whole(path: Path) -> bytes:

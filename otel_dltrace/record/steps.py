@@ -174,7 +174,7 @@ class Steps:
         self._inside += 1
         if self._inside == MANY_INSIDE:
             guard.say(
-                f"{MANY_INSIDE} steps were marked inside one that has not ended, and are no steps of their own: "
+                f"{MANY_INSIDE} steps were marked inside one that has not ended, and do not count as steps: "
                 "leave each step() before the next one begins (`with otel_dltrace.step():`)",
                 "steps inside",
             )
