@@ -70,9 +70,9 @@ BAD = [
     pytest.param("OTEL_DLTRACE_RING_SIZE", "12", "at least", id="ring too small"),
     pytest.param("OTEL_DLTRACE_RING_SIZE", "64K", "RING_SIZE='64K' is too small", id="ring too small, with a unit"),
     pytest.param("OTEL_DLTRACE_RING_SIZE", "9" * 5000, "whole number", id="ring that nobody can read"),
-    pytest.param("OTEL_DLTRACE_SERVER_KEY", "9" * 5000, "is no key", id="key that nobody can read"),
+    pytest.param("OTEL_DLTRACE_SERVER_KEY", "9" * 5000, "is not a key", id="key that nobody can read"),
     pytest.param("OTEL_DLTRACE_SPAN_BUDGET", "-1", "whole number", id="budget"),
-    pytest.param("OTEL_DLTRACE_DRAIN", "maybe", "none of auto, thread, off", id="drain"),
+    pytest.param("OTEL_DLTRACE_DRAIN", "maybe", "not one of auto, thread, off", id="drain"),
     pytest.param("OTEL_DLTRACE_METRICS", "perhaps", "neither 1 nor 0", id="metrics"),
     pytest.param("OTEL_DLTRACE_DIR", "/proc/nowhere", "cannot be written", id="directory"),
     pytest.param("OTEL_DLTRACE_RING_DIR", "/proc/nowhere", "cannot be written", id="ring directory"),
@@ -361,8 +361,8 @@ def test_where_the_spans_will_be_is_said_of_a_drain_that_is_slow(capsys, tmp_pat
     )
 
     assert capsys.readouterr().err == (
-        "otel_dltrace: the drain did not finish (it has not answered yet; if it is gone, `otel-dltrace recover` does "
-        "its work); the spans will be in dltrace-job-1; read them with: otel-dltrace report dltrace-job-1\n"
+        "otel_dltrace: the drain did not finish (it has not answered yet; if it is gone, `otel-dltrace recover` "
+        "finishes its work); the spans will be in dltrace-job-1; read them with: otel-dltrace report dltrace-job-1\n"
     )
 
 

@@ -328,7 +328,7 @@ def test_a_run_that_may_not_be_read_is_said(capsys, closed):
     said = f"otel-dltrace: {run / closed}"
     lines = capsys.readouterr().err.splitlines()
     assert codes == [2, 2]
-    assert all(line.startswith(said) and "permission denied; who wrote" in line for line in lines), lines
+    assert all(line.startswith(said) and "permission denied; whoever wrote" in line for line in lines), lines
 
 
 @pytest.mark.parametrize("name", ["run.json", "drain.json", "descriptors.arrows", SEGMENT, PARQUET])

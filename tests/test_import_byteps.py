@@ -216,7 +216,7 @@ def test_van_profiles_come_back_as_they_were(tmp_path, capsys):
         (folder / name).write_bytes(data)
     run = imported(tmp_path / "several", folder)
     assert main(["export", str(run), "--to", "van", "-o", str(out)]) == 2
-    assert "back takes one profile, and there are 3; give -o a new name" in capsys.readouterr().err
+    assert "back takes one profile, and there are 3; give -o the name of a new directory" in capsys.readouterr().err
     assert main(["export", str(run), "--to", "van", "-o", str(tmp_path / "all")]) == 0
     assert {str(path.relative_to(tmp_path / "all")): path.read_bytes() for path in tmp_path.glob("all/*/*")} == files
 

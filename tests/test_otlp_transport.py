@@ -245,7 +245,7 @@ def test_a_bad_value_is_named_with_its_cure(variable, value, sentence):
 
 def test_a_header_that_grpc_does_not_know_is_a_bad_setting():
     """HTTP does; gRPC would fail at each request."""
-    with pytest.raises(ConfigError, match="_HEADERS: gRPC takes no header 'x!y': write letters, digits") as raised:
+    with pytest.raises(ConfigError, match="_HEADERS: gRPC takes no header 'x!y': use only letters, digits") as raised:
         settings_for("http://h:4317", "grpc", HEADERS="a=b,x!y=secret")
     assert "secret" not in str(raised.value)
 

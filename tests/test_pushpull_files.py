@@ -111,7 +111,7 @@ def test_a_profile_alone_is_there_when_the_launcher_ends(place):
 
 OTHER_KEY = {"BYTEPS_SERVER_KEY_TO_PROFILE": "7"}
 COARSE = {**ON, "OTEL_DLTRACE_COMM_DIR": "traces", "OTEL_DLTRACE_LEVEL": "step"}
-UNASKED = "/server_profile.json is not written: no server has recorded a push or pull; is there one worker alone"
+UNASKED = "/server_profile.json is not written: no server has recorded a push or pull; is there only one worker"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_without_any_folder_a_launch_says_so(monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", none)
 
     folder_module.remove_orphans()
-    with pytest.raises(ConfigError, match="no folder that can be written: set TMPDIR"), folder_module.job_folder():
+    with pytest.raises(ConfigError, match="no writable folder: set TMPDIR"), folder_module.job_folder():
         pass
 
 

@@ -440,7 +440,7 @@ def test_without_stages_requests_are_below_their_operation(place):
     missing = "traces is not written: the run has no push_pull, and a comm.json holds nothing else (200-300 of each"
     assert missing in done.stderr.splitlines()[-1]
     done = place.command("export", str(place.runs()[0]), "--to", "byteps", "--completions", "all")
-    assert (done.returncode, "no stage of a partition is in there, only totals" in done.stderr) == (0, True)
+    assert (done.returncode, "no stage of a partition was recorded, only totals" in done.stderr) == (0, True)
 
 
 def test_a_file_that_cannot_be_written_at_the_end_is_said_in_the_last_line(place, tmp_path):

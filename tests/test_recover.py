@@ -351,7 +351,7 @@ def test_a_run_whose_drain_was_killed_when_all_was_read_has_ended(place):
     after = place.command("report", str(run)).stdout
 
     (folder,) = run.glob("hosts/*")
-    assert "`otel-dltrace recover RUN` does" in " ".join(before.split())
+    assert "`otel-dltrace recover RUN` finishes the work" in " ".join(before.split())
     assert done.stdout.splitlines()[1:] == [
         f"{folder.relative_to(place.folder)}: its drain is gone and had read everything, so nothing more will come"
     ]
