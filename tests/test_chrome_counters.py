@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.model import metrics as m
 from otel_dltrace.model.metric_batch import MetricBatch, Point, batch_of
+from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
 
 WALL = 1_700_000_000_000_000_000
@@ -35,9 +37,9 @@ def sampled(points: list[tuple[float, str, float, dict[str, str | int], int]], h
     return batch_of(rows, host, f"boot-{host}", WALL)
 
 
-def written(path: Path, *args: Any) -> dict[str, Any]:
+def written(path: Path, batches: Iterable[SpanBatch], metrics: Iterable[MetricBatch] = ()) -> dict[str, Any]:
     """Return what `write_chrome` wrote, which no viewer complains about."""
-    events = write_chrome(*args[:1], path, None, *args[1:])
+    events = write_chrome(batches, path, metrics=metrics)
     trace: dict[str, Any] = json.loads(path.read_bytes())
     assert len(trace["traceEvents"]) == events
     assert complaints(trace["traceEvents"]) == []

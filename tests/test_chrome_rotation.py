@@ -118,7 +118,9 @@ def test_counters_and_remarks_are_beside_the_spans_of_their_time(tmp_path):
     points = [(0.8 + 0.01 * n, m.PROCESS_MEMORY_USAGE, 100.0 + n, {}, 0) for n in range(82)]
     notes = [Note(batch.process.nonce, at * 10**6, (at + 1) * 10**6, f"remark {at}") for at in (1001, 1500)]
     names: list[Path] = []
-    write_chrome([batch], tmp_path / "t.json", None, [sampled(points)], notes, ROOM, names.append)
+    write_chrome(
+        [batch], tmp_path / "t.json", metrics=[sampled(points)], notes=notes, max_bytes=ROOM, wrote=names.append
+    )
     assert len(names) > 3
     values: set[int] = set()
     remarks = []
@@ -138,7 +140,7 @@ def test_there_is_room_for_the_remarks(tmp_path):
     starts = [(1000 + 10 * step) * 10**6 for step in range(STEPS)]
     notes = [Note(batch.process.nonce, at, at + 10**6, "slow " * 40, {"at": at}) for at in starts]
     names: list[Path] = []
-    write_chrome([batch], tmp_path / "t.json", None, [], notes, ROOM, names.append)
+    write_chrome([batch], tmp_path / "t.json", notes=notes, max_bytes=ROOM, wrote=names.append)
 
     remarks = [e["args"]["at"] for path in names for e in trace_of(path)["traceEvents"] if e.get("cat") == "note"]
     assert sorted(remarks) == starts
