@@ -21,7 +21,12 @@ from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.text import clean
 
-_KNOWN_FLAGS = int(s.Flag.ASYNC | s.Flag.ERROR | s.Flag.TRUNCATED)
+KNOWN_FLAGS = int(s.Flag.ASYNC | s.Flag.ERROR | s.Flag.TRUNCATED)
+"""Those that a span's constant part tells of."""
+INTERNAL, STATUS_ERROR = 1, 2
+"""OTLP's numbers for the kind of a span, and for the status of one that failed."""
+HAS_IS_REMOTE, IS_REMOTE = 0x100, 0x200
+"""OTLP's flags of spans and links: whether it is known that their parent is another process's, and that it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +100,7 @@ def _constants(batch: SpanBatch) -> Iterator[Constant]:
     columns = (
         rows["descriptor"],
         np.minimum(rows["source"], s.Source.BOUND),
-        rows["flags"] & _KNOWN_FLAGS | np.where(rows["error"] > 0, s.Flag.ERROR, 0),
+        rows["flags"] & KNOWN_FLAGS | np.where(rows["error"] > 0, s.Flag.ERROR, 0),
         rows["error"],
     )
     known: dict[tuple[int, int, int, int], Constant] = {}

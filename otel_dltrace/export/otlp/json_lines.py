@@ -10,7 +10,15 @@ from pathlib import Path
 
 from otel_dltrace._version import __version__
 from otel_dltrace.export.files import open_whole
-from otel_dltrace.export.plain_spans import Constant, PlainSpan, plain_spans
+from otel_dltrace.export.plain_spans import (
+    HAS_IS_REMOTE,
+    INTERNAL,
+    IS_REMOTE,
+    STATUS_ERROR,
+    Constant,
+    PlainSpan,
+    plain_spans,
+)
 from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model.attributes import Launcher, Value, resource_attributes
 from otel_dltrace.model.operation import MAX_DESCRIPTORS
@@ -20,8 +28,6 @@ from otel_dltrace.model.text import clean
 LIMIT = 1_000_000
 """Bytes of a line: the receiver cuts those above 1 MiB."""
 _AT_ONCE = 10_000
-_INTERNAL, _ERROR = 1, 2
-_HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
 _END = "]}]}]}\n"
 
 
@@ -82,7 +88,7 @@ def _head(process: Process) -> str:
 def _span(span: PlainSpan) -> str:
     constant, own = _constant(span.constant), _attributes(span.own)
     parent = f'"parentSpanId":"{span.parent_id:016x}",' if span.parent_id else ""
-    flags = _HAS_IS_REMOTE | (_IS_REMOTE if parent and span.constant.under_root else 0)
+    flags = HAS_IS_REMOTE | (IS_REMOTE if parent and span.constant.under_root else 0)
     attributes = ",".join(filter(None, (own, constant[1])))
     return (
         f'{{"traceId":"{span.trace_id.hex()}","spanId":"{span.span_id:016x}",{parent}"flags":{flags},{constant[0]},'
@@ -95,14 +101,14 @@ def _links(launcher: Launcher | None) -> str:
     if launcher is None:
         return ""
     ids = f'"traceId":"{launcher.trace_id:032x}","spanId":"{launcher.span_id:016x}"'
-    return f',"links":[{{{ids},"flags":{_HAS_IS_REMOTE | _IS_REMOTE}}}]'
+    return f',"links":[{{{ids},"flags":{HAS_IS_REMOTE | IS_REMOTE}}}]'
 
 
 @lru_cache(maxsize=MAX_DESCRIPTORS)
 def _constant(constant: Constant) -> tuple[str, str]:
     """Return name, kind and status of spans, and the attributes that all of them have."""
-    status = {"message": constant.message, "code": _ERROR} if constant.failed else {}
-    fields = json.dumps({"name": constant.name, "kind": _INTERNAL, "status": status})
+    status = {"message": constant.message, "code": STATUS_ERROR} if constant.failed else {}
+    fields = json.dumps({"name": constant.name, "kind": INTERNAL, "status": status})
     return fields[1:-1], _attributes(constant.attributes)
 
 

@@ -26,15 +26,13 @@ from otel_dltrace.export.otlp.protobuf import (
     varint,
     varint_width,
 )
+from otel_dltrace.export.plain_spans import HAS_IS_REMOTE, INTERNAL, IS_REMOTE, KNOWN_FLAGS, STATUS_ERROR
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column, compact, distinct
 from otel_dltrace.model.attributes import Launcher, constant_attributes, number_columns
 from otel_dltrace.model.operation import MAX_DESCRIPTORS, Descriptor
 from otel_dltrace.model.spans import SpanBatch
 
-_INTERNAL, _STATUS_ERROR = 1, 2
-_HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
-_KNOWN_FLAGS = int(s.Flag.ASYNC | s.Flag.ERROR | s.Flag.TRUNCATED)
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), "<u2")
 _ALIGN = 8
 
@@ -168,7 +166,7 @@ def _constants(batch: SpanBatch, launchers: Sequence[Launcher | None], launcher:
     columns = (
         rows["descriptor"],
         np.minimum(rows["source"], s.Source.BOUND),
-        rows["flags"] & np.uint16(_KNOWN_FLAGS),
+        rows["flags"] & np.uint16(KNOWN_FLAGS),
         # All ranks share the root, so to all but one it is another process's.
         batch.is_rank_step & (rows["parent_id"] != 0),
         launcher,
@@ -200,21 +198,21 @@ def _constant(
     error_type: str,
     message: str,
 ) -> bytes:
-    failed = nested(2, text(message)) + tag(3, VARINT) + varint(_STATUS_ERROR)
+    failed = nested(2, text(message)) + tag(3, VARINT) + varint(STATUS_ERROR)
     out = b"".join(
         (
             nested(5, text(d.name)),
             attributes(9, constant_attributes(d, source, flags, error_type)),
             _link(launcher) if launcher else b"",
             nested(15, failed if has_error or flags & s.Flag.ERROR else b""),
-            tag(16, FIXED32) + (_HAS_IS_REMOTE | (_IS_REMOTE if remote else 0)).to_bytes(4, "little"),
+            tag(16, FIXED32) + (HAS_IS_REMOTE | (IS_REMOTE if remote else 0)).to_bytes(4, "little"),
             tag(6, VARINT),
         )
     )
     # The kind is padded, so that names of about the same length share a shape.
-    return out + varint(_INTERNAL, 1 + -(len(out) + 1) % _ALIGN)
+    return out + varint(INTERNAL, 1 + -(len(out) + 1) % _ALIGN)
 
 
 def _link(launcher: Launcher) -> bytes:
     ids = nested(1, launcher.trace_id.to_bytes(16, "big")) + nested(2, launcher.span_id.to_bytes(8, "big"))
-    return nested(13, ids + tag(6, FIXED32) + (_HAS_IS_REMOTE | _IS_REMOTE).to_bytes(4, "little"))
+    return nested(13, ids + tag(6, FIXED32) + (HAS_IS_REMOTE | IS_REMOTE).to_bytes(4, "little"))
