@@ -31,7 +31,7 @@ def as_sent(
 
     Args:
         runs: Run directories.
-        steps: Only these, anything with ``in``; None for all.
+        steps: Only these; None for all.
         ranks: Only these; None for all.
 
     Raises:
@@ -134,7 +134,7 @@ class _Outline:
             together = [
                 extents
                 for key, process in self.processes.items()
-                if (_world(process), _host(process), _who(process)[0]) == (world, _host(owner), "worker")
+                if (_world(process), _host(process), _role(process)) == (world, _host(owner), "worker")
                 for extents in self.extents[key]
             ]
             spans = _joined(np.concatenate(together))
@@ -154,9 +154,9 @@ def _world(process: Process) -> tuple[str, str, str]:
     return bind.job, bind.generation, bind.world
 
 
-def _who(process: Process) -> tuple[str, int]:
+def _role(process: Process) -> str:
     assert process.bind is not None
-    return process.bind.role, process.bind.rank
+    return process.bind.role
 
 
 def _host(process: Process) -> tuple[str, str]:
