@@ -104,7 +104,7 @@ def _end(root: Path) -> None:
     Of one on another host that had not read all, what is left is there or, where that was started anew, nowhere.
     """
     for folder in host_folders(root):
-        lock = lock_folder(folder) if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else None
+        lock = lock_folder(folder) if _is_ours(folder) else None
         if lock is None:
             continue
         if end_if_read(folder):
@@ -133,8 +133,8 @@ def _waiting_anywhere(directory: Path) -> list[Path]:
     return sorted(spill for spill in spills if _is_ours(spill))
 
 
-def _is_ours(spill: Path) -> bool:
-    return os.access(spill, os.W_OK | os.X_OK, effective_ids=True)
+def _is_ours(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def _send_waiting(spill: Path) -> bool:
