@@ -327,7 +327,7 @@ def test_a_job_may_be_idle_for_longer_than_its_servers_are_asked_whether_they_li
     engine.stop()
     """
     server = 'open(os.path.join(OUT, "server"), "w").close()'
-    done = run_job(tmp_path, program, (2, 1, 1), {"PUSHPULL_TIMEOUT": "4"}, server=server, torch=True)
+    done = run_job(tmp_path, program, (2, 1, 1), {"PUSHPULL_TIMEOUT": "4"}, server=server, is_whole=True)
     assert (done.code, done.stderr) == (0, "")
     assert list(done.each("sum").values()) == [[2.0]] * 2
 
@@ -726,7 +726,7 @@ def test_workers_that_disagree_about_the_job_are_refused(name, first, second, tm
     servers.close(str(told[0]))
     say(kind=type(told[0]).__name__, message=str(told[0]).partition("refuses us: ")[2])
     """
-    done = run_job(tmp_path, program, (2, 1, 1), server=COMING, torch=True, grace_s=0.2)
+    done = run_job(tmp_path, program, (2, 1, 1), server=COMING, is_whole=True, grace_s=0.2)
     who = "the server" if name == "DMLC_NUM_SERVER" else "worker 0"
     says = f"worker 1 has {name}={second}, and {who} {name}={first}; give all the same value"
     assert done.each("kind") == {"worker0": "PeerLostError", "worker1": "MismatchError"}
@@ -750,7 +750,7 @@ def test_of_a_worker_that_does_not_come_no_other_is_to_blame(tmp_path):
         say(message=str(error).partition(" server 0 ")[0])
         sys.exit(3)
     """
-    done = run_job(tmp_path, program, (2, 2, 1), {"PUSHPULL_TIMEOUT": "8"}, torch=True, grace_s=2.0)
+    done = run_job(tmp_path, program, (2, 2, 1), {"PUSHPULL_TIMEOUT": "8"}, is_whole=True, grace_s=2.0)
     assert done.each("message") == {f"worker{rank}": "not all workers came to" for rank in range(2)}
 
 
