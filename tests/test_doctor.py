@@ -864,7 +864,7 @@ def test_secrets_are_not_printed():
                 {"OTEL_DLTRACE": "0"}, {"OTEL_DLTRACE": "off"}, {"OTEL_DLTRACE": "?"}, {"OTEL_SDK_DISABLED": "true"},
             )
         ),
-        pytest.param(["ddtrace/bootstrap"], {"OTEL_DLTRACE": "1"}, NOTE, "but for torch", id="ddtrace-run"),
+        pytest.param(["ddtrace/bootstrap"], {"OTEL_DLTRACE": "1"}, NOTE, "except for torch", id="ddtrace-run"),
         pytest.param(
             ["ddtrace/bootstrap"], {"OTEL_DLTRACE": "1", "DD_TRACE_PYTORCH_ENABLED": "true"}, PROBLEM, "both wrap",
             id="ddtrace's torch",

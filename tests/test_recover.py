@@ -283,7 +283,7 @@ def test_what_was_sent_later_is_no_longer_said_to_wait(place, tmp_path):
     with servers.collector(tmp_path) as collector:
         place.command("recover", str(run), OTEL_EXPORTER_OTLP_ENDPOINT=collector.http)
 
-    assert "nothing of" in waited
+    assert "nothing from" in waited
     assert summary_line(json.loads(told.read_text())["summary"]) == "3 spans recorded, 6 sent, none waiting, none lost"
     assert place.command("open", str(run), "--step", "0").stderr == ""
     assert told.stat().st_mtime_ns == written
