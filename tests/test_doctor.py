@@ -852,12 +852,12 @@ def test_secrets_are_not_printed():
             id="opentelemetry-instrument and our switch",
         ),
         pytest.param(
-            ["opentelemetry/instrumentation/auto_instrumentation"], {}, FINE, "switches us on",
+            ["opentelemetry/instrumentation/auto_instrumentation"], {}, FINE, "switches tracing on",
             id="opentelemetry-instrument alone",
         ),
         *(
             pytest.param(
-                ["opentelemetry/instrumentation/auto_instrumentation"], env, FINE, "leaves us off",
+                ["opentelemetry/instrumentation/auto_instrumentation"], env, FINE, "leaves tracing off",
                 id=f"opentelemetry-instrument, {'='.join(*env.items())}",
             )
             for env in (

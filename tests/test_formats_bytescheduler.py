@@ -98,4 +98,4 @@ def test_the_command_imports_a_timeline(tmp_path, capsys):
     (batch,) = read_run(tmp_path / "RUN")
 
     assert bars_of(batch.take(batch.is_kind(s.PHASE))) == BARS
-    assert "since its profiler began" in capsys.readouterr().out
+    assert "from the start of its profiler" in capsys.readouterr().out

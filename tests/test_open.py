@@ -88,7 +88,7 @@ def test_the_address_has_the_derived_id(run, more, address, capsys):
         assert main(["open", name, "--step", "2", *more]) == 0
         told = capsys.readouterr()
         assert told.out == f"{address}\n"
-        assert "nothing of" in told.err
+        assert "nothing from" in told.err
 
 
 def test_a_step_of_a_very_large_world_is_in_the_trace_of_its_rank(run, tmp_path, capsys):

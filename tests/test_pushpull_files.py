@@ -117,8 +117,8 @@ UNASKED = "/server_profile.json is not written: no server has recorded a push or
 @pytest.mark.parametrize(
     ("workers", "under", "env", "says"),
     [
-        pytest.param("2", (), TRACE, "/trace is not written: no push_pull is in there", id="ended before the window"),
-        pytest.param("2", (), COARSE, "/traces is not written: no push_pull is in there", id="level step"),
+        pytest.param("2", (), TRACE, "/trace is not written: the run has no push_pull", id="ended before the window"),
+        pytest.param("2", (), COARSE, "/traces is not written: the run has no push_pull", id="level step"),
         pytest.param("1", (), PROFILE, UNASKED, id="one worker"),
         pytest.param("2", (), PROFILE | OTHER_KEY, UNASKED, id="no such key"),
         pytest.param("2", ("run", "--no-report", "--"), PROFILE | OTHER_KEY, UNASKED, id="no such key, under run"),

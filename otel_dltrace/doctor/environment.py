@@ -77,7 +77,7 @@ def _variable(name: str, value: str) -> Finding:
     near = nearest(name, [*OWN, *OBEYED])  # itself, where it is one of them
     shown = f"{name}={_shown(near or name, value)}"
     if _OF_MILLISECONDS.match(shown):
-        return Finding(AREA, NOTE, f"{shown} is so many seconds, as in OpenTelemetry's SDK", "write 10 for ten of them")
+        return Finding(AREA, NOTE, f"{shown} is in seconds, as in OpenTelemetry's SDK", "write 10 for ten seconds")
     if name in OWN or name in OBEYED:
         return Finding(AREA, FINE, shown)
     if name in OF_THE_SDK:
@@ -86,7 +86,7 @@ def _variable(name: str, value: str) -> Finding:
         return Finding(AREA, FINE, f"{shown} is for OpenTelemetry's SDK, and does nothing here")
     cure = f"did you mean {near}?" if near else "`otel-dltrace run --help` lists the variables"
     if name.startswith("OTEL_") and not name.startswith(SWITCH) and not near:
-        return Finding(AREA, FINE, f"{shown} is not for us")
+        return Finding(AREA, FINE, f"{shown} is not ours")
     return Finding(AREA, PROBLEM, f"{shown} {UNKNOWN}", cure)
 
 
@@ -121,7 +121,7 @@ def _bad_values(env: Mapping[str, str]) -> Iterator[Finding]:
         *((partial(size, name=name), "with it, its default is used") for name in CHROME_NUMBERS),
     )
     if said(env, _SAMPLER) == _STEP_SAMPLER:
-        readers += ((partial(share, name=f"{_SAMPLER}_ARG"), "with it, the SDK samples by its default"),)
+        readers += ((partial(share, name=f"{_SAMPLER}_ARG"), "with it, the SDK uses its default sampler"),)
     for read, effect in readers:
         try:
             read(env)

@@ -144,11 +144,11 @@ def _instrumented(env: Mapping[str, str]) -> Finding:
     except ConfigError:
         is_off = True
     if is_off:
-        return Finding(OTHERS, FINE, "opentelemetry-instrument leaves us off, as the environment says")
+        return Finding(OTHERS, FINE, "opentelemetry-instrument leaves tracing off, as the environment says")
     if said(env, SWITCH):
-        what = "opentelemetry-instrument switches us on, and so does OTEL_DLTRACE: done once"
+        what = "opentelemetry-instrument switches tracing on, and so does OTEL_DLTRACE: done once"
         return Finding(OTHERS, NOTE, what, "one of the two is enough")
-    return Finding(OTHERS, FINE, "opentelemetry-instrument switches us on")
+    return Finding(OTHERS, FINE, "opentelemetry-instrument switches tracing on")
 
 
 def _customised(folders: list[str]) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ def _salvage(text: str, raw_event: RawEvent | None) -> Events:
     elif closed is None:
         notes.append(_cut(scan))
     elif '"ph"' in text[closed:]:
-        notes.append(f"the file goes on behind its end at character {closed:,}: of several in one the first was read")
+        notes.append(f"the file goes on after its end at character {closed:,}: of several in one the first was read")
     elif wrapped and not text[closed:].rstrip().endswith("}"):
         notes.append("the end of the file, behind its last event, is missing; no event is")
     return Events(scan.events, tuple(notes), scan.is_raw)

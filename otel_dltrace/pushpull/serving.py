@@ -106,7 +106,7 @@ def _bind(listener: Any, options: Options) -> int:
             return int(listener.add_insecure_port(wanted))
         return int(listener.add_secure_port(wanted, server_credentials(options.tls)))
     except RuntimeError:
-        causes = [f"{options.host} (DMLC_NODE_HOST) no address of this host"]
+        causes = [f"{options.host} (DMLC_NODE_HOST) not an address of this host"]
         if options.server == 0:  # the others take any port that is free
             causes.insert(0, "the port taken")
         if options.tls is not None:
