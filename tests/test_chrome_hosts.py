@@ -1,6 +1,7 @@
 """A Chrome trace of several hosts: whose clocks are seen to be off, its lanes are moved to where collectives meet."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,18 @@ from tests.runs import MS, Rank
 STEPS = 5
 
 
-def a_run(root: Path, ahead: int) -> Path:
+def a_run(root: Path, ahead: int, job: str = "job") -> Path:
     """Write the run of two ranks, each on a host of its own; the second one's wall clock is *ahead* by so many ms."""
     for number in range(2):
-        rank = Rank(number, 2, f"node-{number}", anchor=Anchor(0, number * ahead * MS, 50))
+        clock = Anchor(0, number * ahead * MS, 50)
+        rank = Rank(number, 2, f"{job}-{number}", anchor=clock, nonce=len(job) << 8 | number)
+        assert rank.process.bind is not None
+        rank.process = replace(rank.process, bind=replace(rank.process.bind, job=job))
         for step in range(STEPS):
             rank.step(step, 10 * step, 10 * step + 9)
             rank.collective(step, 10 * step + 5, 10 * step + 6, step + 1, level=Level.COLLECTIVE)
         batch = rank.batch()
-        writer = RunWriter(root, f"node-{number}")
+        writer = RunWriter(root, f"{job}-{number}")
         writer.open()
         writer.know(batch.process)
         writer.append(batch.process.nonce, batch.rows, batch.descriptors, batch.errors)
@@ -67,13 +71,31 @@ def test_lanes_of_hosts_whose_clocks_may_be_right_stay(tmp_path, capsys):
     assert "apart" not in capsys.readouterr().err
 
 
-def test_lanes_are_moved_by_the_steps_that_are_asked_for_and_with_the_ranks_that_are_not(tmp_path):
+def test_each_run_is_put_on_a_time_line_of_its_own(tmp_path, capsys):
+    """Hosts of different runs meet nowhere; those of a run whose clocks are right stay where they are."""
+    runs = a_run(tmp_path / "off", 3_000), a_run(tmp_path / "right", 0, "another")
+    trace = tmp_path / "trace.json"
+
+    assert main(["export", *map(str, runs), "--to", "chrome", "-o", str(trace)]) == 0
+
+    whole = json.loads(trace.read_text())
+    begins = [event["ts"] for event in whole["traceEvents"] if event["ph"] == "X" and event["name"] == "rank.step"]
+    assert {begins.count(begin) for begin in begins} == {4}
+    assert "clocks are 3,000.0 ms apart" in capsys.readouterr().err
+    unsure = sorted(process["clock_uncertainty_ns"] for process in whole["otherData"]["processes"])
+    assert unsure == [50, 50, 100 + MS, 100 + MS]
+
+
+@pytest.mark.parametrize(
+    "command", [["export", "RUN", "--to", "chrome", "--steps", "3"], ["open", "RUN", "--step", "3", "--in", "perfetto"]]
+)
+def test_lanes_are_moved_with_the_ranks_that_are_not_asked_for(command, tmp_path):
     """One rank alone meets nobody, and is drawn where it is in the file of all."""
     run = a_run(tmp_path / "run", 3_000)
     begins = []
     for number, more in enumerate([[], ["--rank", "1"]]):
         trace = tmp_path / f"{number}.json"
-        assert main(["export", str(run), "--to", "chrome", "-o", str(trace), "--steps", "2-3", *more]) == 0
+        assert main([str(run) if word == "RUN" else word for word in command] + ["-o", str(trace), *more]) == 0
         whole = json.loads(trace.read_text())
         base = int(whole["otherData"]["base_unix_ns"])
         steps = [event for event in whole["traceEvents"] if event["ph"] == "X" and event["name"] == "rank.step"]

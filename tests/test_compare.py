@@ -295,9 +295,9 @@ def test_real_timelines_are_compared(timelines, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        pytest.param(["NP2"], "give two or more", id="one run"),
-        pytest.param(["NP2", "NP2"], "give two or more", id="one run twice"),
-        pytest.param(["NP2", "NP4/../NP2"], "give two or more", id="one run by two paths"),
+        pytest.param(["NP2"], "give two or more runs", id="one run"),
+        pytest.param(["NP2", "NP2"], "give two or more runs", id="one run twice"),
+        pytest.param(["NP2", "NP4/../NP2"], "give two or more runs", id="one run by two paths"),
         pytest.param(["NP2", "NP9"], "NP9 is not a run directory", id="no run"),
         pytest.param(["NP2", "NP4", "--steps", "900-901"], "NP2: none of the steps", id="no steps"),
     ],

@@ -156,7 +156,7 @@ def test_rings_that_are_removed_unread_are_not_said_to_be_in_a_run(place):
     place.rings.mkdir(exist_ok=True)  # the next test, or drain, finds it as it was
 
     assert said.startswith("otel_dltrace: nothing is in dltrace-"), said
-    assert said.endswith(f": it has been removed, or the rings in {place.rings} were before they were read\n"), said
+    assert said.endswith(f": it has been removed, or the rings in {place.rings} were removed unread\n"), said
     assert place.runs() == []
 
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     given = [*{short_path(path): path for path in args.runs}.values()]
     runs = {", ".join(map(short_path, parts)): parts for parts in as_wholes(given)}
     if len(runs) < 2:
-        raise DltraceError("compare: one run has nothing to be compared with; give two or more run directories")
+        raise DltraceError("compare: one run has nothing to be compared with; give two or more runs")
     steps = steps_of(args)
     found = scaling({name: selected_of(parts, steps, of_runs=len(given)) for name, parts in runs.items()})
     empty = [run for run in found.runs if not run.steady.steps]

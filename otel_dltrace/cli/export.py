@@ -17,14 +17,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from otel_dltrace.analysis.collectives.meeting import IN_PLACE
 from otel_dltrace.cli.export_formats import FORMATS, Format
 from otel_dltrace.cli.export_machine import machine_of
 from otel_dltrace.cli.formats_help import formats_help
 from otel_dltrace.cli.printing import show, tell
 from otel_dltrace.cli.progress import progress, summing
 from otel_dltrace.cli.selection import add_selection, keep_whole, naming_damage, steps_of, tell_damage
-from otel_dltrace.cli.time_line import on_one_line
+from otel_dltrace.cli.time_line import moves_of, on_one_line
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.files import is_stream
 from otel_dltrace.export.foreign.byteps_out import completions_of, has_stages
@@ -77,7 +76,7 @@ def _export(args: argparse.Namespace, form: Format) -> None:
     output = args.output or Path(form.output)
     keep_whole(args.runs, output)
     max_bytes = _max_bytes(args)
-    beside, moves = machine_of(args) if form.shows_metrics else ({}, IN_PLACE)
+    beside = machine_of(args) if form.shows_metrics else {}
     if args.to == "byteps":
         beside["window"] = _completions(args)
     elif args.completions is not None:
@@ -90,7 +89,7 @@ def _export(args: argparse.Namespace, form: Format) -> None:
     if max_bytes:
         beside |= {"max_bytes": max_bytes, "wrote": parts.append}
         spans = stream_in_turns(args.runs, steps_of(args), args.rank, max(1, max_bytes // _BYTES_A_TURN))
-    drawn = on_one_line(spans, moves)
+    drawn = on_one_line(spans, moves_of(args.runs, steps_of(args))) if form.shows_metrics else spans
     with progress(f"writing {output}") as count:
         try:
             written = form.write(drawn, output, summing(count), **beside)

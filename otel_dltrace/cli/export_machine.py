@@ -1,17 +1,15 @@
-"""What a Chrome trace shows beside the spans: metrics, and what the machine did in slow stages; by which clocks."""
+"""What a Chrome trace shows beside the spans: the metrics, and what the machine did in slow stages."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from otel_dltrace.analysis.collectives.meeting import IN_PLACE, Moves, moves
 from otel_dltrace.analysis.compose import slow_stages_of
 from otel_dltrace.analysis.select import select, select_metrics
 from otel_dltrace.analysis.steps.table import step_tables
 from otel_dltrace.cli.progress import progress, summing
 from otel_dltrace.cli.selection import steps_of
-from otel_dltrace.cli.time_line import has_several_hosts
 from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.rundir.metric_reader import read_metrics
 from otel_dltrace.export.rundir.stream import read_outline
@@ -22,25 +20,22 @@ from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.machine import meanwhile, sentence
 
 
-def machine_of(args: argparse.Namespace) -> tuple[dict[str, Any], Moves]:
-    """Return the metrics of the chosen part of the runs with remarks on it, and what its hosts' clocks are off by."""
+def machine_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the metrics of the chosen part of the runs, and remarks on it."""
     metrics: list[MetricBatch] = []
     notes: list[Note] = []
-    outlines: list[SpanBatch] = []
-    several_hosts = has_several_hosts(args.runs)
+    outlines = []
     for run in args.runs:
         sampled = read_metrics(run)
-        outline = _outline(run, bool(sampled) or several_hosts)
+        outline = _outline(run, bool(sampled))
         outlines += outline
         if sampled:
             chosen = _chosen(outline, args)
             cut = select_metrics(sampled, chosen)
             metrics += cut
             notes += _slow_stage_notes(chosen, cut)
-    steps = steps_of(args)
-    select(outlines, steps, args.rank)  # a rank or step that no run has is said before anything is written
-    moved = moves(select(outlines, steps)) if several_hosts else IN_PLACE
-    return {"metrics": metrics, "notes": notes}, moved
+    select(outlines, steps_of(args), args.rank)  # a rank or step that no run has is said before anything is written
+    return {"metrics": metrics, "notes": notes}
 
 
 def _chosen(batches: Sequence[SpanBatch], args: argparse.Namespace) -> list[SpanBatch]:

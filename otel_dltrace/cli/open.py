@@ -12,11 +12,10 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from otel_dltrace.analysis.collectives.meeting import moves
 from otel_dltrace.analysis.select import select
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.selection import keep_whole, tell_damage
-from otel_dltrace.cli.time_line import on_one_line
+from otel_dltrace.cli.time_line import moves_of, on_one_line
 from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.export.rundir.reader import read_run
@@ -91,7 +90,7 @@ def _perfetto(args: argparse.Namespace, path: Path, base: str) -> int:
     ranks = None if args.rank is None else [args.rank]
     step = Window.parse(f"{args.step}-{args.step}")
     batches = select(read_run(path, step, ranks), step, ranks)
-    spans = on_one_line(batches, moves(batches))
+    spans = on_one_line(batches, moves_of([path], step))
     try:
         write_chrome(spans, file)
     except OSError as error:

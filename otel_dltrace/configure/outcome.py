@@ -115,9 +115,7 @@ def say_where(path: Path, drained: bool, starter: DrainStarter, *, is_over: bool
         left = "" if is_over else why
         guard.say(f"{so_far}{read_summary(path, _here(), is_over=is_over, left=left)}; in {where}; {read}")
     elif drained:  # a ring that is gone has been read, or was somebody else's to remove
-        guard.say(
-            f"nothing is in {where}: it has been removed, or the rings in {starter.rings} were before they were read"
-        )
+        guard.say(f"nothing is in {where}: it has been removed, or the rings in {starter.rings} were removed unread")
     elif starter.mode == "auto":
         trouble = starter.why_left() or "it has not answered yet"
         cure = "if it is gone, `otel-dltrace recover` finishes its work"

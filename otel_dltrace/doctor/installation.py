@@ -72,13 +72,15 @@ def entry_points() -> list[Finding]:
     plugins = [point for point in ours if point.group.startswith("opentelemetry_")]
     has_otel = bool(version_of("opentelemetry-instrumentation"))
     broken = [
-        Finding("entry points", PROBLEM, f"{point.name} ({point.value}) cannot be loaded: {error}", "install us anew")
+        Finding(
+            "entry points", PROBLEM, f"{point.name} ({point.value}) cannot be loaded: {error}", f"reinstall {PACKAGE}"
+        )
         for point in plugins
         if (has_otel or point.group != "opentelemetry_instrumentor") and (error := _cannot_load(point))
     ]
     groups = {point.group: ", ".join(one.name for one in plugins if one.group == point.group) for point in plugins}
-    said = "; ".join(f"{group.removeprefix('opentelemetry_')}: {names}" for group, names in sorted(groups.items()))
-    found = [Finding("entry points", FINE, f"OpenTelemetry finds {said}")]
+    plugged = "; ".join(f"{group.removeprefix('opentelemetry_')}: {names}" for group, names in sorted(groups.items()))
+    found = [Finding("entry points", FINE, f"OpenTelemetry finds {plugged}")]
     if not has_otel:
         what = "opentelemetry-instrument is not installed; OTEL_DLTRACE=1 does the same"
         found.append(Finding("entry points", FINE, what, f"pip install '{PACKAGE}[otel]' to use it"))

@@ -95,7 +95,7 @@ def basis(found: Saturation) -> str:
     if found.sampled:
         limits += [f"{one.kind} {figure(one.least, one.quantity.unit)}" for one in THRESHOLDS]
         limits.append(f"network {LINE_RATE_SHARE:.0%}")
-    told = f"These happened at the same time, which proves no cause; thresholds: {', '.join(limits)}."
+    told = f"What the machines did happened at the same time, which proves no cause; thresholds: {', '.join(limits)}."
     return f"{slow} {told}"
 
 

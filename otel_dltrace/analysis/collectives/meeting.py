@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from otel_dltrace.analysis.collectives.clocks import Clocks, clocks, host_of
+from otel_dltrace.analysis.collectives.clocks import Clocks, clocks
 from otel_dltrace.analysis.collectives.joined import Joined, join
 from otel_dltrace.analysis.collectives.waits import disagreeing, widen
 from otel_dltrace.analysis.spread import median
@@ -18,27 +18,25 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What to add to the clocks of hosts (by `host_of`) that are seen to be off, to within *uncertainty*; all ns."""
+    """What puts hosts whose clocks are seen to be *apart* on one time line, to within *uncertainty*; all in ns.
 
-    by_host: Mapping[str, int]
-    uncertainty: int
+    *by_process* (by nonce) is what to add to a process's times. Where no clock is seen to be off, all is 0.
+    """
 
-    @property
-    def apart(self) -> int:
-        """By how many ns the clocks are apart; 0 where none is seen to be off."""
-        return max(self.by_host.values(), default=0) - min(self.by_host.values(), default=0)
-
-
-IN_PLACE = Moves({}, 0)
+    by_process: Mapping[int, int]
+    uncertainty: int = 0
+    apart: int = 0
 
 
 def moves(batches: Sequence[SpanBatch]) -> Moves:
-    """Return what puts the hosts of *batches*, whose clocks may be off, on one time line (`put_right`)."""
+    """Return what puts the hosts of *batches*, of one run, on one time line (`put_right`)."""
     line = clocks(batches)
     right = put_right(line, join(batches))
-    hosts = [host_of(batch.process) for batch in batches]
-    by_host = {host: to - at for host, at, to in zip(hosts, line.offsets, right.offsets, strict=True)}
-    return Moves(by_host, right.uncertainty)
+    by = [to - at for at, to in zip(line.offsets, right.offsets, strict=True)]
+    if not any(by):
+        return Moves({})
+    by_process = {batch.process.nonce: ns for batch, ns in zip(batches, by, strict=True)}
+    return Moves(by_process, right.uncertainty, max(by) - min(by))
 
 
 def put_right(line: Clocks, joined: Joined) -> Clocks:

@@ -24,7 +24,7 @@ from otel_dltrace.model.descriptors import Descriptors
 from otel_dltrace.model.errors import RunNotFoundError, TraceFormatError
 from otel_dltrace.model.operation import OTHER, Descriptor
 from otel_dltrace.model.plan import Window
-from otel_dltrace.model.semconv import Flag
+from otel_dltrace.model.semconv import COLLECTIVE, Flag
 from otel_dltrace.model.spans import Process, SpanBatch, concatenate, empty_rows
 
 FRESH_S = 120.0
@@ -189,6 +189,20 @@ def read_ordinals(run: Path) -> list[SpanBatch]:
         RunNotFoundError: There is no run directory at *run*.
     """
     return _read_parts(run, None, lambda batch: batch.take(np.unique(batch["step"], return_index=True)[1]))
+
+
+def read_collectives(run: Path, steps: Window | None) -> list[SpanBatch]:
+    """Return the same with the collectives alone, of *steps* (None: all).
+
+    Raises:
+        RunNotFoundError: There is no run directory at *run*.
+    """
+
+    def collectives(batch: SpanBatch) -> SpanBatch:
+        mine = batch if steps is None else batch.in_steps(steps)
+        return mine.take(mine.is_kind(COLLECTIVE))
+
+    return _read_parts(run, steps, collectives)
 
 
 def _read_parts(run: Path, steps: Window | None, part_of: Callable[[SpanBatch], SpanBatch]) -> list[SpanBatch]:

@@ -51,6 +51,17 @@ def latest_steps(run: Path, most: int, ranks: Collection[int] | None = None) -> 
     return Window(((int(steps[first]), int(steps[-1])),))
 
 
+def newest_steps(run: Path, most: int, among: Window | None) -> Window | None:
+    """Return the newest steps of *run*, *most* of them, that are *among* these (None: all); *among* if there is none.
+
+    Raises:
+        RunNotFoundError: There is no run directory at *run*.
+    """
+    steps, _ = _counts(run, None)
+    inside = [step for step in steps.tolist() if step != NO_STEP and (among is None or step in among)]
+    return Window(((inside[-most:][0], inside[-1]),)) if inside else among
+
+
 def _bytes_in(folder: Path) -> int:
     sizes = 0
     for path in span_files(folder):

@@ -37,8 +37,8 @@ class Comm:
         self._groups: dict[str, Any] = {}
         self.recorded = recorded_of(tracer)
         before = tracer.steps.on_end
-        tracer.steps.on_end = self._step_ends
         self._at_end = None if before is nothing else before
+        tracer.steps.on_end = self._step_ends  # last: another thread may be ending a step
 
     def _step_ends(self) -> None:
         """Look at what is under way; between two kernels it costs microseconds even to find that nothing is."""
