@@ -1,6 +1,5 @@
 """One time line for the Chrome trace of several hosts, whose wall clocks may be off."""
 
-from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ _STEPS = 50
 def moves_of(runs: Sequence[Path], steps: Window | None) -> Moves:
     """Return what puts the hosts of each of *runs* on one time line, as the newest of *steps* (None: all) show it."""
     found = [_moves_of_one(parts, steps) for parts in as_wholes(runs)]
-    by_process = ChainMap(*(dict(one.by_process) for one in found))
+    by_process = {nonce: ns for one in found for nonce, ns in one.by_process.items()}
     return Moves(by_process, max(one.uncertainty for one in found), max(one.apart for one in found))
 
 

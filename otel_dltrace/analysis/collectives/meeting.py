@@ -20,7 +20,7 @@ _NEVER = np.iinfo(np.int64).max
 class Moves:
     """What puts hosts whose clocks are seen to be *apart* on one time line, to within *uncertainty*; all in ns.
 
-    *by_process* (by nonce) is what to add to a process's times. Where no clock is seen to be off, all is 0.
+    *by_process* (by nonce) is what to add to a process's times; it is empty where no clock is seen to be off.
     """
 
     by_process: Mapping[int, int]
