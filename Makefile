@@ -33,7 +33,7 @@ demo: $(READY)
 # The tests start thousands of processes; each would compile what it imports anew where nothing may write it down.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
-	$(BIN)/python -m tests.build_horovod
+	$(BIN)/python -m tests.support.build_horovod
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered tests
 
 test-deps:

@@ -28,7 +28,7 @@ from benchmarks._stats import median_of, ranged, table
 from otel_dltrace.export.otlp.outcome import Verdict
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.export.otlp.transport import Transport, connect
-from tests import servers
+from tests.support import servers
 
 HOSTS, RANKS_EACH = 8, 8
 STEPS = 10

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from benchmarks._processes import RANKS, ROOT, Drain, cpu_of, environment, scratch
 from benchmarks._stats import median_of, percent_more, ranged, ratio_of_medians, ratio_of_sums, table, with_interval
-from tests.build_horovod import CannotBuildError, horovod
-from tests.horovod_job import environment as ranks_need
-from tests.horovod_job import launcher
+from tests.support.build_horovod import CannotBuildError, horovod
+from tests.support.horovod_job import environment as ranks_need
+from tests.support.horovod_job import launcher
 
 STEPS = 20
 READY_S = 300

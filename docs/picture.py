@@ -1,6 +1,6 @@
 """Take the README's picture: two steps of a run in Perfetto, by ``python docs/picture.py RUN [STEPS]``.
 
-Needs what tests/chromium.py needs. The run is one of ``make demo``, whose rank 1 prepares its batches slowly.
+Needs what tests/support/chromium.py needs. The run is one of ``make demo``, whose rank 1 prepares its batches slowly.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 HOME = Path(__file__).parents[1]
 sys.path.insert(0, str(HOME))
 
-from tests.chromium import viewers  # noqa: E402
+from tests.support.chromium import viewers  # noqa: E402
 
 SIZE = (1400, 670)
 COMMANDS = ("dev.perfetto.ToggleLeftSidebar", "dev.perfetto.ExpandAllGroups")

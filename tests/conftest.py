@@ -8,11 +8,10 @@ import pytest
 
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.steps import Steps
-from tests import build_horovod, chromium
-from tests.certificates import Certificates, make_certificates
-from tests.support import Place, a_place
-
-DATA = Path(__file__).parent / "data"
+from tests.support import build_horovod, chromium
+from tests.support.certificates import Certificates, make_certificates
+from tests.support.paths import DATA
+from tests.support.processes import Place, a_place
 
 # How long an example takes says more of the machine than of the code; what examples share they begin anew.
 _CALM = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]

@@ -10,12 +10,12 @@ from pickle import PicklingError
 
 import numpy as np
 from mpi4py import MPI
-from ring_files import read_own
 
 from otel_dltrace.instrument import mpi4py, registry
 from otel_dltrace.record.blocks import phase
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
+from tests.support.ring_files import read_own
 
 if sys.argv[2] == "general":
     mpi4py.is_usual = lambda _call: False
