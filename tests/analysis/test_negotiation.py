@@ -228,7 +228,7 @@ for number in range(10):
 def test_a_real_straggler_of_mpi_is_named(tmp_path):
     """Rank 1 sleeps before each of ten collectives of a program that has no line for tracing but its steps."""
     pytest.importorskip("mpi4py")
-    from tests.instrument.test_mpi4py import MPIEXEC, mpiexec
+    from tests.support.mpi import MPIEXEC, mpiexec
 
     if MPIEXEC is None:
         pytest.skip("there is no mpiexec")

@@ -22,9 +22,9 @@ import pytest
 from otel_dltrace.cli.completion import SHELLS
 from otel_dltrace.cli.main import COMMANDS, main, make_parser
 from otel_dltrace.settings.config import VARIABLES
-from tests.report.test_damage import a_run
 from tests.support.paths import ROOT
 from tests.support.processes import a_place, waiting
+from tests.support.run_files import a_run
 
 
 def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -13,8 +13,8 @@ import pytest
 from otel_dltrace.cli.main import main, make_parser
 from otel_dltrace.export.chrome.rotation import part_path
 from otel_dltrace.export.files import open_whole, write_whole
-from tests.report.test_damage import a_run
 from tests.support.byteps_files import unpack
+from tests.support.run_files import a_run
 
 on_linux = pytest.mark.skipif(not Path("/proc/self/fd/1").exists(), reason="no link to standard output here")
 

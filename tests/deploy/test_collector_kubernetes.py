@@ -3,9 +3,8 @@
 import json
 
 from otel_dltrace.model import semconv as s
-from tests.deploy.test_collector_sidecar import contents
 from tests.support import servers
-from tests.support.collector_traffic import data_of, ids, real_run, send
+from tests.support.collector_traffic import contents, data_of, ids, real_run, send
 from tests.support.kube import cluster
 
 POD = {

@@ -4,7 +4,7 @@ import pytest
 
 from otel_dltrace.export.otlp.delivery import Delivery
 from tests.support import servers
-from tests.support.collector_traffic import bulk, data_of, ids, real_run, scrape, send, sender
+from tests.support.collector_traffic import bulk, contents, data_of, ids, real_run, scrape, send, sender
 
 
 @pytest.fixture
@@ -28,15 +28,6 @@ def test_a_real_run_passes_unchanged(sink, tmp_path, protocol):
 
     assert ids(sink.traces()) == ids(data_of(real_run()))
     assert contents(sink.traces()) == contents(data_of(real_run()))
-
-
-def contents(data):
-    """Return each span with its resource, in the order of ids; what stood before what in a request is lost."""
-    found = []
-    for resource in data.resource_spans:
-        who = servers.attributes(resource.resource)
-        found += [(it.span_id, it, who) for scope in resource.scope_spans for it in scope.spans]
-    return sorted(found, key=lambda each: each[0])
 
 
 def test_nothing_is_lost_when_gateway_and_sidecar_are_killed(sink, tmp_path):

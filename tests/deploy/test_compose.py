@@ -17,11 +17,11 @@ from otel_dltrace.export.otlp.settings import OtlpSettings
 from otel_dltrace.export.otlp.transport import connect
 from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.model.attributes import resource_attributes
-from tests.docs.test_queries import SENT
 from tests.support import servers
 from tests.support.paths import ROOT
 from tests.support.processes import requests_of
 from tests.support.runs import ddp
+from tests.support.sent import SENT
 
 HERE = ROOT / "deploy" / "compose"
 FILE = HERE / "compose.yaml"

@@ -32,11 +32,11 @@ from otel_dltrace.model.attributes import resource_attributes
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch
-from tests.docs.test_queries import SENT
 from tests.support import servers
 from tests.support.paths import ROOT
 from tests.support.processes import a_place, requests_of
 from tests.support.runs import Rank, ddp
+from tests.support.sent import SENT
 from tests.support.traceql import check
 
 GRAFANA = ROOT / "deploy" / "grafana"

@@ -22,7 +22,7 @@ from otel_dltrace.model.errors import ConfigError
 from tests.support import servers
 from tests.support.processes import Place
 from tests.support.runs import Rank
-from tests.whole.test_bad_days import EVERYTHING, SLACK_S, STEPS, TAKEN_UP, recorded
+from tests.support.steps import EVERYTHING, SLACK_S, STEPS, TAKEN_UP, recorded
 
 SHOP = """
     import os, sys, threading, time

@@ -15,8 +15,8 @@ from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import PHASE
-from tests.export.test_rundir import DESCRIPTORS, ERRORS, a_process, a_writer, comparable, read_back, rows_of
 from tests.support.processes import room_for
+from tests.support.run_files import DESCRIPTORS, ERRORS, a_process, a_writer, comparable, read_back, rows_of
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

@@ -28,12 +28,12 @@ from otel_dltrace.model.errors import RunNotFoundError
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.model.spans import SpanBatch, empty_rows
-from tests.export.test_otlp_encode import BIND, batches, normal, texts
 from tests.support import servers
 from tests.support.paths import ROOT
 from tests.support.processes import Place, requests_of
+from tests.support.random_spans import BIND, batches, normal, texts
 from tests.support.runs import Rank
-from tests.whole.test_bad_days import EVERYTHING
+from tests.support.steps import EVERYTHING
 
 PAGE = ROOT / "docs" / "collector.md"
 

@@ -15,8 +15,8 @@ from otel_dltrace._version import __version__
 from otel_dltrace.export.rundir.traces import trace_id_column
 from otel_dltrace.export.sdk import readable_spans
 from otel_dltrace.model.attributes import resource_attributes
-from tests.export.test_otlp_encode import batches, texts, u32
 from tests.support.processes import requests_of
+from tests.support.random_spans import batches, texts, u32
 from tests.support.runs import Rank
 
 IS_REMOTE = 0x200

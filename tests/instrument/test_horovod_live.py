@@ -16,7 +16,7 @@ from otel_dltrace.model.attributes import collective_ids
 from otel_dltrace.model.identity import NO_STEP, trace_id
 from otel_dltrace.model.spans import SpanBatch
 from tests.support import horovod_job, servers
-from tests.support.build_horovod import tool
+from tests.support.horovod_job import GRADIENTS, by_rank, need
 from tests.support.processes import Place, a_place
 
 pytest.importorskip("torch")
@@ -24,13 +24,6 @@ pytestmark = pytest.mark.timeout(2400)  # the first test may have to build Horov
 
 MS = 1_000_000
 STEPS = 8
-GRADIENTS = ("allreduce.0.weight", "allreduce.0.bias", "allreduce.2.weight", "allreduce.2.bias")
-
-
-def need(controller: str) -> None:
-    """Skip where there is no such way to start ranks."""
-    if controller == "mpi" and (tool("mpirun") is None or tool("mpicxx") is None):
-        pytest.skip("there is no Open MPI to build Horovod with: mpirun and mpicxx")
 
 
 JOBS = [("mpi", 2), ("gloo", 2), ("mpi", 4), ("gloo", 4)]
@@ -59,14 +52,6 @@ def runs(
 def ran(runs: Iterator[Ran]) -> Ran:
     """The first of them."""
     return next(runs)
-
-
-def by_rank(place: Place, ranks: int) -> list[SpanBatch]:
-    """Return the spans of each rank of the one run there is."""
-    (run,) = place.runs()
-    batches = sorted(place.spans(), key=lambda batch: batch.rank)
-    assert [batch.rank for batch in batches] == [*range(ranks)], run
-    return batches
 
 
 def operations(batch: SpanBatch) -> dict[str, SpanBatch]:

@@ -21,9 +21,9 @@ from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import Process, SpanBatch, empty_rows
 from otel_dltrace.model.time import Anchor
 from otel_dltrace.record.names import Followed
-from tests.instrument.test_horovod_live import GRADIENTS, by_rank, need
 from tests.support import horovod_job, servers
 from tests.support.horovod_files import REAL, SMALL, timeline
+from tests.support.horovod_job import GRADIENTS, by_rank, need
 from tests.support.processes import Place
 
 STEPS = 6

@@ -5,7 +5,6 @@ import ctypes
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -31,34 +30,17 @@ from otel_dltrace.model.semconv import Flag, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.record.recorder import Recorder
 from otel_dltrace.record.tracer import Tracer, live
-from tests.record.test_recorder import SMALLEST, Interrupting
+from tests.support.mpi import ALLOWED, MPIEXEC, RUN, mpiexec
 from tests.support.paths import PROGRAMS
 from tests.support.processes import Place, a_place
-from tests.support.ring_files import read_own
+from tests.support.ring_files import SMALLEST, Interrupting, read_own
 
 pytest.importorskip("mpi4py")
 
-MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 PROGRAM = PROGRAMS / "mpi_calls.py"
-RUN = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--"]
-ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PRTE_ALLOW_RUN_AS_ROOT": "1"}
-ALLOWED |= {
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
 NOT_RUN = {"agree", "iagree", "shrink", "ishrink", "accept", "connect", "spawn", "spawn_multiple"}
 NOT_RUN |= {"create_from_group", "create_from_groups"}
 """Calls for broken communicators, for other jobs, and for sessions."""
-
-
-def mpiexec(place: Place, ranks: int, command: list[str], *, traced: bool) -> str:
-    """Run a Python program on *ranks* ranks; return what it printed."""
-    launched = [str(MPIEXEC), "-n", str(ranks), sys.executable, *command]
-    done = place.finish(place.popen([*RUN, *launched] if traced else launched, **ALLOWED))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "is not traced" not in done.stderr, done.stderr
-    return done.stdout
 
 
 def spans_of(program: str, ranks: int, folder: Path) -> list[SpanBatch]:

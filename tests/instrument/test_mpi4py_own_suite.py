@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.instrument.test_mpi4py import ALLOWED, MPIEXEC
 from tests.support.build_horovod import unpack
+from tests.support.mpi import ALLOWED, MPIEXEC
 from tests.support.processes import a_place
 
 pytest.importorskip("mpi4py")

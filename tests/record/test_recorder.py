@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,11 @@ from otel_dltrace.model.identity import Bind
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.lanes import BLOCK
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring_file import AMEND, AMEND_ERROR, BEGIN, CHUNK, COUNTER, SPAN
+from otel_dltrace.record.ring_file import AMEND, AMEND_ERROR, BEGIN, COUNTER, SPAN
 from tests.support.paths import PROGRAMS
 from tests.support.ring_files import (
+    SMALLEST,
+    Interrupting,
     Read,
     by_lane,
     environment,
@@ -28,7 +29,6 @@ from tests.support.ring_files import (
     write_checked,
 )
 
-SMALLEST = 17 * CHUNK  # 16 chunks
 WRITER = PROGRAMS / "ring_writer.py"
 
 
@@ -180,25 +180,6 @@ def test_a_time_that_is_no_number_raises_and_leaves_a_hole(recorder: Recorder) -
     read = read_own(recorder)
 
     assert (len(read.records) + read.lapped, read.lapped > 0) == (16 * 63 + 1, True)
-
-
-class Interrupting:
-    """Slots whose next one is drawn just before somebody else's *records* are written on the same thread."""
-
-    def __init__(self, slots: Iterator[int], records: int, write: Callable[[], None]) -> None:
-        self.slots, self.records, self.write = slots, records, write
-
-    def __next__(self) -> int:
-        """Draw a slot, then be interrupted."""
-        offset = next(self.slots, 0)
-        records, self.records = self.records, 0
-        for _ in range(records):
-            self.write()
-        return offset
-
-    def __iter__(self) -> Iterator[int]:
-        """Be an iterator."""
-        return self
 
 
 @pytest.mark.parametrize("records", [1, 62, 63, 200, 16 * 63, 40 * 63])

@@ -30,32 +30,11 @@ from otel_dltrace.model.metrics import SYSTEM_CPU_TIME, attributes_of
 from otel_dltrace.model.operation import OTHER
 from otel_dltrace.model.spans import SpanBatch
 from tests.support.processes import nobody
+from tests.support.run_files import a_run, write
 from tests.support.runs import ddp
 
 HOSTS = ("hosts/a-boot", "hosts/b-boot")
 SEGMENT, PARQUET, NAMES = "spans-00001.arrows", "steps-*.parquet", "descriptors.arrows"
-
-
-def a_run(root: Path, *, compacted: bool) -> Path:
-    """Write a run of two ranks, each on a host of its own."""
-    for host, batch in zip("ab", ddp(2, steps=10), strict=True):
-        write(root, host, batch, compacted=compacted)
-    return root
-
-
-def write(root: Path, host: str, batch: SpanBatch, *, compacted: bool) -> None:
-    """Write what one host's drain would."""
-    assert batch.process.bind is not None
-    writer = RunWriter(root, host_folder_name(host, "boot"))
-    writer.open()
-    writer.name_run(batch.process.bind)
-    writer.append(batch.process.nonce, batch.rows, batch.descriptors, batch.errors)
-    writer.know(batch.process)
-    writer.close_segment()
-    if compacted:
-        compact(writer.folder, writer.number)
-    writer.write_summary({"spans": len(batch)}, ended=True)
-    writer.close()
 
 
 def garble(path: Path) -> None:

@@ -24,8 +24,8 @@ from otel_dltrace.report.json import to_json
 from otel_dltrace.report.machine import MOST_ROWS, figure, utilisation_parts
 from otel_dltrace.report.text import write
 from otel_dltrace.report.words import drift, ms, plain, rate, size, verdict
-from tests.report.test_damage import a_run
-from tests.report.test_damage import write as save
+from tests.support.run_files import a_run
+from tests.support.run_files import write as save
 from tests.support.runs import MS, Rank, ddp, rendered
 
 

@@ -165,3 +165,12 @@ def by_label(series: dict[frozenset[tuple[str, str]], float], *labels: str) -> d
     for key, value in series.items():
         sums[tuple(dict(key).get(label, "") for label in labels)] += value
     return dict(sums)
+
+
+def contents(data):
+    """Return each span with its resource, in the order of ids; what stood before what in a request is lost."""
+    found = []
+    for resource in data.resource_spans:
+        who = servers.attributes(resource.resource)
+        found += [(it.span_id, it, who) for scope in resource.scope_spans for it in scope.spans]
+    return sorted(found, key=lambda each: each[0])

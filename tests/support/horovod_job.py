@@ -5,11 +5,15 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
+from otel_dltrace.model.spans import SpanBatch
 from tests.support.build_horovod import tool
 from tests.support.paths import PROGRAMS, ROOT
 from tests.support.processes import Place
 
 PROGRAM = PROGRAMS / "horovod_calls.py"
+GRADIENTS = ("allreduce.0.weight", "allreduce.0.bias", "allreduce.2.weight", "allreduce.2.bias")
 TRACED = [sys.executable, "-m", "otel_dltrace", "run", "--no-report", "--"]
 GLOO = [sys.executable, "-c", "from horovod.runner.launch import run_commandline; run_commandline()", "--gloo"]
 ENDS_S = 240
@@ -49,3 +53,17 @@ def logged(place: Place, rank: int) -> dict[str, list[tuple[int, int, int]]]:
         tensor, *call = json.loads(line)
         out[tensor].append(tuple(call))
     return dict(out)
+
+
+def need(controller: str) -> None:
+    """Skip where there is no such way to start ranks."""
+    if controller == "mpi" and (tool("mpirun") is None or tool("mpicxx") is None):
+        pytest.skip("there is no Open MPI to build Horovod with: mpirun and mpicxx")
+
+
+def by_rank(place: Place, ranks: int) -> list[SpanBatch]:
+    """Return the spans of each rank of the one run there is."""
+    (run,) = place.runs()
+    batches = sorted(place.spans(), key=lambda batch: batch.rank)
+    assert [batch.rank for batch in batches] == [*range(ranks)], run
+    return batches

@@ -3,6 +3,7 @@
 import mmap
 import os
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from otel_dltrace.export.rings.reader import RingReader
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.record.names import Names
 from otel_dltrace.record.recorder import Recorder
-from otel_dltrace.record.ring_file import BEGIN, RECORD_FORMAT, SPAN
+from otel_dltrace.record.ring_file import BEGIN, CHUNK, RECORD_FORMAT, SPAN
 from tests.support.paths import ROOT
 
 UNPACK = struct.Struct(RECORD_FORMAT).unpack
 FIELDS = ("number step descriptor kind level_source flags start end size parent seq a b partition spare commit").split()
+SMALLEST = 17 * CHUNK  # 16 chunks
 
 
 def fields(record: bytes) -> dict[str, int]:
@@ -125,3 +127,22 @@ def by_lane(read: Read) -> dict[int, list[int]]:
 def environment() -> dict[str, str]:
     """Return the environment for a program that imports this checkout."""
     return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+class Interrupting:
+    """Slots whose next one is drawn just before somebody else's *records* are written on the same thread."""
+
+    def __init__(self, slots: Iterator[int], records: int, write: Callable[[], None]) -> None:
+        self.slots, self.records, self.write = slots, records, write
+
+    def __next__(self) -> int:
+        """Draw a slot, then be interrupted."""
+        offset = next(self.slots, 0)
+        records, self.records = self.records, 0
+        for _ in range(records):
+            self.write()
+        return offset
+
+    def __iter__(self) -> Iterator[int]:
+        """Be an iterator."""
+        return self

@@ -25,10 +25,7 @@ from otel_dltrace.model.spans import SpanBatch
 from tests.support import servers
 from tests.support.paths import ROOT
 from tests.support.processes import Place, waiting
-
-EVERYTHING = {"OTEL_DLTRACE_STEPS": "all", "OTEL_DLTRACE_SPAN_BUDGET": "0"}
-SLACK_S = 25.0
-"""For a busy machine; who waited for a collector's answer would take 60 s and more."""
+from tests.support.steps import EVERYTHING, SLACK_S, STEPS, TAKEN_UP, fill, recorded
 
 
 def spans_named(batch: SpanBatch, name: str) -> np.ndarray:
@@ -223,27 +220,6 @@ def test_ranks_killed_before_they_were_bound_are_who_their_environment_says(plac
 
 # -- collectors --------------------------------------------------------------------------------
 
-STEPS = """
-    import otel_dltrace as d, sys, time
-    d.start()
-    with d.phase("before any step"):
-        pass
-    for i in range(int(sys.argv[1])):
-        with d.step(i):
-            with d.operation("push_pull", size=8, tensor="w"):
-                with d.phase("PUSH", size=8):
-                    pass
-        time.sleep(float(sys.argv[2]))
-    print(time.monotonic(), flush=True)
-"""
-TAKEN_UP = """
-    from pathlib import Path
-    while not list(Path().glob("dltrace-*/hosts/*/drain.json")):
-        time.sleep(0.01)
-    print(time.monotonic(), flush=True)
-"""
-"""Goes on until the drain has told of the run, as long as that takes on a busy machine."""
-
 
 @pytest.fixture
 def black_hole() -> Iterator[str]:
@@ -252,13 +228,6 @@ def black_hole() -> Iterator[str]:
         server.bind(("127.0.0.1", 0))
         server.listen(64)
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
-def recorded(place: Place) -> set[bytes]:
-    """Return the ids of the spans in the run directories; none is there twice."""
-    ids = np.concatenate([batch["span_id"] for batch in place.spans()])
-    assert len(np.unique(ids)) == len(ids)
-    return {int(i).to_bytes(8, "big") for i in ids}
 
 
 def check_arrived(place: Place, collector: servers.Collector, steps: int) -> None:
@@ -614,7 +583,7 @@ FILLS_ITS_FOLDER = """
     import otel_dltrace as d
     from otel_dltrace.model.identity import Bind
     from otel_dltrace.record.tracer import live
-    from tests.whole.test_bad_days import fill
+    from tests.support.steps import fill
 
     d.start()
     live.tracer.recorder.bind(Bind("job", "1.00", "demo", world_size=1))
@@ -644,13 +613,6 @@ def test_the_figures_of_a_run_find_room_where_its_last_spans_do(place, tmpfs):
     ((drain,),) = map(read_summaries, full.glob("dltrace-*"))
     assert (drain["ended"], drain["summary"]["spans"], drain["files"]) == (True, 5, ["spans-00001.arrows"])
     assert list(full.glob("dltrace-*/hosts/*/.drain*")) == []
-
-
-def fill(path: Path) -> None:
-    """Write to *path* until nothing fits."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(1 << 12))
 
 
 # -- damaged files -----------------------------------------------------------------------------
