@@ -97,3 +97,13 @@ def test_no_step_has_no_frontier():
     """Nothing done by all ranks, nothing to tell."""
     assert frontier(("a",), (0, 1), np.zeros((2, 0, 1), np.int64)) == ()
     assert analyse([]).stragglers.frontier == ()
+
+
+def test_the_frontier_is_the_slowest_ranks_step():
+    """F_s = max of the ranks' sums; what each stage adds to it is exposed, and the sum is exact."""
+    durations = np.array([[[4, 2, 3], [4, 2, 3]], [[1, 6, 1], [1, 8, 1]]])
+    assert frontier(("a", "b", "c"), (0, 5), durations) == (
+        FrontierStage("a", 4, 0, 2),
+        FrontierStage("b", 4, 5, 2),
+        FrontierStage("c", 2, 0, 1, ambiguous=True),
+    )
