@@ -99,6 +99,28 @@ os.environ.update(worker.variables)
 exec(program)
 """
 """Has workers forked from a launcher that has imported torch: quicker by seconds than to start each."""
+SMALL = {"BYTEPS_PARTITION_BYTES": "4096", "BYTEPS_MIN_COMPRESS_BYTES": "0"}
+ALONE = {"BYTEPS_FORCE_DISTRIBUTED": "1"}
+SERVED = """
+import time
+from otel_dltrace.pushpull.store import Store
+pushed, push, pull = {}, Store.push, Store.pull
+def pushing(store, request, values):
+    pushed[request.key] = time.monotonic_ns()
+    return push(store, request, values)
+def pulling(store, request):
+    open(os.path.join(OUT, f"pulling-{request.key}"), "w").close()
+    return pull(store, request)
+Store.push, Store.pull = pushing, pulling
+class Requests:
+    def request_answered(self, kind, request, metadata, start, waited, end, error):
+        say(
+            kind=kind, key=request.key, name=request.name, rank=request.rank, worker=request.worker,
+            nbytes=request.nbytes, waited=start < pushed[request.key] <= start + waited <= end,
+            traceparent=metadata["traceparent"], secret="authorization" in metadata, error=error and repr(error),
+        )
+trace.observe(Requests())
+"""
 
 
 @dataclass(frozen=True)

@@ -88,3 +88,14 @@ def read_back(root: Path) -> list[tuple]:
     """Return the only process's rows as they are read."""
     (batch,) = read_run(root)
     return comparable(batch.rows, batch.errors)
+
+
+def write_segments(writer: RunWriter, process: Process, segments: int, steps: int = 10) -> np.ndarray:
+    """Write *segments* segments of *steps* steps, each in two batches; return all rows."""
+    written = []
+    for n in range(segments):
+        for half in (range(n * steps, n * steps + steps // 2), range(n * steps + steps // 2, (n + 1) * steps)):
+            written.append(rows_of(process, half))
+            writer.append(process.nonce, written[-1], DESCRIPTORS, ERRORS)
+        writer.close_segment()
+    return np.concatenate(written)

@@ -30,6 +30,13 @@ TAKEN_UP = """
     print(time.monotonic(), flush=True)
 """
 """Goes on until the drain has told of the run, as long as that takes on a busy machine."""
+ONE_STEP = """
+    import otel_dltrace as d
+    d.start()
+    with d.step():
+        pass
+"""
+ALONE = {"OTEL_DLTRACE": "1", "RANK": "0", "WORLD_SIZE": "1"}
 
 
 def recorded(place: Place) -> set[bytes]:
@@ -44,3 +51,9 @@ def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 12))
+
+
+def names(batch) -> list[str]:
+    """Return the spans' names, in order of their start."""
+    order = np.argsort(batch["start"], kind="stable")
+    return [batch.descriptor_of(int(i)).name for i in order]
