@@ -23,7 +23,8 @@ _LONG = [
     f"test_{name}.py"
     for name in (
         "readme horovod_live bad_days kubernetes_pods pushpull_traced opentelemetry_switch torch_distributed "
-        "pushpull_torch metrics_otlp byteps_adapter pushpull_jobs mpi4py interrupts timings_frameworks end_to_end"
+        "pushpull_torch metrics_otlp byteps_adapter pushpull_jobs pushpull_failing mpi4py torch_groups interrupts "
+        "timings_frameworks end_to_end"
     ).split()
 ]
 

@@ -12,29 +12,19 @@ from otel_dltrace.export.chrome.events import CHUNK
 from otel_dltrace.export.chrome.notes import Note
 from otel_dltrace.export.chrome.writer import write_chrome
 from otel_dltrace.model import metrics as m
-from otel_dltrace.model.metric_batch import MetricBatch, Point, batch_of
+from otel_dltrace.model.metric_batch import MetricBatch, batch_of
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.model.time import Anchor
+from tests.support.chrome_batches import ANCHOR, SECOND, sampled
 from tests.support.chrome_rules import complaints, ns
 from tests.support.runs import MS, Rank
 
 WALL = 1_700_000_000_000_000_000
-SECOND = 1000 * MS
-ANCHOR = Anchor(0, WALL, 30)
 
 
 def two_ranks(host: str = "node-0") -> list[Any]:
     """Return a step of two ranks on one host, of 1 s from 1 s on."""
     return [Rank(r, 2, host, anchor=ANCHOR).step(0, 1000, 2000).stage(0, "forward", 1000, 1900).batch() for r in (0, 1)]
-
-
-def sampled(points: list[tuple[float, str, float, dict[str, str | int], int]], host: str = "node-0") -> MetricBatch:
-    """Return metrics of *host*: (s, metric, value, attributes, rank) each."""
-    rows = [
-        (round(at * SECOND), -1, Point(metric, value, m.attributes_text(attributes), rank))
-        for at, metric, value, attributes, rank in points
-    ]
-    return batch_of(rows, host, f"boot-{host}", WALL)
 
 
 def written(path: Path, batches: Iterable[SpanBatch], metrics: Iterable[MetricBatch] = ()) -> dict[str, Any]:

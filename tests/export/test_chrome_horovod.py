@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_chrome import make_batch, span, written
-from test_chrome_pushpull import lanes_of
 
 from otel_dltrace.export.chrome import lanes as lanes_module
 from otel_dltrace.export.foreign.horovod_in import import_horovod
@@ -18,6 +16,7 @@ from otel_dltrace.model import activities as h
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from tests.support import chromium
+from tests.support.chrome_batches import lanes_of, make_batch, span, written
 from tests.support.chrome_rules import ns
 from tests.support.horovod_files import WHOLE, timeline, unpack
 

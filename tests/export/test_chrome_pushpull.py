@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_chrome import MS, by_lane, make_batch, span, written
 
 from otel_dltrace.export.chrome.marks import COLOURS, ERROR_COLOUR, QUEUE_COLOURS, TRUNCATED_COLOUR, WAIT_COLOUR
 from otel_dltrace.export.foreign.byteps_in import Options, import_byteps
@@ -16,9 +15,8 @@ from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import RANK_STEP, Descriptor
 from otel_dltrace.model.queue_types import QueueType
 from tests.support.byteps_files import START_STEP, unpack
+from tests.support.chrome_batches import DAY, lanes_of, make_batch, span, written
 from tests.support.chrome_rules import PALETTE
-
-DAY = 86_400_000
 
 
 def of(tensor: str, key: int, queue: str = "") -> Descriptor:
@@ -59,18 +57,6 @@ SPANS = [
     span(ALL_REDUCE, 10, 20, seq=1),
     span(LOSS, 70, 80, seq=1),
 ]
-
-
-def lanes_of(trace: dict[str, Any], pid: int = 1) -> dict[str, list[tuple[str, float, float]]]:
-    """Return (name, start, end) in ms of the slices of a process by lane, in the order of the lanes."""
-    events = trace["traceEvents"]
-    places = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
-    names = {(e["pid"], e["args"]["name"]): (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    found = {lane: slices for lane, slices in by_lane(trace).items() if lane[0] == pid}
-    return {
-        lane[1]: [(name, start / MS - DAY, end / MS - DAY) for start, end, name in found[lane]]
-        for lane in sorted(found, key=lambda lane: places[names[lane]])
-    }
 
 
 def test_a_tensor_has_a_lane_and_each_of_its_partitions_one_below(tmp_path):

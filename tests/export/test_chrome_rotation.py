@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_chrome_counters import ANCHOR, sampled
 
 from otel_dltrace.cli.main import main
 from otel_dltrace.export.chrome.notes import Note
@@ -22,6 +21,7 @@ from otel_dltrace.model import semconv as s
 from otel_dltrace.model.identity import NO_STEP
 from otel_dltrace.model.operation import Descriptor
 from otel_dltrace.model.spans import SpanBatch, fill_ids
+from tests.support.chrome_batches import ANCHOR, sampled
 from tests.support.chrome_rules import complaints
 from tests.support.runs import Rank
 
@@ -149,8 +149,7 @@ def test_there_is_room_for_the_remarks(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from test_chrome_rotation import ROOM, batch_of
+from tests.export.test_chrome_rotation import ROOM, batch_of
 from otel_dltrace.export.chrome.writer import write_chrome
 def batches():
     yield batch_of(0, "node-0")
@@ -161,8 +160,7 @@ write_chrome(batches(), Path(sys.argv[1]), max_bytes=ROOM)
 
 def test_the_files_of_a_killed_export_are_whole(tmp_path):
     """After SIGKILL each file that has its name is a trace; what was not finished has none."""
-    here = Path(__file__).parent
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "t.json"), str(here), str(here.parent)]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "t.json")]
     assert subprocess.run(command, check=False, timeout=240).returncode == -signal.SIGKILL
     there = sorted(tmp_path.glob("t*.json"))
     assert len(there) > 3

@@ -5,11 +5,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from test_timings import PLANTED, assert_adds_up, totals
 
 from tests.support.processes import a_place
 from tests.support.torch_harness import run_each
-from tests.support.torch_loops import SETUP, Ran
+from tests.support.torch_loops import PLANTED, SETUP, Ran, assert_adds_up, totals
 
 if not all(importlib.util.find_spec(name) for name in ("torch", "accelerate", "lightning", "pytorch_lightning")):
     pytest.skip("needs torch, accelerate and lightning", allow_module_level=True)

@@ -278,10 +278,9 @@ def test_slices_nest_whatever_was_exported(tmp_path, rows):
 KILLED = """
 import gzip, json, os, random, signal, sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from test_chrome_exporter import ChromeTraceExporter, read, span
+from tests.otel.test_chrome_exporter import ChromeTraceExporter, read, span
 
-path, kills = Path(sys.argv[2]), int(sys.argv[3])
+path, kills = Path(sys.argv[1]), int(sys.argv[2])
 whole = 0
 for kill in range(kills):
     path.unlink(missing_ok=True)
@@ -307,7 +306,7 @@ print(whole)
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_the_file_is_whole_after_a_kill_at_any_instant(tmp_path, name):
     """SIGKILL leaves JSON with all spans that were exported, but for those of the last call."""
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / name), "20"]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / name), "20"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     assert int(result.stdout) > 0
@@ -494,8 +493,7 @@ def test_exporters_do_not_share_the_files_of_a_rotation(tmp_path, suffix):
 
 FORKED = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
-from test_chrome_exporter import ChromeTraceExporter, span
+from tests.otel.test_chrome_exporter import ChromeTraceExporter, span
 exporter = ChromeTraceExporter("t.json")
 exporter.export([span(1, 0, 1)])
 child = os.fork()
@@ -509,7 +507,7 @@ if child:
 
 def test_a_forked_child_writes_a_file_of_its_own(tmp_path):
     """Parent and child do not meet in one file, whoever ends first."""
-    command = [sys.executable, "-c", FORKED, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", FORKED]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
     child = int(result.stdout)
     files = {path.name: [e["name"] for e in read(path) if e["ph"] == "X"] for path in tmp_path.iterdir()}

@@ -1,6 +1,6 @@
 """What the tests of loops share: a model, its data, what a plain step looks like."""
 
-from tests.support.torch_harness import Recorded
+from tests.support.torch_harness import Recorded, Span
 
 Loops = dict[str, tuple[str, list[dict[str, int]]]]
 """By name: a program, and how often each stage comes in each of its steps."""
@@ -57,3 +57,30 @@ def check(ran: tuple[Recorded, bool], expected: list[dict[str, int]]) -> None:
     assert steps == list(range(len(expected)))
     assert [spans.stages(step) for step in steps] == expected
     assert same
+
+
+PLANTED = 50_000_000
+
+
+def inside(recorded: Recorded) -> dict[int, list[Span]]:
+    """Return the stages of each step; without those that were over before it, as a fetch before a marked step is."""
+    begins = {step.step: step.start for step in recorded.spans("step")}
+    found: dict[int, list[Span]] = {step: [] for step in begins}
+    for stage in recorded.spans("stage"):
+        if stage.step in begins and stage.end > begins[stage.step]:
+            found[stage.step].append(stage)
+    return found
+
+
+def totals(recorded: Recorded) -> dict[int, dict[str, int]]:
+    """Return the ns of each stage of each step."""
+    return {step: {stage.name: stage.size for stage in stages} for step, stages in inside(recorded).items()}
+
+
+def assert_adds_up(recorded: Recorded) -> None:
+    """Check that the stages of each step are within it, one after the other."""
+    for step in recorded.spans("step"):
+        stages = inside(recorded)[step.step]
+        assert all(step.start <= stage.start <= stage.end <= step.end for stage in stages), stages
+        assert all(0 <= stage.size <= stage.end - stage.start for stage in stages), stages
+        assert 0 < sum(stage.size for stage in stages) <= step.end - step.start, stages

@@ -9,13 +9,12 @@ from otel_dltrace.instrument._loop import Loop
 from otel_dltrace.model.semconv import CHECKPOINT
 from otel_dltrace.record.steps import Steps
 from tests.support.processes import a_place
-from tests.support.torch_harness import Recorded, Span, read_ring, run, run_each
-from tests.support.torch_loops import PLAIN, SETUP, Ran
+from tests.support.torch_harness import read_ring, run, run_each
+from tests.support.torch_loops import PLAIN, PLANTED, SETUP, Ran, assert_adds_up, inside, totals
 
 if not importlib.util.find_spec("torch"):
     pytest.skip("needs torch", allow_module_level=True)
 
-PLANTED = 50_000_000
 
 SLOW = """
 import time
@@ -219,30 +218,6 @@ BESIDE = {
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What each program recorded, and whether it computed the same untraced."""
     return run_each(tmp_path_factory.mktemp("timings"), SETUP + SLOW, PROGRAMS | BESIDE)
-
-
-def inside(recorded: Recorded) -> dict[int, list[Span]]:
-    """Return the stages of each step; without those that were over before it, as a fetch before a marked step is."""
-    begins = {step.step: step.start for step in recorded.spans("step")}
-    found: dict[int, list[Span]] = {step: [] for step in begins}
-    for stage in recorded.spans("stage"):
-        if stage.step in begins and stage.end > begins[stage.step]:
-            found[stage.step].append(stage)
-    return found
-
-
-def totals(recorded: Recorded) -> dict[int, dict[str, int]]:
-    """Return the ns of each stage of each step."""
-    return {step: {stage.name: stage.size for stage in stages} for step, stages in inside(recorded).items()}
-
-
-def assert_adds_up(recorded: Recorded) -> None:
-    """Check that the stages of each step are within it, one after the other."""
-    for step in recorded.spans("step"):
-        stages = inside(recorded)[step.step]
-        assert all(step.start <= stage.start <= stage.end <= step.end for stage in stages), stages
-        assert all(0 <= stage.size <= stage.end - stage.start for stage in stages), stages
-        assert 0 < sum(stage.size for stage in stages) <= step.end - step.start, stages
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
