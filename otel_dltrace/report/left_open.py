@@ -44,8 +44,8 @@ def _standing(one: Standing, more: int) -> str:
         others.append(f"{_have(one.past, one.lasts)} ended {it}")
     rest = f"; {', '.join(others)}" if others else ""
     if one.is_asynchronous:  # who waits for it is not known, and it may be over
-        return f"{_when(one.lasts)} {_have(one.ranks, one.lasts)} {what} under way{rest}."
-    return f"{_when(one.lasts)} {_stand(one.ranks, one.lasts)} in {what}{rest}."
+        return f"{_has_under_way(one.ranks, one.lasts, what)}{rest}."
+    return f"{_is_in(one.ranks, one.lasts, what)}{rest}."
 
 
 def _facts(one: Standing) -> str:
@@ -59,25 +59,33 @@ def _facts(one: Standing) -> str:
 def _elsewhere(one: Elsewhere) -> str:
     step = "no step" if one.step is None else f"step {one.step}"
     after = f"; what ended last was {plain(one.last)}" if one.last else ""
-    return f"{_when(one.lasts)} {_stand(one.ranks, one.lasts)} in {step}{after}."
+    return f"{_is_in(one.ranks, one.lasts, step)}{after}."
 
 
-def _when(lasts: int | None) -> str:
+def _is_in(ranks: Sequence[int], lasts: int | None, what: str) -> str:
+    many, who = len(ranks) > 1, _who(ranks)
     if lasts is None:
-        return "When cut off,"
-    return f"For {lasts / 1e9:,.0f} s now" if lasts else "Now"
+        return f"When cut off, {who} {'were' if many else 'was'} in {what}"
+    if not lasts:
+        return f"{who.capitalize()} {'are' if many else 'is'} in {what} now"
+    return f"{who.capitalize()} {'have' if many else 'has'} been in {what} for {_seconds(lasts)}"
+
+
+def _has_under_way(ranks: Sequence[int], lasts: int | None, what: str) -> str:
+    if lasts is None:
+        return f"When cut off, {_who(ranks)} had {what} under way"
+    have = f"{_who(ranks).capitalize()} {'have' if len(ranks) > 1 else 'has'}"
+    return f"{have} had {what} under way for {_seconds(lasts)}" if lasts else f"{have} {what} under way now"
 
 
 def _have(ranks: Sequence[int], lasts: int | None) -> str:
-    return _who(ranks, lasts, "had", "have", "has")
+    """Return what *ranks* have done, or had before they were cut off."""
+    return f"{_who(ranks)} {'had' if lasts is None else 'have' if len(ranks) > 1 else 'has'}"
 
 
-def _stand(ranks: Sequence[int], lasts: int | None) -> str:
-    return _who(ranks, lasts, "stood", "stand", "stands")
+def _who(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {spell(ranks)}"
 
 
-def _who(ranks: Sequence[int], lasts: int | None, past: str, plural: str, singular: str) -> str:
-    """Return *ranks* with what they do, or did before they were cut off."""
-    several = len(ranks) > 1
-    present = plural if several else singular
-    return f"rank{'s' * several} {spell(ranks)} {past if lasts is None else present}"
+def _seconds(ns: int) -> str:
+    return f"{ns / 1e9:,.0f} s"

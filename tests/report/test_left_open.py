@@ -60,7 +60,7 @@ def test_nobody_stands_in_a_step_that_is_passed():
 
 
 def absent() -> list[SpanBatch]:
-    """Return a run in which ranks 0 and 2 stand in an all-reduce, and rank 1 never came."""
+    """Return a run in which ranks 0 and 2 are in an all-reduce, and rank 1 never came."""
     standing = [two_steps(rank).collective(1, 13, 20, seq=0, flags=CUT) for rank in (0, 2)]
     return [rank.batch() for rank in (standing[0], two_steps(1).stage(1, "backward", 12, 14), standing[1])]
 
@@ -73,8 +73,8 @@ def test_who_never_came_is_named():
         (Standing("all_reduce", "gloo", "0", "", 8, -1, (0, 2), (1,), ()),), (Elsewhere(1, "backward", (1,)),)
     )
     assert in_words(found) == [
-        "When cut off, ranks 0, 2 stood in all_reduce (number 8, of gloo 0); rank 1 had not come to it.",
-        "When cut off, rank 1 stood in step 1; what ended last was backward.",
+        "When cut off, ranks 0, 2 were in all_reduce (number 8, of gloo 0); rank 1 had not come to it.",
+        "When cut off, rank 1 was in step 1; what ended last was backward.",
     ]
 
 
@@ -84,7 +84,7 @@ def test_who_has_gone_through_is_not_waited_for():
     found = left_open([two_steps(0, 2).collective(1, 13, 20, seq=0, flags=CUT).batch(), through.batch()])
 
     assert found == LeftOpen((Standing("all_reduce", "gloo", "0", "", 8, -1, (0,), (), (1,)),))
-    assert in_words(found) == ["When cut off, rank 0 stood in all_reduce (number 8, of gloo 0); rank 1 had ended it."]
+    assert in_words(found) == ["When cut off, rank 0 was in all_reduce (number 8, of gloo 0); rank 1 had ended it."]
 
 
 def test_who_is_not_of_the_group_is_not_waited_for():
@@ -96,8 +96,8 @@ def test_who_is_not_of_the_group_is_not_waited_for():
     ranks[0].collective(1, 13, 20, 0, flags=CUT, **pair)
 
     assert in_words(left_open([rank.batch() for rank in ranks])) == [
-        "When cut off, rank 0 stood in all_reduce (number 2, of gloo 1); rank 1 had not come to it.",
-        "When cut off, ranks 1-2 stood in step 1; what ended last was forward.",
+        "When cut off, rank 0 was in all_reduce (number 2, of gloo 1); rank 1 had not come to it.",
+        "When cut off, ranks 1-2 were in step 1; what ended last was forward.",
     ]
 
 
@@ -119,8 +119,8 @@ def test_ranks_that_stand_in_different_operations_are_seen():
         ]
     )
     assert in_words(found) == [
-        "When cut off, rank 0 stood in all_reduce (number 8, of gloo 0).",
-        "When cut off, rank 1 stood in barrier (number 8, of gloo 0).",
+        "When cut off, rank 0 was in all_reduce (number 8, of gloo 0).",
+        "When cut off, rank 1 was in barrier (number 8, of gloo 0).",
     ]
 
 
@@ -132,8 +132,8 @@ def test_a_message_names_its_other_side_and_the_innermost_counts():
     receiver = two_steps(1, 2).add(receive, 1, 13, 20, a=0, b=5, flags=CUT, level=Level.COLLECTIVE)
 
     assert in_words(left_open([inner.batch(), receiver.batch()])) == [
-        "When cut off, rank 1 stood in recv with rank 0 (of gloo 0).",
-        "When cut off, rank 0 stood in all_gather (number 8, of gloo 0); rank 1 had not come to it.",
+        "When cut off, rank 1 was in recv with rank 0 (of gloo 0).",
+        "When cut off, rank 0 was in all_gather (number 8, of gloo 0); rank 1 had not come to it.",
     ]
 
 
@@ -143,8 +143,8 @@ def test_what_the_program_does_not_number_has_no_number():
     own[0].collective(1, 13, 20, 0, "push", backend="", group="", tensor="a", flags=CUT)
 
     assert in_words(left_open([own[0].batch(), two_steps(1, 2).batch()])) == [
-        "When cut off, rank 0 stood in push a.",
-        "When cut off, rank 1 stood in step 1; what ended last was forward.",
+        "When cut off, rank 0 was in push a.",
+        "When cut off, rank 1 was in step 1; what ended last was forward.",
     ]
 
 
@@ -165,15 +165,15 @@ def test_what_horovod_numbers_otherwise_has_no_number(tensor, joins):
     elsewhere = Rank(2, 3).collective(0, 1, 2, 4, "allreduce", backend="horovod", tensor=tensor)
     standing = [of_horovod(r, tensor, joins, done=r + 2) for r in range(2)]
     assert in_words(left_open([*standing, elsewhere.step(0, 0, 20, flags=CUT).batch()])) == [
-        f"When cut off, ranks 0-1 stood in allreduce {tensor} (of horovod 0).",
-        "When cut off, rank 2 stood in step 0; what ended last was allreduce.",
+        f"When cut off, ranks 0-1 were in allreduce {tensor} (of horovod 0).",
+        "When cut off, rank 2 was in step 0; what ended last was allreduce.",
     ]
 
 
 def test_what_horovod_numbers_by_its_name_has_the_next_number():
     """Ranks that have not joined count alike."""
     assert in_words(left_open([of_horovod(r, "u", joins=False, done=2) for r in range(2)])) == [
-        "When cut off, ranks 0-1 stood in allreduce u (number 3, of horovod 0)."
+        "When cut off, ranks 0-1 were in allreduce u (number 3, of horovod 0)."
     ]
 
 
@@ -183,7 +183,7 @@ def test_what_nobody_waited_for_comes_last():
     ranks[0].collective(1, 12, 20, 8, flags=CUT | int(Flag.ASYNC))
 
     assert in_words(left_open([rank.batch() for rank in ranks])) == [
-        "When cut off, ranks 0-1 stood in barrier (number 9, of gloo 0).",
+        "When cut off, ranks 0-1 were in barrier (number 9, of gloo 0).",
         "When cut off, rank 0 had all_reduce (number 8, of gloo 0) under way.",
     ]
 
@@ -218,9 +218,9 @@ def test_who_has_an_earlier_one_under_way_has_not_come_to_the_next():
     ranks[1].collective(1, 14, 20, 0, flags=CUT)
 
     assert in_words(left_open([rank.batch() for rank in ranks])) == [
-        "When cut off, rank 1 stood in all_reduce (number 9, of gloo 0); rank 0 had not come to it.",
+        "When cut off, rank 1 was in all_reduce (number 9, of gloo 0); rank 0 had not come to it.",
         "When cut off, ranks 0-1 had all_reduce (number 8, of gloo 0) under way.",
-        "When cut off, rank 0 stood in step 1; what ended last was forward.",
+        "When cut off, rank 0 was in step 1; what ended last was forward.",
     ]
 
 
@@ -229,13 +229,13 @@ def test_an_operation_that_has_just_begun_is_not_stood_in():
     busy = in_a_collective(95_000)
     busy[0].rows["start"][-1] = busy[0].rows["end"][-1] - 5 * MS
 
-    assert in_words(left_open(busy)) == ["For 95 s now rank 1 stands in step 1; what ended last was forward."]
+    assert in_words(left_open(busy)) == ["Rank 1 has been in step 1 for 95 s; what ended last was forward."]
 
 
 def test_many_places_are_told_in_part():
     """A report is no list of all ranks."""
     assert in_words(LeftOpen((), tuple(Elsewhere(n, "", (n,)) for n in range(9))))[5:] == [
-        "When cut off, rank 5 stood in step 5.",
+        "When cut off, rank 5 was in step 5.",
         "3 more places were left open: --json has all.",
     ]
 
@@ -252,8 +252,8 @@ def in_a_collective(lasts: float) -> list[SpanBatch]:
 def test_ranks_that_live_and_stand_still_are_told_in_the_present():
     """With how long it has been so, which says that it is no longer usual."""
     assert in_words(left_open(in_a_collective(95_000))) == [
-        "For 95 s now rank 0 stands in all_reduce (number 8, of gloo 0); rank 1 has not come to it.",
-        "For 95 s now rank 1 stands in step 1; what ended last was forward.",
+        "Rank 0 has been in all_reduce (number 8, of gloo 0) for 95 s; rank 1 has not come to it.",
+        "Rank 1 has been in step 1 for 95 s; what ended last was forward.",
     ]
 
 
@@ -273,7 +273,7 @@ def test_who_is_in_no_step_while_others_wait_is_told():
     through = Rank(1, 2).step(0, 0, 10).collective(0, 5, 6, seq=7).batch()
 
     assert in_words(left_open([in_a_collective(95_000)[0], through]))[1:] == [
-        "Now rank 1 stands in no step; what ended last was all_reduce."
+        "Rank 1 is in no step now; what ended last was all_reduce."
     ]
 
 
