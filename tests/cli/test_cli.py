@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -447,3 +448,16 @@ def test_a_drain_needs_neither_standard_input_nor_output(redirected, tmp_path):
         )
 
         assert (done.returncode, done.stderr, list(place.rings.iterdir())) == (0, "", [])
+
+
+def test_progress_is_shown_to_a_terminal_with_a_count():
+    """What a path says is shown as it is, were it markup."""
+    theirs, ours = pty.openpty()
+    text = "from otel_dltrace.cli.progress import progress\nwith progress('reads [red]a') as count: count(1234567)"
+    subprocess.run([sys.executable, "-c", text], stderr=ours, check=True, env={**os.environ, "TERM": "xterm"})
+    os.close(ours)
+    shown = b""
+    with os.fdopen(theirs, "rb", buffering=0) as terminal, suppress(OSError):  # the other side is closed: no more comes
+        while piece := terminal.read(4096):
+            shown += piece
+    assert b"reads [red]a 1,234,567" in shown

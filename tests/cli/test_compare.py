@@ -18,6 +18,7 @@ from otel_dltrace.model.semconv import STAGE, Flag, Level, Source
 from otel_dltrace.model.spans import SpanBatch
 from otel_dltrace.report.scaling import sentences, write_scaling
 from tests.support.horovod_files import unpack
+from tests.support.run_files import write
 from tests.support.runs import MS, Rank, ddp
 
 STEP_OF_16_MS = Spread(9, 9 * 16 * MS, 16 * MS, 16 * MS, 16 * MS, 16 * MS)
@@ -314,3 +315,13 @@ def test_nothing_is_made_up():
 
     assert (found.steady.steps, found.steady.communication, found.speed_up) == (0, 0.0, None)
     assert isinstance(scaling({"empty": []}), Scaling)
+
+
+def test_runs_without_a_step_have_nothing_to_compare(tmp_path, capsys):
+    """Exit code 2, and which they are."""
+    for name, batches in (("trained", ddp(2)), ("served", [Rank(0, 1).collective(NO_STEP, 0, 9, 1).batch()])):
+        for batch in batches:
+            write(tmp_path / name, f"node-{batch.rank}", batch, compacted=False)
+
+    assert main(["compare", str(tmp_path / "trained"), str(tmp_path / "served")]) == 2
+    assert "served: no step was recorded; without steps nothing can be compared\n" in capsys.readouterr().err

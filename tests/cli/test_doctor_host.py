@@ -13,6 +13,7 @@ from otel_dltrace.doctor.checks import examine
 from otel_dltrace.doctor.child import Child
 from otel_dltrace.model.errors import ConfigError
 from otel_dltrace.model.findings import FINE, NOTE, PROBLEM, Finding, worst
+from otel_dltrace.report.findings import summary
 from otel_dltrace.settings.config import Config
 from tests.support.findings import TOKEN, otlp, problems
 
@@ -499,3 +500,12 @@ def test_the_last_run_is_the_one_that_began_last(tmp_path):
     (found,) = runs.check(Config(directory=str(tmp_path), ring_directory=str(tmp_path / "rings")))
 
     assert found.what.startswith("dltrace-later-00000000, ")
+
+
+def test_the_number_of_problems_is_a_sentence():
+    """Below the table."""
+    one, two = ([Finding("clock", verdict, "x") for verdict in (FINE, NOTE, *[PROBLEM] * n)] for n in (1, 2))
+    assert (summary(one), summary(two)) == (
+        "1 of 3 findings is a problem, 1 to note.",
+        "2 of 4 findings are problems, 1 to note.",
+    )

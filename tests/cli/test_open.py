@@ -271,3 +271,12 @@ def test_jaeger_has_the_trace_at_that_address(tmp_path):
     assert base == jaeger.query
     assert sorted(span.name for span in servers.spans_of(found)) == ["rank.step", "rollout", "train.step"]
     assert steps == {2}
+
+
+def test_a_port_that_is_in_use_is_one_sentence(tmp_path):
+    """Perfetto fetches from one port alone, and somebody else may have it."""
+    (tmp_path / "t.json").write_text("[]")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(DltraceError, match=f"port {port} cannot be used .*: stop what uses it"):
+            serve_once(tmp_path / "t.json", "https://ui.perfetto.dev", port)

@@ -18,7 +18,8 @@ from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.serving import Serving
 from otel_dltrace.model.semconv import Flag
 from otel_dltrace.record import detached, guard, launch
-from otel_dltrace.record.locks import lock_is_held
+from otel_dltrace.record.launch import ALL_RINGS
+from otel_dltrace.record.locks import lock_is_held, take_lock
 from tests.support.paths import ROOT
 from tests.support.processes import Place, waiting
 from tests.support.servers import wait_until
@@ -516,3 +517,14 @@ def test_a_drain_reads_more_rings_at_once_than_a_program_may_have_files(place):
 
     assert done.returncode == 0, done.stderr
     assert sorted(int(batch["size"][0]) for batch in place.spans()) == [*range(24)]
+
+
+def test_a_second_drain_of_a_folder_of_rings_is_one_sentence(place):
+    """Exit code 2: two would read the same rings."""
+    place.rings.mkdir(exist_ok=True)
+    lock = take_lock(place.rings / f"{ALL_RINGS}.lock")
+    try:
+        done = place.command("drain")
+    finally:
+        os.close(lock)
+    assert (done.returncode, f"another drain serves {place.rings}; one is enough" in done.stderr) == (2, True)

@@ -16,6 +16,7 @@ from opentelemetry.trace import Link, SpanContext
 from opentelemetry.trace.status import Status, StatusCode
 
 from otel_dltrace._version import __version__
+from otel_dltrace.export.otlp import merge
 from otel_dltrace.export.otlp.merge import Merger
 from otel_dltrace.export.otlp.requests import Part, encode_together
 from otel_dltrace.export.rundir.traces import trace_id_column
@@ -268,3 +269,17 @@ def test_outside_steps_a_trace_holds_a_thousand_operations():
 
     parts = ["ops.0", "ops.1", "ops.1", "ops.1", "ops.0", "ops.2", 4]
     assert [row.tobytes() for row in column] == [contract_trace(part) for part in parts]
+
+
+def test_descriptors_of_processes_that_are_gone_are_forgotten(monkeypatch):
+    """A drain that serves for years keeps no more of them than one process may have, and mixes none up."""
+    monkeypatch.setattr(merge, "MAX_DESCRIPTORS", 3)
+    merger, seen = Merger(), []
+    for number in range(4):
+        table = [OTHER, *(Descriptor("phase", f"{number}.{n}") for n in range(2))]
+        rows = empty_rows(2)
+        rows["descriptor"] = [2, 1]
+        merged = merger.merge([SpanBatch(rows, table, Process(1, None))], rows.copy())
+        seen.append(([merged.descriptor_of(row).name for row in range(2)], len(merged.table) <= 5))
+
+    assert seen == [([f"{number}.1", f"{number}.0"], True) for number in range(4)]

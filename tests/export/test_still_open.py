@@ -1,5 +1,6 @@
 """What a process that lives has had open for long: in a file of its own, as long as it is."""
 
+import os
 import subprocess
 import sys
 import time
@@ -140,3 +141,13 @@ def test_nobody_stands_in_a_step_whose_end_was_overwritten(standing):
         ("exchange", 40_002, STANDS),
         ("rank.step", 40_002, STANDS),
     ]
+
+
+def test_what_no_drain_writes_any_more_was_cut_off(standing):
+    """It is gone with its host: what it saw last is all that is known, and nobody can say that it lasts."""
+    standing.tick()
+    standing.tick(11.0)
+    for path in standing.files():
+        os.utime(path, (time.time() - 121, time.time() - 121))
+    cut = int(Flag.TRUNCATED)
+    assert standing.spans() == [("exchange", 1, cut), ("rank.step", 1, cut)]

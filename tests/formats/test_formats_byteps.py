@@ -562,6 +562,16 @@ def test_a_server_profile_cut_at_any_byte_keeps_what_is_before(name):
         assert len(part.requests) == len(re.findall(rb'\{"name[^}]*"B"[^}]*\}', data[:cut])), cut
 
 
+def test_an_end_whose_begin_is_not_in_the_file_is_left_out_and_said():
+    """As of a file whose first lines were cut off."""
+    event = {"name": "push-9", "ph": "B", "pid": "65536", "tid": "0", "ts": str(TS)}
+    events = [event | {"ph": "E"}, event | {"ts": str(TS + 1)}, event | {"ph": "E", "ts": str(TS + 5)}]
+    profile = read_profile(json.dumps(events).encode())
+
+    assert [request[3:] for request in profile.requests] == [(TS + 1, TS + 5)]
+    assert "ends without a begin, which were left out: 1" in profile.notes
+
+
 def text_of_server(profile: Profile) -> bytes:
     """Return the file that is written of the spans that *profile* is read as."""
     batch = as_batch(server_spans.rows_of(profile, {5: "t"}), "server", profile.server, profile.servers)

@@ -312,6 +312,13 @@ def test_top_k_sends_later_what_it_left_out():
     assert (np.sum(rounds, axis=0) + rest).tolist() == (4 * VALUES).tolist()
 
 
+@pytest.mark.parametrize("ratio", [0, -0.5, 1.01])
+def test_top_k_of_nothing_or_of_more_than_all_is_refused(ratio):
+    """When it is made, and not at the first push."""
+    with pytest.raises(MismatchError, match=rf"TopK\({ratio}\): the ratio must be above 0 and at most 1"):
+        TopK(ratio)
+
+
 def test_top_k_keeps_nothing_infinite():
     """One round that overflowed does not spoil the next, whether its infinite elements were sent or not."""
     packer = TopK(0.25).packer()

@@ -89,6 +89,16 @@ def test_how_late_a_rank_comes_is_told_as_well_as_the_clocks_know():
             id="unconfirmed",
         ),
         pytest.param(
+            (finding(late=20, arrivals=99),),
+            [
+                "Rank 1 makes the others wait: its forward takes 24.1 ms, 20.3 ms longer than the others' "
+                "(in 96 of 100 steps).",
+                "Nothing confirms it: it comes late to the collectives in 20 of 99 steps, and its other communication "
+                "does not tell.",
+            ],
+            id="seldom late",
+        ),
+        pytest.param(
             (finding(stage=""),),
             [
                 "Rank 1 makes the others wait: it comes to the collectives 19.0 ms after the others "
@@ -364,3 +374,14 @@ def test_what_the_table_of_the_machines_leaves_out_is_counted(rows, last):
     *_, part = utilisation_parts(rows)
 
     assert (part.plain.strip() if isinstance(part, Text) else "") == last
+
+
+def test_how_often_the_clocks_are_proved_wrong_is_told_beside_the_waits():
+    """A rank was done in each of nine steps before the last one came: 5 ms by the hosts' clocks."""
+    ranks = [Rank(r, 2, f"node-{r}", anchor=Anchor(0, 6 * MS * r, 1000)) for r in range(2)]
+    for n in range(10):
+        for rank in ranks:
+            rank.step(n, 60 * n, 60 * n + 40, seq=n + 1).collective(n, 60 * n + 5, 60 * n + 6, n + 1)
+    text = " ".join(rendered(analyse([rank.batch() for rank in ranks])).split())
+
+    assert "10 times a rank was done before the last one came, by up to 5.00 ms" in text
