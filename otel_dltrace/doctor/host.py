@@ -21,6 +21,7 @@ _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clock
 _SLOW_SOURCES = ("hpet", "acpi_pm", "jiffies", "pit", "refined-jiffies", "xen")
 _NOT_SYNCHRONISED = 5  # what adjtimex returns then (TIME_ERROR)
 _REMOTE = ("nfs", "lustre", "gpfs", "cifs", "smb", "beegfs", "ceph", "fuse", "9p", "afs", "glusterfs")
+_LOCAL_ALL_THE_SAME = ("fuse.fuse-overlayfs", "fuse.overlayfs", "fuseblk")  # rootless containers; NTFS
 _MIB = 1 << 20
 _PROCESSES_LEFT = 32
 
@@ -115,7 +116,7 @@ def run_directory(env: Mapping[str, str], config: Config) -> list[Finding]:
     if free < config.quota:
         what = f"a host may write {config.quota / _MIB / 1024:,.1f} GiB there, but less is free"
         found.append(Finding("run directory", NOTE, what, "lower OTEL_DLTRACE_QUOTA, or set OTEL_DLTRACE_DIR"))
-    if kind.startswith(_REMOTE):
+    if kind.startswith(_REMOTE) and kind not in _LOCAL_ALL_THE_SAME:
         what = "it is a network file system: the drain writes it, no rank waits for it"
         found.append(Finding("run directory", FINE, what))
     return found

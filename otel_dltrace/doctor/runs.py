@@ -49,7 +49,10 @@ def _host(run: Path, ago: str, path: Path) -> Finding:
     lost = any(figures.get(name) for name in figures if name.startswith(("lapped_", "unrecorded", "dropped_by")))
     if lost:
         return Finding(
-            AREA, PROBLEM, what, "a larger OTEL_DLTRACE_RING_SIZE or OTEL_DLTRACE_QUOTA, or a coarser _LEVEL"
+            AREA,
+            PROBLEM,
+            what,
+            "a larger OTEL_DLTRACE_RING_SIZE or OTEL_DLTRACE_QUOTA, or a coarser OTEL_DLTRACE_LEVEL",
         )
     if otlp.get("rejected") or otlp.get("dropped"):
         cure = f"fix the cause; every span is kept: otel-dltrace export {typed} --to otlp"
@@ -69,7 +72,8 @@ def _orphans(rings: Path) -> Iterator[Finding]:
     """Yield a finding where rings are left that nobody writes."""
     left = [path for path in rings.glob("*.ring") if not _is_written(path)] if rings.is_dir() else []
     if left:
-        what = f"{len(left)} rings in {rings} have lost their writer: a drain is reading them, or was killed"
+        whose = "1 ring in {} has lost its" if len(left) == 1 else f"{len(left)} rings in {{}} have lost their"
+        what = f"{whose.format(rings)} writer: a drain is still reading, or was killed"
         yield Finding("left behind", NOTE, what, "otel-dltrace recover finishes what a killed drain left")
 
 

@@ -509,3 +509,27 @@ def test_the_number_of_problems_is_a_sentence():
         "1 of 3 findings is a problem, 1 to note.",
         "2 of 4 findings are problems, 1 to note.",
     )
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 ring in {} has lost its"), (2, "2 rings in {} have lost their")])
+def test_rings_whose_writer_is_gone_are_told(count, said, tmp_path):
+    """A drain that was killed has left them, or is at work."""
+    killed = "import os, sys; from pathlib import Path; from otel_dltrace.record.recorder import Recorder as R; "
+    killed += "R(Path(sys.argv[1]), 1 << 20).span(0, 3, 1, 2); os._exit(0)"
+    for _ in range(count):
+        subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=True)
+    (found,) = runs.check(Config(directory=str(tmp_path / "runs"), ring_directory=str(tmp_path)))[1:]
+
+    assert (found.verdict, found.what) == (
+        NOTE,
+        f"{said.format(tmp_path)} writer: a drain is still reading, or was killed",
+    )
+
+
+@pytest.mark.parametrize(("kind", "is_remote"), [("nfs4", True), ("fuse.sshfs", True), ("fuse.fuse-overlayfs", False)])
+def test_a_network_file_system_is_told(kind, is_remote, tmp_path, monkeypatch):
+    """What a rootless container lays over its own disk is none."""
+    monkeypatch.setattr(host, "_file_system", lambda _path: kind)
+    found = host.run_directory({}, Config(directory=str(tmp_path)))
+
+    assert any("network file system" in finding.what for finding in found) is is_remote
