@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTS := tests
 PACKAGES := chromium chromium-driver prometheus libopenmpi-dev openmpi-bin openssh-server cmake g++ make python3-dev fish zsh
 
-.PHONY: help demo test test-deps check bench docs clean
+.PHONY: help demo test test-deps check coverage bench docs clean
 
 help:
 	@echo "make demo       trace a real two-rank training run and print its report"
 	@echo "make test       run the whole suite"
 	@echo "make test-deps  install the Debian packages that some tests want ($(PACKAGES))"
 	@echo "make check      ruff, mypy --strict, import-linter"
+	@echo "make coverage   the coverage of all processes that the tests start; takes an hour"
 	@echo "make bench      the benchmarks of docs/benchmarks.md"
 	@echo "make docs       write what is generated: tables of docs/, configurations, dashboards, completions"
 	@echo "make clean      remove .venv and what the tools leave"
@@ -49,6 +51,15 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A few tests fail under it: they compare what a process prints, imports or leaves in its folder.
+coverage: export CHECKOUT = $(CURDIR)
+coverage: $(READY)
+	rm -rf .coverage-all && mkdir .coverage-all
+	$(BIN)/python -m tests.support.build_horovod
+	-$(BIN)/coverage run --rcfile=tests/coverage.ini -m pytest -p no:cov -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/coverage combine --rcfile=tests/coverage.ini --quiet
+	$(BIN)/coverage report --rcfile=tests/coverage.ini
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
