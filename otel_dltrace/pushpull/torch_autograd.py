@@ -44,7 +44,7 @@ class _PushPull(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *how: Any) -> Tensor:
         """Push and pull *tensor*: whether as mean, by which name, with which priority and compression."""
-        output, (average, name, priority, compression) = tensor.detach().clone(), how
+        output, (average, name, priority, compression) = bps.copied(tensor), how
         pushed_as = name or bps.unnamed(output)
         handle = bps.start(output, output, average, pushed_as, priority, compression=compression)
         ctx.how = average, bps.gradient_name(pushed_as) or name, priority

@@ -158,7 +158,7 @@ def push_pull_async(
     priority: int | None = None,
 ) -> int:
     """Begin to compute the mean or sum of *tensor* over all processes; return a handle for `synchronize`."""
-    output = tensor.detach().clone()
+    output = copied(tensor)
     return start(output, output, average, name, priority)
 
 
@@ -265,8 +265,24 @@ def unnamed(tensor: Tensor) -> str:
     return name
 
 
+def copied(tensor: object) -> Tensor:
+    """Return a copy of *tensor*, for the result of its push_pull."""
+    return _checked(tensor).detach().clone()
+
+
+def _checked(tensor: object) -> Tensor:
+    """Return *tensor* if it has values that can be pushed, of whatever type."""
+    if not isinstance(tensor, Tensor):
+        kind = type(tensor).__name__
+        raise MismatchError(f"a value of type {kind} cannot be pushed; make it a tensor, as by torch.tensor(...)")
+    if tensor.is_meta:
+        raise MismatchError("a tensor on the device meta has no values that can be pushed; materialize it first")
+    return tensor
+
+
 def _carrier(tensor: Tensor) -> Tensor:
     """Return *tensor* if its memory can be read and written as it is, else a copy that can."""
+    _checked(tensor)
     if tensor.layout is not torch.strided:
         raise MismatchError(f"a tensor of layout {tensor.layout} cannot be pushed; push what its to_dense() returns")
     dtype = _CARRIED_AS.get(tensor.dtype, tensor.dtype)

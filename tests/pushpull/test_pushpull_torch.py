@@ -706,15 +706,25 @@ def test_a_type_that_cannot_be_pushed_is_said_with_those_that_can(tmp_path):
     program = """
 wider = [torch.bfloat16, torch.bool, torch.int16]
 say(pushed=[str(bps.push_pull(torch.ones(2, dtype=one), name=str(one)).dtype) for one in wider])
-try:
-    bps.push_pull(torch.ones(2, dtype=torch.complex64), name="w")
-except bps.MismatchError as error:
-    say(message=str(error))
+messages = []
+for value in (torch.ones(2, dtype=torch.complex64), [1, 2], torch.ones(2, device="meta")):
+    for push in (bps.push_pull, bps.push_pull_async, bps.push_pull_inplace):
+        try:
+            push(value, name="w")
+        except bps.MismatchError as error:
+            messages.append(str(error))
+say(messages=messages)
 """
     done = run_job(tmp_path, START + program, (1, 1, 0), torch=True)
     assert done.each("pushed") == {"worker0": ["torch.bfloat16", "torch.bool", "torch.int16"]}, done.stderr
     says = "a tensor of dtype complex64 cannot be pushed; push it as one of float32, float64, float16, uint8, int32, "
-    assert done.each("message") == {"worker0": f"{says}int8, int64, bfloat16, bool, int16"}
+    assert done.each("messages") == {
+        "worker0": [
+            *[f"{says}int8, int64, bfloat16, bool, int16"] * 3,
+            *["a value of type list cannot be pushed; make it a tensor, as by torch.tensor(...)"] * 3,
+            *["a tensor on the device meta has no values that can be pushed; materialize it first"] * 3,
+        ]
+    }
 
 
 AGAIN = """
