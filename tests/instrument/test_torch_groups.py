@@ -121,9 +121,12 @@ def test_a_call_without_tensors_has_the_backend_that_the_group_has_for_it(tmp_pa
     """A group that the program gave no backend, or one for each kind of device, says none that is its own."""
     (recorded,) = run(tmp_path, WITHOUT_TENSORS)
     spans = recorded.spans("collective")
-    assert [(s.name, s.descriptor.backend, s.source) for s in spans] == [
-        (name, "gloo", Source.HOST_DONE) for name in ("barrier", "barrier", "all_gather_object") * 2
+    assert [(s.name, s.descriptor.backend) for s in spans] == [
+        (name, "gloo") for name in ("barrier", "barrier", "all_gather_object") * 2
     ]
+    # Of the handle it is known to be done as exactly as the processor lets us look at it.
+    assert {s.source for at, s in enumerate(spans) if at % 3 != 1} == {Source.HOST_DONE}
+    assert {s.source for s in spans} <= {Source.HOST_DONE, Source.BOUND}
 
 
 SEVERAL_BACKENDS = """
@@ -202,7 +205,10 @@ except (RuntimeError, AssertionError):
 def test_a_call_without_tensors_has_the_backend_of_the_device_that_it_is_asked_to_use(tmp_path: Path) -> None:
     """As NCCL's barrier, with ``cpu:gloo,cuda:nccl`` and a ``device_id``."""
     (recorded,) = run(tmp_path, ON_ANOTHER_DEVICE)
-    spans = [(s.name, s.descriptor.backend, s.source == Source.HOST_DONE) for s in recorded.spans("collective")]
+    spans = [
+        (s.name, s.descriptor.backend, s.source in (Source.HOST_DONE, Source.BOUND))
+        for s in recorded.spans("collective")
+    ]
     gloo, fake = ("gloo", True), ("fake", False)
     barriers = [("barrier", *on) for on in (gloo, gloo, fake, gloo, gloo, fake)]
     objects = [("all_gather_object", *gloo), *(("broadcast_object_list", *on) for on in (gloo, fake, fake))]

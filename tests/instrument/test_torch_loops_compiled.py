@@ -14,7 +14,7 @@ if not COMPILES:
 GRAPHS = """
 import logging
 import warnings
-warnings.filterwarnings("ignore", ".*torch.jit.script.* is deprecated")
+warnings.filterwarnings("ignore", ".*torch.jit.script.* is (deprecated|not supported)")
 torch._logging.set_logs(dynamo=logging.ERROR)  # says that it leaves out the profiler's marks, ours or not
 
 class Wrapped(nn.Module):

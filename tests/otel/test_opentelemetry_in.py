@@ -304,7 +304,7 @@ def test_a_process_that_loads_batches_is_in_no_step(place: Place) -> None:
                 return load.parent and load.parent.span_id
 
     def parents():
-        return list(torch.utils.data.DataLoader(Data(), num_workers=1, collate_fn=list))
+        return list(torch.utils.data.DataLoader(Data(), num_workers=1, collate_fn=list, multiprocessing_context="fork"))
 
     with step():
         assert trace.get_current_span().get_span_context().is_valid

@@ -4,6 +4,7 @@ Each line that it reads asks for some; it answers with their exit codes once all
 others, as torchrun does.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -32,8 +33,15 @@ def become(asked: dict, number: int) -> None:
         file = os.open(path, os.O_RDWR | os.O_APPEND)
         os.dup2(file, descriptor)
         os.close(file)
+    atexit.register(thaw)
     sys.argv = [asked["program"]]
     sys.path[0] = str(Path(asked["program"]).parent)
+
+
+def thaw() -> None:
+    """Have what was imported before the fork be collected where somebody complains if it is not: triton's bindings."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 def forked() -> str:
