@@ -72,8 +72,8 @@ def _orphans(rings: Path) -> Iterator[Finding]:
     """Yield a finding where rings are left that nobody writes."""
     left = [path for path in rings.glob("*.ring") if not _is_written(path)] if rings.is_dir() else []
     if left:
-        whose = "1 ring in {} has lost its" if len(left) == 1 else f"{len(left)} rings in {{}} have lost their"
-        what = f"{whose.format(rings)} writer: a drain is still reading, or was killed"
+        which, lost = ("1 ring", "has lost its") if len(left) == 1 else (f"{len(left)} rings", "have lost their")
+        what = f"{which} in {rings} {lost} writer: a drain is still reading, or was killed"
         yield Finding("left behind", NOTE, what, "otel-dltrace recover finishes what a killed drain left")
 
 
