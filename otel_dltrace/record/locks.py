@@ -14,20 +14,22 @@ def take_lock(path: Path) -> int | None:
     """Return a descriptor that holds the lock *path*, None while another process holds it.
 
     Raises:
-        OSError: It cannot be opened; `TOO_MANY_FILES` pass.
+        OSError: It cannot be opened, or not be locked at all; `TOO_MANY_FILES` pass.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            return None
-        try:
             if os.fstat(fd).st_ino == path.stat().st_ino:
                 return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
         except FileNotFoundError:
             pass
+        except OSError:  # that is no lock of another's: kept open, this one would be ours for as long as we live
+            os.close(fd)
+            raise
         os.close(fd)  # its last holder removed the file between our two steps
 
 

@@ -1,5 +1,7 @@
 """The folder of rings: what is wrong with one of them, or with this process for a while, costs no other."""
 
+import errno
+import fcntl
 import os
 import resource
 from collections.abc import Callable
@@ -173,3 +175,27 @@ def test_a_drain_of_a_name_reads_no_ring_of_another_user(place, ring: Path) -> N
 
     os.chown(ring, os.geteuid(), -1)
     assert taken(RingFolder(Serving(place.rings, place.folder, names.home["drain"]))) == [ring]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        pytest.param(fcntl, "flock", id="a file system without locks"),
+        pytest.param(Path, "stat", id="a disk that fails"),
+    ],
+)
+def test_a_lock_that_cannot_be_had_is_not_another_s_nor_kept(tmp_path, monkeypatch, owner, name):
+    """Taken for another's, no drain would ever be started; kept open, no other process could start one."""
+    lock, before = tmp_path / "home.lock", descriptors()
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fail)
+        with pytest.raises(OSError, match="No locks available"):
+            take_lock(lock)
+    assert descriptors() == before
+    fd = take_lock(lock)
+    assert fd is not None
+    os.close(fd)
