@@ -106,11 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DltraceError, MemoryError) as error:
         tell(str(error) if isinstance(error, DltraceError) else _NO_MEMORY)
         return 2
-    except FileNotFoundError:
-        if _is_somewhere():
-            raise
-        tell("the working directory has been removed: cd to one that exists")
-        return 2
     except KeyboardInterrupt:
         return 130
     except (BrokenPipeError, SystemExit) as error:
@@ -119,12 +114,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_no_more()  # `| head` closed the pipe
         return 141
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno is None:  # not of the system
             raise
-        tell(f"{error.filename or 'the output'}: {error.strerror}; make room for it")
-        print_no_more()
+        tell(_why(error))
+        try:
+            print(end="", flush=True)
+        except OSError:
+            print_no_more()
         return 2
     return code
+
+
+def _why(error: OSError) -> str:
+    """Return what the system did not let us do, whatever it was: a disk or a server may fail anywhere."""
+    if isinstance(error, FileNotFoundError) and not _is_somewhere():
+        return "the working directory has been removed: cd to one that exists"
+    if error.errno in _FULL:
+        return f"{error.filename or 'the output'}: {error.strerror}; make room for it"
+    return f"{error.filename or 'a file or a connection'}: {error.strerror}"
 
 
 def _is_somewhere() -> bool:

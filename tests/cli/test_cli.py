@@ -1,5 +1,6 @@
 """The commands as a shell sees them: help that needs no page, completion, errors that name the cure."""
 
+import errno
 import fcntl
 import importlib.util
 import io
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -392,6 +394,24 @@ def test_a_disk_that_is_full_is_one_sentence(arguments, tmp_path):
         2,
         "otel-dltrace: the output: No space left on device; make room for it\n",
     )
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_disk_that_fails_is_one_sentence(number, tmp_path, monkeypatch, capsys):
+    """Wherever it does: here, where a host's folder is listed that was there just now."""
+    run, glob = a_run(tmp_path / "run", compacted=False), Path.glob
+    host = min((run / "hosts").iterdir())
+
+    def fail(folder: Path, pattern: str) -> Iterator[Path]:
+        if folder == host:
+            raise OSError(number, os.strerror(number), str(folder))
+        return glob(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", fail)
+    code = main(["report", str(run)])
+
+    assert code == 2
+    assert capsys.readouterr().err == f"otel-dltrace: {host}: {os.strerror(number)}\n"
 
 
 @pytest.mark.parametrize(
