@@ -1,6 +1,8 @@
 """Somebody tidies up: run directories are removed while their drain is at work, for them or for another job."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from otel_dltrace.export.rundir.host_folder import HostFolder
 from otel_dltrace.export.rundir.reader import read_run
 from tests.support import servers
 from tests.support.processes import Place
@@ -194,3 +197,21 @@ def test_a_ring_that_is_removed_is_told_by_its_name(place, kills):
     lost = f"somebody has removed {ring}: what the drain that reads it has not read is lost"
     count = f"so far 2 spans recorded; {lost}" if kills else "102 spans recorded, none lost"
     assert [line.partition("; in ")[0] for line in told] == [f"otel_dltrace: {lost}", f"otel_dltrace: {count}"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_folder_that_cannot_be_looked_at_is_not_gone(tmp_path, monkeypatch, number):
+    """Else its spans would count as removed."""
+    folder = HostFolder(tmp_path / "node-0")
+    folder.take()
+
+    def fail(path: Path) -> os.stat_result:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", fail)
+        assert not folder.is_gone
+    (tmp_path / "node-0" / ".lock").unlink()
+
+    assert folder.is_gone
+    folder.leave()

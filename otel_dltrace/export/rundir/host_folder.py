@@ -1,5 +1,6 @@
 """Where a run's spans go: its directory, and in it a folder for each host, which one drain has at a time."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -8,6 +9,9 @@ from pathlib import Path
 
 from otel_dltrace.export.files import open_own
 from otel_dltrace.model.identity import Bind, run_directory_name
+
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+"""What a file system says of what was removed; NFS the last, of a file that is still open here."""
 
 
 def run_root(parent: Path, bind: Bind | None, nonce: int) -> Path:
@@ -57,8 +61,8 @@ class HostFolder:
             return False
         try:
             return not os.path.samestat(os.fstat(self._lock), (self.path / ".lock").stat())
-        except OSError:
-            return True
+        except OSError as error:  # another one says nothing of it: who writes next is told what is wrong
+            return error.errno in _GONE
 
     def take(self) -> None:
         """Make the folder and have it for this process alone, unless we do."""
