@@ -88,6 +88,22 @@ def test_a_ring_is_tried_again_that_there_was_no_descriptor_for(place, ring, cap
     assert taken(folder) == [ring]
 
 
+@pytest.mark.parametrize(("is_recovered", "again"), [(False, "it is tried again"), (True, "try it again")])
+def test_a_folder_that_cannot_be_listed_is_not_empty(place, ring, monkeypatch, capfd, is_recovered, again):
+    """Who recovers would else be told that nothing is left."""
+    folder = RingFolder(Serving(place.rings, place.folder, orphans_only=is_recovered))
+
+    def fail(_: Path) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", fail)
+        assert (taken(folder), folder.unread) == ([], {place.rings})
+    said = f"otel_dltrace: {place.rings} cannot be read for now ([Errno 5] Input/output error): {again}\n"
+    assert capfd.readouterr().err == said
+    assert (taken(folder), folder.unread) == ([ring], set())
+
+
 def test_two_versions_of_a_file_within_one_tick_of_the_clock_are_told_apart(tmp_path):
     """Who waits for a cursor would else wait for the one after it, which may never come."""
     path = tmp_path / "cursor"

@@ -48,12 +48,24 @@ class RingFolder:
 
     def take(self, followed: Collection[Path]) -> Iterator[tuple[RingSource, Cursor]]:
         """Yield each ring that has come, but those *followed*, and where its reading stopped."""
-        found = _rings_in(self._serving.rings)
+        found = self._found()
         for path in found.difference(followed, self.refused):
             if (self.own is None or path == self.own[0]) and (self.among is None or path in self.among):
                 yield from self._take(path)
         # Other drains' rings come and go for as long as this one serves.
         self.refused = {path: reason for path, reason in self.refused.items() if reason or path in found}
+
+    def _found(self) -> set[Path]:
+        folder = self._serving.rings
+        try:
+            found = _rings_in(folder)
+        except FileNotFoundError:
+            return set()
+        except OSError as error:
+            self.wait_for(folder, error)
+            return set()
+        self.unread.discard(folder)
+        return found
 
     def _take(self, path: Path) -> Iterator[tuple[RingSource, Cursor]]:
         state = path.with_suffix(".cursor")
@@ -62,21 +74,37 @@ class RingFolder:
             source = RingSource(path, cursor.taken, cursor.unfinished, self.own[1] if self.own else None)
         except RingError as error:
             if getattr(error.__cause__, "errno", 0) in _PASSING:
-                guard.say(f"{error}: it is tried again")
+                self.wait_for(path, error)
             elif os.path.lexists(path):  # else another drain has just removed it; a link to nothing stays
                 self.unread.add(path)
                 self.refuse(path, f"{path} is not a ring that can be read, and stays where it is: {error}")
             return
         source.lapped_before = cursor.lapped
-        if not self._is_ours(source):
-            if source.names.home or self._serving.orphans_only:
-                self.refused[path] = ""  # another drain's; the names of a new ring may still be on their way
+        try:
+            is_taken = self._is_taken(source, state, changed)
+        except OSError as error:
+            self.wait_for(path, error)
+            is_taken = False
+        if not is_taken:
             source.close()
             return
-        if not (self.own or (take_for_reading(source.fd) and path.exists() and version_of(state) == changed)):
-            source.close()  # another drain reads it, as long as it lives, or has done so since we looked
-            return
+        self.unread.discard(path)
         yield source, cursor
+
+    def _is_taken(self, source: RingSource, state: Path, version: tuple[int, int]) -> bool:
+        """Return whether *source* is ours to read from now on, where its cursor, *state*, still is of *version*."""
+        if not self._is_ours(source):
+            if source.names.home or self._serving.orphans_only:
+                self.refused[source.path] = ""  # another drain's; the names of a new ring may still be on their way
+            return False
+        # Else another drain reads it, as long as it lives, or has done so since we looked.
+        return bool(self.own) or (take_for_reading(source.fd) and source.path.exists() and version_of(state) == version)
+
+    def wait_for(self, path: Path, error: Exception) -> None:
+        """Say that the ring at *path*, or the folder, cannot be read for now: what is wrong may pass."""
+        self.unread.add(path)
+        again = "try it again" if self._serving.orphans_only else "it is tried again"
+        guard.say(f"{path} cannot be read for now ({error}): {again}", f"{path} waits")
 
     def refuse(self, path: Path, why: str) -> None:
         """Leave the ring at *path* alone from now on, and say *why*."""
@@ -129,11 +157,11 @@ class RingFolder:
         """Let other drains be started again; of those that were killed nothing stays but what they complained of."""
         for home, fd in self._locks.items():
             lock = self._serving.rings / f"{home}.lock"
-            lock.with_suffix(".bell").unlink(missing_ok=True)
-            with suppress(OSError):  # there is none, or another drain was faster
-                if not (log := lock.with_suffix(".log")).stat().st_size:
-                    log.unlink()
-            lock.unlink(missing_ok=True)
+            for kind in (".bell", ".log", ".lock"):
+                with suppress(OSError):  # there is none, or another drain was faster; what stays means nothing
+                    left = lock.with_suffix(kind)
+                    if kind != ".log" or not left.stat().st_size:
+                        left.unlink()
             os.close(fd)
 
 
@@ -147,10 +175,7 @@ def _remove_unheld(lock: Path) -> None:
 
 
 def _rings_in(folder: Path) -> set[Path]:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208  -- asked for at every turn, and `glob` takes ten times as long
-    except OSError:
-        return set()
+    names = os.listdir(folder)  # noqa: PTH208  -- asked for at every turn, and `glob` takes ten times as long
     return {_ring_path(folder, name) for name in names if name.endswith(".ring")}
 
 
