@@ -121,16 +121,23 @@ def run(args: argparse.Namespace) -> int:
     try:
         drain.run(Bell(bell, drain, _keeper(drain, args), args.linger))
     finally:
-        bell.unlink(missing_ok=True)
-    (config.rings / f"{name}.lock").unlink(missing_ok=True)  # one that has failed leaves it: who started it looks
+        _remove(bell)
+    _remove(config.rings / f"{name}.lock")  # one that has failed leaves it: who started it looks
     with suppress(BrokenPipeError):  # who started us did not wait
         _print_roots(out, drain.runs.roots)
     log = config.rings / f"{name}.log"
-    if log.exists() and not log.stat().st_size:
-        log.unlink()
+    with suppress(OSError):  # there is none
+        if not log.stat().st_size:
+            log.unlink()
     if drain.outlet is not None and drain.outlet.is_stuck:
         os._exit(0)  # all is written; the interpreter would wait for threads that an exporter may have
     return 0
+
+
+def _remove(path: Path) -> None:
+    """Remove a file by which others find the drain; one that stays is that of a drain that was killed."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def _allow_many_files() -> None:

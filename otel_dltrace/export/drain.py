@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,10 @@ CLOSE_S = 1.5
 """What delivery gets at the end of a drain; spans that are left go to the spill folder."""
 PATIENCE_S = 5.0
 """What the last sample gets, and the SDK if it is still being loaded: a job may have been over in a moment."""
+GIVE_UP_S = 1.0
+"""How long a run directory that cannot be written is tried again once the writer is gone, who waits for twice that."""
+TRY_AGAIN_S = 0.1
+"""Between two of these tries."""
 SHORTEST_PAUSE_S = 0.01
 TOGETHER = 1 << 20
 """Rings that hold so many records are scanned before any of them is worked on: the code is in the caches, and 64 MB."""
@@ -59,6 +64,7 @@ class Drain:
         self.rings = RingFolder(serving)
         self.runs = RunFolders(serving.quota, self._delivered, serving.budget)
         self.postponed = set[Path]()
+        self._failing: dict[Path, float] = {}
         self._ends = RunEnds()
         self._sent = Delivered(self._figures)
         self._due = self._told = 0.0
@@ -83,6 +89,8 @@ class Drain:
         """Return how long the fastest writer takes to fill a sixteenth of its ring, as far as the last scan tells."""
         if any(follower.is_coming_back for follower in self.followers.values()):
             return SHORTEST_PAUSE_S
+        if any(self.followers[path].is_over for path in self._failing):
+            return TRY_AGAIN_S
         sixteenths = 16 * max((follower.filled for follower in self.followers.values()), default=0.0)
         return max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S / max(1.0, sixteenths))
 
@@ -90,7 +98,11 @@ class Drain:
         """Look at every ring, and read those of which it is time, or that need it."""
         now = time.monotonic()
         for source, cursor in self.rings.take(self.followers):
-            self._adopt(source, cursor)
+            try:
+                self._adopt(source, cursor)
+            except OSError as error:
+                self.rings.wait_for(source.path, error)
+                source.close()
         self.time.renew()
         asked = self.hurry
         is_due = self._is_due(now, asked)
@@ -131,6 +143,7 @@ class Drain:
         self.rings.unread.add(path)
         self.rings.refuse(path, f"{path} {why} and stays where it is; `otel-dltrace recover` tries it again")
         follower = self.followers.pop(path)
+        self._failing.pop(path, None)
         self._end_runs_of(follower)
         follower.source.close()
 
@@ -162,12 +175,19 @@ class Drain:
             for root, drifted in self.dispatch.send(follower, self.followers.values(), now):
                 self.runs.add(root, drifted_steps=drifted)
         except OSError as error:
-            if follower.is_given_up:
-                self.runs.left |= _roots([follower])
-                self._leave(path, f"cannot be emptied into its run directory ({error})")
-            else:
-                guard.say(f"the run directory cannot be written ({error}); spans wait in the ring while it has room")
+            self._fail(path, error, now)
+        else:
+            self._failing.pop(path, None)
         return True
+
+    def _fail(self, path: Path, error: OSError, now: float) -> None:
+        """Say that what a ring holds found no place; give that up once its writer is gone and time has not helped."""
+        follower, since = self.followers[path], self._failing.setdefault(path, now)
+        if not follower.is_over:
+            guard.say(f"the run directory cannot be written ({error}); spans wait in the ring while it has room")
+        elif now - since >= GIVE_UP_S:
+            self.runs.left |= _roots([follower])
+            self._leave(path, f"cannot be emptied into its run directory ({error})")
 
     # -- rings ----------------------------------------------------------------------------------
 
@@ -272,8 +292,9 @@ class Drain:
 
     def finish(self) -> None:
         """Deliver or spill what is left, close the run directories."""
-        self.rings.remove_unborn()
-        self.rings.remove_old_logs()
+        with suppress(OSError):  # what others have left may lie there until the next drain ends
+            self.rings.remove_unborn()
+            self.rings.remove_old_logs()
         if self.metering is not None:
             guard.guarded(self.metering.finish)(PATIENCE_S)
         ends = time.monotonic() + self.delivery_s

@@ -244,8 +244,8 @@ class Follower:
         return self.source.ended and is_passed_on and (self._told is None or self._told.is_over)
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether the writer is gone, and what it wrote finds no room in its run directory."""
+    def is_over(self) -> bool:
+        """Whether the writer is gone, as far as was read."""
         return self.source.ended or (self._is_stuck and self._is_left)
 
     @property

@@ -207,7 +207,7 @@ class RingSource:
             size = self.path.with_suffix(".names").stat().st_size
         except FileNotFoundError:
             return True
-        except PermissionError:  # its program, whose thread we are, has another user now
+        except OSError:  # its program, whose thread we are, has another user now; or the disk does not tell
             return False
         return size > self.names.position or not size
 
