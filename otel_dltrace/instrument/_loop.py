@@ -45,6 +45,7 @@ class Loop:
     backward, for a forward may be just to see what was learned; once it was seen, the forward begins
     the step. So it does where the next batch was fetched behind the last forward of the cycle.
     Behind a pass over the data, all of which was trained on, the first forward may be just to see, too.
+    Where there is no optimizer at all, each backward ends a cycle.
     An evaluation between two steps is the beginning of the second, and one after the last step adds
     none. Where the program marks its steps, nothing here begins one. All times are monotonic ns.
 
@@ -342,6 +343,8 @@ class Loop:
         steps, mark, self._backward, self._evaluating = self.steps, self._backward, None, 0
         steps.stage(BACKWARD, start, end, steps.marked and not steps.is_open, mark)
         self._has_learned = True
+        if not (self._cycle_end or self._cycle_done) and _optimizers.are_none():
+            self._cycle_done = True  # the program updates its parameters itself, where nothing is seen of it
         if self._optimizer:
             self._updating, self._closure_seen = end, True
             self._mark = steps.mark()

@@ -6,7 +6,7 @@ import pytest
 
 from otel_dltrace.instrument._loop import Loop
 from otel_dltrace.record.steps import Steps
-from tests.support.torch_harness import read_ring, run_each
+from tests.support.torch_harness import read_ring, run, run_each
 from tests.support.torch_loops import NO_LOADER, ONE_OPTIMIZER, PLAIN, SETUP, Loops, Ran, check, times
 
 pytest.importorskip("torch")
@@ -409,19 +409,109 @@ ALONE: Loops = {
 }
 """Loops of a process that has had one optimizer alone."""
 
+NO_OPTIMIZER = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+data = TensorDataset(torch.randn(24, 4))
+loader = DataLoader(data, batch_size=4)
+held_out = DataLoader(data, batch_size=8)
+
+def parameters():
+    return list(model.parameters())
+
+@torch.no_grad()
+def update():
+    for parameter in model.parameters():
+        parameter -= 0.1 * parameter.grad
+        parameter.grad = None
+
+@torch.no_grad()
+def evaluate():
+    for (x,) in held_out:
+        model(x)
+"""
+BACKWARD = {"forward": 1, "backward": 1}
+FETCHED = BACKWARD | {"dataloader_next": 1, "prepare_batch": 1}
+BY_HAND: Loops = {
+    "no optimizer": (
+        """
+        for epoch in range(2):
+            for (x,) in loader:
+                model(x).square().mean().backward()
+                update()
+            evaluate()
+        """,
+        [*[FETCHED] * 6, FETCHED | {"evaluate": 6}, *[FETCHED] * 5],
+    ),
+    "no optimizer, two backwards for each batch": (
+        """
+        for (x,) in loader:
+            for loss in (model(x).mean(), model(x).square().mean()):
+                loss.backward()
+            update()
+        """,
+        [FETCHED | {"forward": 2, "backward": 2}] * 6,
+    ),
+    "no optimizer and no batches": (
+        """
+        for _ in range(3):
+            model(data.tensors[0]).square().mean().backward()
+            update()
+        """,
+        [BACKWARD] * 3,
+    ),
+    "no optimizer, and an accumulation once there is one": (
+        """
+        model(data.tensors[0]).mean().backward()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i, (x,) in enumerate(loader):
+            model(x).square().mean().backward()
+            if i % 3 == 2:
+                sgd.step()
+        """,
+        [BACKWARD, *[times(3, FETCHED) | {"optimizer": 1}] * 2],
+    ),
+}
+"""Loops of a process that updates its parameters itself: with Keras on torch, for example."""
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """What each loop recorded, and whether it computed the same untraced."""
     several = run_each(tmp_path_factory.mktemp("loops"), SETUP, {name: loop[0] for name, loop in LOOPS.items()})
     alone = {name: loop[0] for name, loop in ALONE.items()}
-    return several | run_each(tmp_path_factory.mktemp("alone"), ONE_OPTIMIZER, alone)
+    by_hand = {name: loop[0] for name, loop in BY_HAND.items()}
+    return (
+        several
+        | run_each(tmp_path_factory.mktemp("alone"), ONE_OPTIMIZER, alone)
+        | run_each(tmp_path_factory.mktemp("by_hand"), NO_OPTIMIZER, by_hand)
+    )
 
 
-@pytest.mark.parametrize("name", LOOPS | ALONE)
+@pytest.mark.parametrize("name", LOOPS | ALONE | BY_HAND)
 def test_steps_and_stages_are_those_of_the_loop(name: str, recorded: Ran) -> None:
     """One step per optimizer cycle, with its stages and nothing else; and what is learned stays the same."""
-    check(recorded[name], (LOOPS | ALONE)[name][1])
+    check(recorded[name], (LOOPS | ALONE | BY_HAND)[name][1])
+
+
+def test_an_optimizer_that_was_made_before_tracing_began_ends_the_cycles(tmp_path: Path) -> None:
+    """No backward ends one there, though no optimizer was seen to be made."""
+    program = """
+        registry.uninstrument()
+        model = torch.nn.Linear(4, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        registry.instrument()
+        for i in range(6):
+            model(torch.ones(2, 4)).mean().backward()
+            if i % 3 == 2:
+                sgd.step()
+    """
+    (recorded,) = run(tmp_path, program)
+    assert [recorded.stages(step) for step in recorded.steps()] == [times(3, BACKWARD) | {"optimizer": 1}] * 2
 
 
 def test_the_stages_of_a_step_add_up_to_no_more_than_it(recorded: Ran) -> None:
