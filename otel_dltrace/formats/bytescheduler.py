@@ -44,9 +44,9 @@ def read_schedule(data: bytes) -> Schedule:
     bars, strange, lone = _paired(found.events)
     notes = list(found.notes)
     if strange:
-        notes.append(f"events that are not ByteScheduler's, and were left out: {strange:,}")
+        notes.append(f"events left out because they are not ByteScheduler's: {strange:,}")
     if lone:
-        notes.append(f"begins or ends without the other, which were left out: {lone:,}")
+        notes.append(f"begins and ends left out because the other is missing: {lone:,}")
     return Schedule(bars, tuple(notes))
 
 

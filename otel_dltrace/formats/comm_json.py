@@ -97,11 +97,13 @@ def read_comm(data: bytes) -> Comm:
     return replace(comm, notes=(*comm.notes, *cut, *_doubts(comm, data)))
 
 
-_UNESCAPED = "names in it are not escaped, so it is not JSON; they were taken as they stand"
-_LAST_BYTE = "the newline at the end of the file is missing, and nothing else"
-_NO_UTF8 = "names in it are not UTF-8: what cannot be read is \ufffd, and names that differ there alone are one"
-_ESCAPED = "names in it have control characters written as JSON's escapes; BytePS writes none: was it a backslash?"
-_BARE = "names in it lack the prefix Comm. that BytePS gives them; an export writes it"
+_UNESCAPED = "names in it are not escaped, so it is not valid JSON; they were read as they are"
+_LAST_BYTE = "only the newline at the end of the file is missing"
+_NO_UTF8 = (
+    "names in it are not UTF-8: what cannot be read is shown as \ufffd; names that differ only there count as one"
+)
+_ESCAPED = "names in it have control characters as JSON escapes; BytePS escapes nothing: were these backslashes?"
+_BARE = "names in it lack BytePS's prefix Comm.; an export adds it"
 
 
 def _doubts(comm: Comm, data: bytes) -> Iterator[str]:
@@ -161,7 +163,7 @@ def _from_events(events: Sequence[Any], notes: tuple[str, ...]) -> Comm:
         is_bare = is_bare or not _has_prefix(event["pid"])
         rows.append((known.setdefault(series, len(known)), ts, dur))
     if strange:
-        notes = (*notes, f"events that are not BytePS's, and were left out: {strange:,}")
+        notes = (*notes, f"events left out because they are not BytePS's: {strange:,}")
     if is_bare:
         notes = (*notes, _BARE)
     which, ts, dur = np.array(rows, np.int64).reshape(-1, 3).T

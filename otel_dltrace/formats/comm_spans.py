@@ -56,8 +56,8 @@ def rows_of(comm: Comm, first: int = 1) -> Rows:
     rows["a"], rows["b"] = _queue_waits(comm, nth, parent, is_stage), -1
     backwards = int((comm.dur < 0).sum())
     odd = {
-        f"stages that lie in no total of their tensor, and have no operation: {lone:,}": lone,
-        f"events that end before they begin, since the clock was set back: {backwards:,}": backwards,
+        f"stages outside all totals of their tensor, so without an operation: {lone:,}": lone,
+        f"events that end before they begin, because the clock was set back: {backwards:,}": backwards,
     }
     notes = tuple(sentence for sentence, count in odd.items() if count)
     return Rows(stack_rows((rows, _steps(rows, len(table)))), [*table, RANK_STEP], notes)

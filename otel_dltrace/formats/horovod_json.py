@@ -190,9 +190,9 @@ class Reader:
         """Say what is missing."""
         self.notes += self.damage()
         if self._nameless:
-            self.notes.append(f"tensors without a name in the file, which go by their number: {len(self._nameless):,}")
+            self.notes.append(f"tensors that the file does not name, shown by their number: {len(self._nameless):,}")
         if self._is_raw:
-            self.notes.append("names in it are not escaped, so it is not JSON; they were taken as they stand")
+            self.notes.append("names in it are not escaped, so it is not valid JSON; they were read as they are")
         end = self._ending(is_array, is_inside, is_closed)
         if end:
             self.notes.append(end)
@@ -206,26 +206,25 @@ class Reader:
             count, first = len(self._damaged), self._damaged[0]
             told.append(f"events that could not be read and are missing: {count:,}, the first at byte {first:,}")
         if self._strange:
-            told.append(f"records that are not Horovod's, and were left out: {self._strange:,}")
+            told.append(f"records left out because they are not Horovod's: {self._strange:,}")
         return told
 
     def _ending(self, is_array: bool, is_inside: bool, is_closed: bool) -> str:
-        behind = f"behind event {self._count:,}"
-        after = "whatever came after it is missing"
+        place = f"after event {self._count:,}"
+        after = "anything after it is missing"
         endings = {
             EMPTY: not bytes(self.data[:64]).removeprefix(BOM).strip(),
-            f"the file ends inside a record, {behind}; {after}": is_inside,
-            f"the file ends before the first event of its last tensor, {behind}; {after}": self._named_at
-            == self._count,
-            "the file ends before its first event; whatever it was to hold is missing": not self._count,
-            f"the file is a fragment, without what is around its events ({self._count:,})": not is_array,
-            f"the file is not closed {behind}, as before Horovod 0.20.1 or after a kill; {after}": not is_closed,
+            f"the file ends in the middle of a record, {place}; {after}": is_inside,
+            f"the file ends before the first event of its last tensor, {place}; {after}": self._named_at == self._count,
+            "the file ends before its first event; all of its events are missing": not self._count,
+            f"the file is a fragment: its events ({self._count:,}), without what surrounds them": not is_array,
+            f"the file is not closed {place}, as before Horovod 0.20.1 or after a kill; {after}": not is_closed,
         }
         return next((sentence for sentence, is_so in endings.items() if is_so), "")
 
 
 _NO_ORIGIN = (
-    "no record says when its times count from (Horovod before 0.20.1: from the machine's boot, or from hvd.init); "
+    "no record says what its times count from (before Horovod 0.20.1: the machine's boot, or hvd.init); "
     "spans are placed after 1970-01-01 00:00"
 )
 

@@ -115,9 +115,9 @@ class Builder:
     def notes(self) -> list[str]:
         """Return what of begins and ends has no other half, a sentence each."""
         odd = {
-            f"bars that were open at the end of the file, and are marked as cut off: {self.unended:,}": self.unended,
-            f"ends without a begin in the file, which are moments: {self.unbegun:,}": self.unbegun,
-            f"events that are earlier than the one before them: {self.backwards:,}": self.backwards,
+            f"bars still open at the end of the file, marked as cut off: {self.unended:,}": self.unended,
+            f"ends without a begin in the file, shown without a duration: {self.unbegun:,}": self.unbegun,
+            f"events with an earlier time than the one before them: {self.backwards:,}": self.backwards,
         }
         return [sentence for sentence, count in odd.items() if count]
 

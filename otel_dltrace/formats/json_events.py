@@ -65,9 +65,9 @@ def _salvage(text: str, raw_event: RawEvent | None) -> Events:
     elif closed is None:
         notes.append(_cut(scan))
     elif '"ph"' in text[closed:]:
-        notes.append(f"the file goes on after its end at character {closed:,}: of several in one the first was read")
+        notes.append(f"the file goes on after its end at character {closed:,}; only what comes before that was read")
     elif wrapped and not text[closed:].rstrip().endswith("}"):
-        notes.append("the end of the file, behind its last event, is missing; no event is")
+        notes.append("the end of the file is missing, but no event is")
     return Events(scan.events, tuple(notes), scan.is_raw)
 
 
@@ -142,21 +142,21 @@ class _Scan:
 def _cut(scan: _Scan) -> str:
     count = len(scan.events)
     if scan.inside:
-        return f"the file ends inside event {count + 1:,}; that one is missing, and whatever came after it"
+        return f"the file ends in the middle of event {count + 1:,}; it is missing, and anything after it"
     if not count:
-        return "the file ends before its first event; whatever it was to hold is missing"
-    return f"the file is not closed behind event {count:,}; whatever came after it is missing"
+        return "the file ends before its first event; all of its events are missing"
+    return f"the file is not closed after event {count:,}; anything after it is missing"
 
 
 def _fragment(count: int) -> str:
-    return f"the file is a fragment, without what is around its events ({count:,}); whatever came after is missing"
+    return f"the file is a fragment: its events ({count:,}), without what surrounds them; anything after is missing"
 
 
 def _nothing(text: str) -> str:
     begin = text.strip()[:20]
     if '{"traceEvents":['.startswith("".join(begin.split())):
-        return "the file ends in its header; whatever it was to hold is missing"
-    return f"the file holds no whole trace event; it begins with {begin!r}"
+        return "the file ends in its header; all of its events are missing"
+    return f"the file holds no complete trace event; it begins with {begin!r}"
 
 
 def _damage(scan: _Scan) -> str:

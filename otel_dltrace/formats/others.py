@@ -14,8 +14,8 @@ _IS_CHROME = (
 )
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _GZIP = b"\x1f\x8b"
-_IS_PACKED = "is gzipped; give what `zcat` makes of it, in a file or through a pipe (/dev/stdin)"
-_IS_UTF16 = "is UTF-16, and a timeline is UTF-8; give what `iconv -f UTF-16 -t UTF-8` makes of it"
+_IS_PACKED = "is gzipped; give the output of `zcat`, as a file or through a pipe (/dev/stdin)"
+_IS_UTF16 = "is UTF-16, but a timeline is UTF-8; give the output of `iconv -f UTF-16 -t UTF-8`"
 _IS_BYTEPS = "is BytePS's, not a timeline of Horovod; read it with `otel-dltrace import byteps`"
 _IS_HOROVOD = "is a timeline of Horovod, not BytePS's; read it with `otel-dltrace import horovod`"
 _IS_BYTESCHEDULER = "is ByteScheduler's; read it with `otel-dltrace import bytescheduler`"

@@ -62,21 +62,21 @@ def read_profile(data: bytes, servers: int = 0) -> Profile:
     requests, strange, lone = _paired(found.events)
     notes = list(found.notes)
     if found.notes and requests:
-        notes.append("no server closed this file, and up to 8 KB more were lost with it")
+        notes.append("BytePS's servers never close this file, so up to 8 KB at its end may be lost too")
     if strange:
-        notes.append(f"events that are neither push nor pull, and were left out: {strange:,}")
+        notes.append(f"events left out because they are neither push nor pull: {strange:,}")
     if lone:
-        notes.append(f"ends without a begin, which were left out: {lone:,}")
+        notes.append(f"ends left out because they have no begin: {lone:,}")
     if still_open := sum(request.end is None for request in requests):
-        notes.append(f"pushes and pulls without an end in the file: {still_open:,}")
+        notes.append(f"pushes and pulls whose end is not in the file: {still_open:,}")
     if backwards := sum(request.end is not None and request.end < request.start for request in requests):
-        notes.append(f"pushes and pulls that end before they begin, since the clock was set back: {backwards:,}")
+        notes.append(f"pushes and pulls that end before they begin, because the clock was set back: {backwards:,}")
     server, count, offset = _place({request.key for request in requests}, servers)
     if server is None:
-        whose = f"are those of none of {servers} servers (--servers)" if servers else "fit no number of servers"
-        notes.append(f"the keys {whose}; they were taken as they stand")
+        whose = f"belong to none of {servers} servers (--servers)" if servers else "fit no number of servers"
+        notes.append(f"the keys {whose}; they were read as they are")
     elif server and not servers:
-        notes.append(f"its keys are those of server {server} of {count} (or of a multiple of both: say --servers)")
+        notes.append(f"its keys are those of server {server} of {count}, or a multiple of both; say it with --servers")
     told = [request._replace(key=request.key - offset) for request in requests]
     return Profile(told, server or 0, count, tuple(notes))
 

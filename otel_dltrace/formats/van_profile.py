@@ -33,9 +33,9 @@ def read_van(data: bytes) -> VanProfile:
     found = [_message(line) for line in lines]
     notes = [] if data.strip() else [EMPTY]
     if rest.strip():
-        notes.append(f"the file ends inside line {len(lines) + 1:,}; that one is missing, and whatever came after it")
+        notes.append(f"the file ends in the middle of line {len(lines) + 1:,}; it is missing, and anything after it")
     if strange := sum(one is None and bool(line.strip()) for one, line in zip(found, lines, strict=True)):
-        notes.append(f"lines that are not of a van profile, and were left out: {strange:,}")
+        notes.append(f"lines left out because they are not a van profile's: {strange:,}")
     return VanProfile([one for one in found if one is not None], tuple(notes))
 
 

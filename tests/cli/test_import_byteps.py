@@ -197,7 +197,9 @@ def test_one_of_several_servers_keeps_its_keys(tmp_path, capsys):
     imported(tmp_path / "both", folder)
 
     assert [(path.parent.name, path.read_text()) for path in (tmp_path / "out").rglob("it.json")] == [("1", text)]
-    doubled = f"{folder}/server_profile_copy.json: {folder}/server_profile.json is of server 1, too; it was taken for 0"
+    doubled = (
+        f"{folder}/server_profile_copy.json: {folder}/server_profile.json is of server 1 as well; it was taken to be 0"
+    )
     assert doubled in capsys.readouterr().out
 
 
@@ -237,7 +239,7 @@ def test_a_file_without_events_is_refused_for_that(tmp_path, capsys):
     """It is whole and can be read, so that is all that is wrong with it."""
     path = FILES / "bps_hand_comm_empty.json"
     assert main(["import", "byteps", str(path), "-o", str(tmp_path / "RUN")]) == 2
-    assert f"{path}: it holds no event; there is nothing to import" in capsys.readouterr().err
+    assert f"{path}: it holds no events; there is nothing to import" in capsys.readouterr().err
 
 
 def test_a_cut_file_says_what_is_missing(tmp_path, capsys):
@@ -248,7 +250,7 @@ def test_a_cut_file_says_what_is_missing(tmp_path, capsys):
     run = imported(tmp_path, tmp_path, options=("--start-step", "5"))
     (drain,) = read_summaries(run)
 
-    note = f"{path}: the file ends inside event 278; that one is missing, and whatever came after it"
+    note = f"{path}: the file ends in the middle of event 278; it is missing, and anything after it"
     assert f"note: {note}\n" in capsys.readouterr().out
     assert note in drain["summary"]["notes"]
 
@@ -260,7 +262,7 @@ def test_a_clock_that_was_set_back_is_kept_and_does_no_harm(tmp_path, capsys):
     data = (FILES / "bps_hand_comm_root.json").read_bytes().replace(b'"dur": 24026', b'"dur": -24026')
     (folder / "0" / "comm.json").write_bytes(data)
     run = imported(tmp_path, folder)
-    assert "events that end before they begin, since the clock was set back: 1" in capsys.readouterr().out
+    assert "events that end before they begin, because the clock was set back: 1" in capsys.readouterr().out
     for form in ("byteps", "otlp", "chrome"):
         assert main(["export", str(run), "--to", form, "-o", str(tmp_path / form)]) == 0
     spans = [
@@ -325,7 +327,7 @@ def test_a_workers_file_of_another_name_in_a_directory_is_told(tmp_path, capsys)
     renamed = (folder / "comm.json").with_name("comm-1.json")
     renamed.write_bytes(real(REAL[0]))
     (folder / "notes.json").write_text('{"traceEvents": []}')
-    why = f"{renamed} was not read: it is a worker's, and not called comm.json; give it by its name if it is to be\n"
+    why = f"{renamed} was not read: it is a worker's file, but not called comm.json; to read it too, give it by name\n"
     imported(tmp_path, folder)
     assert [line for line in capsys.readouterr().out.splitlines(keepends=True) if "not read" in line] == [
         f"note: {why}"
@@ -345,7 +347,7 @@ def test_a_pipe_is_read(tmp_path, capsys):
     writer.start()
     piped = imported(tmp_path, pipe, options=("--start-step", "5"))
     writer.join()
-    assert f"note: {pipe}: its folder is not named after a local rank; it was taken for 0" in capsys.readouterr().out
+    assert f"note: {pipe}: its folder is not named after a local rank; it was taken to be 0" in capsys.readouterr().out
     assert main(["export", str(piped), "--to", "byteps", "-o", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "0" / "comm.json").read_bytes() == data
 
@@ -363,7 +365,7 @@ def test_a_folder_with_the_number_of_a_day_is_no_local_rank(folder, tmp_path, ca
     assert main(["export", str(run), "--to", "byteps", "-o", str(tmp_path / "out")]) == 0
     assert main(["export", str(run), "--to", "chrome", "-o", str(tmp_path / "t.json")]) == 0
 
-    assert f"{path}: its folder is not named after a local rank; it was taken for 0" in said
+    assert f"{path}: its folder is not named after a local rank; it was taken to be 0" in said
     assert f"{tmp_path}/a/{folder} is node 0, {tmp_path}/b/{folder} is node 1" in said
     assert [(tmp_path / "out" / name / "0" / "comm.json").exists() for name in ("worker0", "worker1")] == [True, True]
 
@@ -377,9 +379,9 @@ def test_what_the_files_do_not_say_is_told(tmp_path, capsys):
     imported(tmp_path, tmp_path)
     said = capsys.readouterr().out
 
-    assert "its folder is not named after a local rank; it was taken for 0" in said
+    assert "its folder is not named after a local rank; it was taken to be 0" in said
     assert "b9 is node 0, b10 is node 1" in said
-    assert "give --start-step" in said
+    assert "give it as --start-step" in said
 
 
 def test_who_is_named_after_a_local_rank_has_it(tmp_path, capsys):
@@ -397,8 +399,8 @@ def test_who_is_named_after_a_local_rank_has_it(tmp_path, capsys):
 
     said = capsys.readouterr().out
     assert {path.parent.name: path.read_text() for path in (tmp_path / "out").rglob("comm.json")} == contents
-    assert f"{paths[1]}: {paths[0]} is of local rank 0, too; it was taken for 2" in said
-    assert f"{paths[3]}: its folder is not named after a local rank; it was taken for 3" in said
+    assert f"{paths[1]}: {paths[0]} is of local rank 0 as well; it was taken to be 2" in said
+    assert f"{paths[3]}: its folder is not named after a local rank; it was taken to be 3" in said
 
 
 @pytest.mark.parametrize(
@@ -554,7 +556,7 @@ def test_a_gzipped_file_is_refused_with_what_to_do(tmp_path, capsys):
     packed = tmp_path / "comm.json.gz"
     packed.write_bytes(gzip.compress(b'{"traceEvents": []}'))
     assert main(["import", "byteps", str(packed), "-o", str(tmp_path / "RUN")]) == 2
-    assert f"{packed} is gzipped; give what `zcat` makes of it" in capsys.readouterr().err
+    assert f"{packed} is gzipped; give the output of `zcat`" in capsys.readouterr().err
     assert not (tmp_path / "RUN").exists()
 
 
@@ -564,7 +566,7 @@ def test_a_folder_s_gzipped_file_is_found(tmp_path, capsys):
     plain.parent.mkdir()
     packed.write_bytes(gzip.compress((FILES / "bps_hand_comm_root.json").read_bytes()))
     assert main(["import", "byteps", str(tmp_path), "-o", str(tmp_path / "RUN")]) == 2
-    assert f"{packed} is gzipped; give what `zcat` makes of it" in capsys.readouterr().err
+    assert f"{packed} is gzipped; give the output of `zcat`" in capsys.readouterr().err
 
     plain.write_bytes(gzip.decompress(packed.read_bytes()))
     assert main(["import", "byteps", str(tmp_path), "-o", str(tmp_path / "RUN")]) == 0

@@ -53,7 +53,7 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(name, tmp_path):
     done = with_little_memory(name, sparse, tmp_path)
 
     most = "64" if name == "horovod" else r"\d+"
-    said = rf"otel-dltrace: {sparse} has more than {most} GiB, and is not read; give only a part of it\n"
+    said = rf"otel-dltrace: {sparse} is larger than {most} GiB, too large to be read; give only a part of it\n"
     assert (done.returncode, re.fullmatch(said, done.stderr) is not None) == (2, True), done.stderr
 
 
@@ -67,7 +67,7 @@ def test_a_pipe_is_read_as_far_as_there_is_room(name, tmp_path, monkeypatch, cap
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["sh", "-c", f"echo '[' > '{pipe}'"]) as writer:
-        said = f"otel-dltrace: {pipe} has more than 1 GiB, and is not read; give only a part of it\n"
+        said = f"otel-dltrace: {pipe} is larger than 1 GiB, too large to be read; give only a part of it\n"
         assert imported(name, pipe, tmp_path, capsys) == (2, said, False)
         writer.wait()
 
@@ -85,7 +85,7 @@ def test_of_a_gzip_no_more_is_unpacked_than_there_is_room(tmp_path, monkeypatch,
     path = tmp_path / "timeline.json.gz"
     path.write_bytes(gzip.compress(b"[\n" + bytes(1 << 21)))
 
-    said = f"otel-dltrace: {path} has more than 0 GiB, and is not read; give only a part of it\n"
+    said = f"otel-dltrace: {path} is larger than 0 GiB, too large to be read; give only a part of it\n"
     assert imported("horovod", path, tmp_path, capsys) == (2, said, False)
 
 

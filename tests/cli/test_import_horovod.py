@@ -233,7 +233,7 @@ def test_a_timeline_in_utf16_is_refused_with_what_to_do(tmp_path, capsys):
     wide = tmp_path / "timeline.json"
     wide.write_bytes(timeline("horovod_mpi_np2").decode().encode("utf-16"))
     assert main(["import", "horovod", str(wide), "-o", str(tmp_path / "RUN")]) == 2
-    assert f"{wide} is UTF-16, and a timeline is UTF-8; give what `iconv -f UTF-16" in capsys.readouterr().err
+    assert f"{wide} is UTF-16, but a timeline is UTF-8; give the output of `iconv -f UTF-16" in capsys.readouterr().err
 
 
 def test_of_a_torn_gzip_what_can_be_unpacked_is_read(tmp_path, capsys):
@@ -256,7 +256,7 @@ def test_of_a_gzip_that_is_not_what_it_was_it_is_said(tmp_path, capsys):
     packed[-6] ^= 1
     (tmp_path / "flipped.json.gz").write_bytes(packed)
     imported(tmp_path, tmp_path / "flipped.json.gz")
-    assert f"{size:,} bytes could be unpacked, may not be what they were, and" in capsys.readouterr().out
+    assert f"{size:,} bytes could be unpacked, perhaps not correctly; anything" in capsys.readouterr().out
 
 
 def test_a_gzip_of_which_nothing_is_left_is_refused(tmp_path, capsys):

@@ -195,9 +195,9 @@ def test_names_that_byteps_did_not_escape_are_read(tensor):
     assert bool(comm.notes) is not is_json
 
 
-BARE = "names in it lack the prefix Comm. that BytePS gives them; an export writes it"
-NO_UTF8 = "names in it are not UTF-8: what cannot be read is \ufffd, and names that differ there alone are one"
-ESCAPED = "names in it have control characters written as JSON's escapes; BytePS writes none: was it a backslash?"
+BARE = "names in it lack BytePS's prefix Comm.; an export adds it"
+NO_UTF8 = "names in it are not UTF-8: what cannot be read is shown as \ufffd; names that differ only there count as one"
+ESCAPED = "names in it have control characters as JSON escapes; BytePS escapes nothing: were these backslashes?"
 
 
 @pytest.mark.parametrize("suffix", [b"", b" "], ids=["as BytePS writes it", "as any JSON"])
@@ -227,7 +227,7 @@ def test_events_of_others_beside_those_of_byteps_are_left_out():
 
     assert (comm.events(), comm.notes) == (
         [(Series("a"), 5, 2)] * 2,
-        ("events that are not BytePS's, and were left out: 1",),
+        ("events left out because they are not BytePS's: 1",),
     )
 
 
@@ -247,7 +247,7 @@ def test_an_event_that_byteps_did_not_write_is_left_out_and_told():
 
     assert (comm.events(), comm.notes) == (
         [(Series("a"), 5, -2)],
-        ("events that are not BytePS's, and were left out: 7",),
+        ("events left out because they are not BytePS's: 7",),
     )
 
 
@@ -256,7 +256,7 @@ def test_a_time_that_nanoseconds_cannot_hold_is_left_out_and_told(ts):
     """Also in a file that is laid out as BytePS does it."""
     comm = read_comm(text_of(comm_of((TOTAL, TS, 7), (PUSH, ts, 5))))
 
-    assert (comm.events(), comm.notes) == ([(TOTAL, TS, 7)], ("events that are not BytePS's, and were left out: 1",))
+    assert (comm.events(), comm.notes) == ([(TOTAL, TS, 7)], ("events left out because they are not BytePS's: 1",))
 
 
 @pytest.mark.parametrize(
@@ -264,12 +264,12 @@ def test_a_time_that_nanoseconds_cannot_hold_is_left_out_and_told(ts):
     [
         (b"", (EMPTY,)),
         (b" \n", (EMPTY,)),
-        (b"{", ("the file ends in its header; whatever it was to hold is missing",)),
-        (b"[", ("the file ends before its first event; whatever it was to hold is missing",)),
-        (b"hello", ("the file holds no whole trace event; it begins with 'hello'",)),
+        (b"{", ("the file ends in its header; all of its events are missing",)),
+        (b"[", ("the file ends before its first event; all of its events are missing",)),
+        (b"hello", ("the file holds no complete trace event; it begins with 'hello'",)),
         (b"7", ("the file is JSON, but holds no trace events",)),
-        (b"\xff\xfe\x00", ("the file holds no whole trace event; it begins with '\ufffd\ufffd\\x00'",)),
-        (b"[" * 100_000, ("the file ends inside event 1; that one is missing, and whatever came after it",)),
+        (b"\xff\xfe\x00", ("the file holds no complete trace event; it begins with '\ufffd\ufffd\\x00'",)),
+        (b"[" * 100_000, ("the file ends in the middle of event 1; it is missing, and anything after it",)),
     ],
 )
 def test_what_is_no_timeline_is_told_so(data, notes):
@@ -337,7 +337,7 @@ def test_a_large_event_of_a_cut_file_is_read():
     events, notes, _ = read_events(text[:-60_000])
     assert (events, notes) == (
         [{"ph": "a"}, large, {"ph": "b"}],
-        ("the file ends inside event 4; that one is missing, and whatever came after it",),
+        ("the file ends in the middle of event 4; it is missing, and anything after it",),
     )
 
 
@@ -360,7 +360,7 @@ def test_several_timelines_in_one_file_are_told():
     comm = read_comm(data + data)
 
     assert comm.events() == read_comm(data).events()
-    told = "the file goes on after its end at character {:,}: of several in one the first was read"
+    told = "the file goes on after its end at character {:,}; only what comes before that was read"
     assert comm.notes == (told.format(data.index(b"],") + 1),)
 
 
@@ -449,7 +449,7 @@ def test_of_as_many_stages_as_totals_each_is_in_one_that_it_lies_in(stages, pare
     rows, _, notes = comm_spans.rows_of(comm_of(*totals, *[(PUSH, TS + at, 5) for at in stages]))
 
     assert (rows["parent_no"][2:4].tolist(), rows["seq"][2:4].tolist()) == ([*parents], [*occurrences])
-    lone = "stages that lie in no total of their tensor, and have no operation: 1"
+    lone = "stages outside all totals of their tensor, so without an operation: 1"
     assert notes == (lone,) * parents.count(0)
 
 
@@ -466,8 +466,8 @@ def test_a_server_profile_is_read_as_requests():
     ]
     assert (profile.server, profile.servers) == (0, 1)
     assert profile.notes == (
-        "the file is not closed behind event 8; whatever came after it is missing",
-        "no server closed this file, and up to 8 KB more were lost with it",
+        "the file is not closed after event 8; anything after it is missing",
+        "BytePS's servers never close this file, so up to 8 KB at its end may be lost too",
     )
 
 
@@ -478,7 +478,7 @@ def test_what_is_no_request_is_left_out_and_told():
     profile = read_profile(json.dumps([begin, *strange, begin | {"ph": "E", "ts": TS + 5}]).encode())
 
     assert profile.requests == [Request("push", 9, 65536, TS, TS + 5)]
-    assert profile.notes == ("events that are neither push nor pull, and were left out: 5",)
+    assert profile.notes == ("events left out because they are neither push nor pull: 5",)
 
 
 def test_a_pull_waits_for_the_push_that_ends_last():
@@ -492,7 +492,7 @@ def test_a_servers_share_of_the_keys_is_taken_off():
     profile = read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes())
 
     assert (profile.server, profile.servers, [r.key for r in profile.requests]) == (1, 2, [7 << 16 | 3])
-    assert profile.notes[-1] == "its keys are those of server 1 of 2 (or of a multiple of both: say --servers)"
+    assert profile.notes[-1] == "its keys are those of server 1 of 2, or a multiple of both; say it with --servers"
     assert read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes(), servers=4).server == 2
 
 
@@ -501,7 +501,7 @@ def test_a_number_of_servers_that_the_keys_do_not_fit_is_named():
     profile = read_profile((FILES / "bps_hand_server1of2_profile_unclosed.json").read_bytes(), servers=3)
 
     assert (profile.server, profile.requests[0].key) == (0, 9223372036855234562)
-    assert profile.notes[-1] == "the keys are those of none of 3 servers (--servers); they were taken as they stand"
+    assert profile.notes[-1] == "the keys belong to none of 3 servers (--servers); they were read as they are"
 
 
 @pytest.mark.parametrize("servers", range(1, 33))
@@ -537,7 +537,7 @@ def test_a_request_that_ends_before_it_begins_is_told():
     profile = read_profile(text_of_server(Profile([Request("push", 9, 5 << 16, TS, TS - 5)])))
 
     assert profile.requests == [Request("push", 9, 5 << 16, TS, TS - 5)]
-    assert profile.notes == ("pushes and pulls that end before they begin, since the clock was set back: 1",)
+    assert profile.notes == ("pushes and pulls that end before they begin, because the clock was set back: 1",)
 
 
 def test_a_killed_server_leaves_what_it_flushed():
@@ -546,8 +546,8 @@ def test_a_killed_server_leaves_what_it_flushed():
     whole = [request for request in profile.requests if request.end is not None]
 
     assert (len(profile.requests), len(whole)) == (45, 44)
-    assert profile.notes[0].startswith("the file ends inside event 90;")
-    assert profile.notes[-1] == "pushes and pulls without an end in the file: 1"
+    assert profile.notes[0].startswith("the file ends in the middle of event 90;")
+    assert profile.notes[-1] == "pushes and pulls whose end is not in the file: 1"
 
 
 @pytest.mark.parametrize("name", SERVER)
@@ -569,7 +569,7 @@ def test_an_end_whose_begin_is_not_in_the_file_is_left_out_and_said():
     profile = read_profile(json.dumps(events).encode())
 
     assert [request[3:] for request in profile.requests] == [(TS + 1, TS + 5)]
-    assert "ends without a begin, which were left out: 1" in profile.notes
+    assert "ends left out because they have no begin: 1" in profile.notes
 
 
 def text_of_server(profile: Profile) -> bytes:
@@ -588,7 +588,9 @@ def test_a_server_profile_is_written_as_it_was_and_closed(name):
 
     assert text == lines + b"\n\t]\n}\n"
     assert len(events) == lines.count(b'"ph"')
-    assert read_profile(text).notes in ((), ("pushes and pulls without an end in the file: 1",)) or "server1of2" in name
+    assert (
+        read_profile(text).notes in ((), ("pushes and pulls whose end is not in the file: 1",)) or "server1of2" in name
+    )
 
 
 REQUESTS = st.lists(
@@ -658,7 +660,7 @@ def test_a_van_profile_of_another_system_is_read():
     for end in ("\n", "\r\n"):
         assert read_van(end.join(lines).encode()) == VanProfile(
             [Message(65535, "worker", "pull", 7), Message(0, "server", "push", 9)],
-            ("lines that are not of a van profile, and were left out: 1",),
+            ("lines left out because they are not a van profile's: 1",),
         )
 
 
@@ -678,7 +680,7 @@ def test_a_van_profile_cut_at_any_byte_keeps_its_whole_lines():
         part = read_van(data[:cut])
         assert part.messages == whole[: data[:cut].count(b"\n")]
         assert bool(part.notes) is not data[:cut].endswith(b"\n")
-    assert read_van(b"x\n") == VanProfile([], ("lines that are not of a van profile, and were left out: 1",))
+    assert read_van(b"x\n") == VanProfile([], ("lines left out because they are not a van profile's: 1",))
 
 
 @pytest.mark.parametrize(

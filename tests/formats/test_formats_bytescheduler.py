@@ -52,9 +52,9 @@ def test_a_timeline_cut_at_any_byte_keeps_what_is_before():
 @pytest.mark.parametrize(
     ("events", "note"),
     [
-        ([7, {"ph": "B"}], "events that are not ByteScheduler's, and were left out: 2"),
-        ([{"ph": "E", "pid": 0, "name": "x", "ts": 1}], "begins or ends without the other, which were left out: 1"),
-        ([{"ph": "B", "pid": 0, "name": "x", "ts": 1}], "begins or ends without the other, which were left out: 1"),
+        ([7, {"ph": "B"}], "events left out because they are not ByteScheduler's: 2"),
+        ([{"ph": "E", "pid": 0, "name": "x", "ts": 1}], "begins and ends left out because the other is missing: 1"),
+        ([{"ph": "B", "pid": 0, "name": "x", "ts": 1}], "begins and ends left out because the other is missing: 1"),
     ],
 )
 def test_what_is_no_bar_is_told(events, note):
@@ -74,7 +74,7 @@ def test_what_is_no_end_ends_no_bar(strange):
     begin, end = ({"ph": phase, "pid": 0, "name": "x", "ts": at} for phase, at in (("B", 1), ("E", 3)))
     assert read_schedule(json.dumps([begin, strange, end]).encode()) == (
         [Bar("0", "x", 1, 3)],
-        ("events that are not ByteScheduler's, and were left out: 1",),
+        ("events left out because they are not ByteScheduler's: 1",),
     )
 
 

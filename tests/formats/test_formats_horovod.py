@@ -127,11 +127,11 @@ def test_a_file_cut_at_any_byte_keeps_what_was_whole(name):
     [
         pytest.param(b"", [EMPTY], id="0 bytes"),
         pytest.param(b" \n", [EMPTY], id="blank"),
-        pytest.param(b"[\n", ["the file ends before its first event; whatever it was to hold is missing"], id="only ["),
+        pytest.param(b"[\n", ["the file ends before its first event; all of its events are missing"], id="only ["),
         pytest.param(
             timeline("hvd_driver_HEAD_killed_after_first_event"),
-            ["the file ends before the first event of its last tensor, behind event 0; "
-             "whatever came after it is missing"],
+            ["the file ends before the first event of its last tensor, after event 0; "
+             "anything after it is missing"],
             id="killed",
         ),
     ],
@@ -157,8 +157,8 @@ def test_records_of_others_are_left_out_and_counted():
 
     assert events == [Event(BEGIN, 1, "1", "X")]
     assert notes[:2] == [
-        "records that are not Horovod's, and were left out: 5",
-        "tensors without a name in the file, which go by their number: 1",
+        "records left out because they are not Horovod's: 5",
+        "tensors that the file does not name, shown by their number: 1",
     ]
 
 
@@ -184,8 +184,8 @@ def test_times_before_0_20_1_have_no_origin():
 
     assert [event.phase for event in events] == list("BXXEBBEBEBEBEEi")
     assert [note.split(",")[0].split(" (")[0] for note in notes] == [
-        "the file is not closed behind event 15",
-        "no record says when its times count from",
+        "the file is not closed after event 15",
+        "no record says what its times count from",
     ]
 
 
@@ -195,7 +195,7 @@ def test_names_that_are_not_escaped_are_taken_as_they_stand():
     names = [e["args"]["name"] for e in json.loads(text_of(events)) if e["ph"] == "M" and "name" in e["args"]]
 
     assert names == ["allreduce.world", "allreduce.sub", 'allreduce.we"ird\\name']
-    assert notes == ["names in it are not escaped, so it is not JSON; they were taken as they stand"]
+    assert notes == ["names in it are not escaped, so it is not valid JSON; they were read as they are"]
     assert read(text_of(events)) == (events, [])
 
 
@@ -407,9 +407,9 @@ def test_what_has_no_other_half_is_kept_and_told():
 
     assert (int(open_bars.sum()), said) == (
         23,
-        ["bars that were open at the end of the file, and are marked as cut off: 23"],
+        ["bars still open at the end of the file, marked as cut off: 23"],
     )
-    assert also == ["ends without a begin in the file, which are moments: 1"]
+    assert also == ["ends without a begin in the file, shown without a duration: 1"]
     assert [d.name for d in late.descriptors if d.kind == s.TICK] == ["TIMELINE_START", "ready", "END"]
 
 
@@ -419,7 +419,7 @@ def test_a_clock_that_goes_back_is_told():
     batch, notes = built(events)
 
     assert list(events_of([batch])) == [events[1], events[0], events[2]]
-    assert "events that are earlier than the one before them: 1" in notes
+    assert "events with an earlier time than the one before them: 1" in notes
 
 
 def test_cycle_marks_are_ticks_outside_any_step():

@@ -155,7 +155,7 @@ def test_what_is_begun_again_before_it_was_read_is_told(is_read: bool, tmp_path:
     job.allreduce("w", 300)
     job.rows()
 
-    told = f"{job.path} was begun again before it was read: what it held is in no span"
+    told = f"{job.path} was started anew before it had been read: what it held is missing here"
     assert job.told.notes == [told] * (not is_read)
 
 

@@ -11,7 +11,7 @@ from otel_dltrace.formats.others import HEAD
 from otel_dltrace.model.errors import TraceFormatError
 
 _MOST_NAMED = 4
-_RENAMED = "was not read: it is a worker's, and not called comm.json; give it by its name if it is to be"
+_RENAMED = "was not read: it is a worker's file, but not called comm.json; to read it too, give it by name"
 _DIGITS = re.compile(r"(\d+)")
 
 

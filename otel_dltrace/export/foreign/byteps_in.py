@@ -88,8 +88,8 @@ def import_byteps(
 
 
 _UNKNOWN_FIRST = (
-    "no file says with which occurrence of a tensor it begins, so they are counted from 1, and the first is in step 0; "
-    "give --start-step, which was BYTEPS_TRACE_START_STEP (10 unless set), if you know it"
+    "no file says which occurrence of a tensor it begins with, so they count from 1, and the first is in step 0; "
+    "if you know what BYTEPS_TRACE_START_STEP was (10 unless set), give it as --start-step"
 )
 
 
@@ -145,7 +145,7 @@ class _Reading:
             place, rows, notes = self._van(data)
         assert place is not None
         if not len(rows.rows) and not notes:
-            notes = ("it holds no event",)
+            notes = ("it holds no events",)
         self.imported.notes += [f"{file.path}: {note}" for note in notes]
         self.imported.add(place, rows.rows, rows.descriptors)
         self.progress(self.imported.spans)

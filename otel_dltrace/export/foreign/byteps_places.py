@@ -30,7 +30,7 @@ def worker_places(paths: Sequence[Path]) -> tuple[dict[Path, Place], list[str]]:
     machines = [_numbered(told, "local rank", unsaid, notes) for told in nodes.values()]
     if len(nodes) > 1:
         notes.append(
-            "no file says its machine, so each folder is one: "
+            "no file says which machine it comes from, so each folder counts as one: "
             + ", ".join(f"{name} is node {number}" for number, name in enumerate(_names(list(nodes))))
         )
     size = 1 + max((local for ranks in machines for local in ranks.values()), default=0)
@@ -69,8 +69,8 @@ def _numbered(told: Mapping[Path, int | None], what: str, unsaid: str, notes: li
             continue
         free = next(one for one in range(len(told)) if one not in taken)
         taken[free] = path
-        why = unsaid if number is None else f"{taken[number]} is of {what} {number}, too"
-        notes.append(f"{path}: {why}; it was taken for {free}")
+        why = unsaid if number is None else f"{taken[number]} is of {what} {number} as well"
+        notes.append(f"{path}: {why}; it was taken to be {free}")
     return {path: number for number, path in taken.items()}
 
 

@@ -78,4 +78,4 @@ def held(path: Path, file: BinaryIO) -> bytes:
 
 
 def _too_large(path: Path, most: int) -> TraceFormatError:
-    return TraceFormatError(f"{path} has more than {most >> 30} GiB, and is not read; give only a part of it")
+    return TraceFormatError(f"{path} is larger than {most >> 30} GiB, too large to be read; give only a part of it")

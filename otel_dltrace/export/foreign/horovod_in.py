@@ -24,7 +24,7 @@ _HEAD = 512
 _MOST = 64 << 30
 """Bytes of a timeline, unpacked; days of a large job, and some hours of reading."""
 _GZIP = b"\x1f\x8b"
-_ONE_SIDED = "Horovod writes it on rank 0 only: of other ranks there is when they were ready, and that not always"
+_ONE_SIDED = "only rank 0 of Horovod writes a timeline: of the others it tells at most when they were ready"
 
 
 def import_horovod(paths: Sequence[Path], run: Path, name: str, progress: Callable[[int], None]) -> Imported:
@@ -130,8 +130,8 @@ def _unpack(path: Path, packed: BinaryIO, whole: BinaryIO) -> Iterator[str]:
         if not size:
             raise TraceFormatError(f"{path}: {damage}, and none of it can be unpacked") from None
         is_whole = isinstance(error, EOFError) or "Not a gzipped file" in str(error)  # with something else behind it
-        doubt = "" if is_whole else "may not be what they were, "
-        yield f"{damage}; {size:,} bytes could be unpacked, {doubt}and whatever came after them is missing"
+        doubt = "" if is_whole else ", perhaps not correctly"
+        yield f"{damage}; {size:,} bytes could be unpacked{doubt}; anything after them is missing"
 
 
 def _find(paths: Sequence[Path]) -> list[Path]:

@@ -125,7 +125,7 @@ class Told:
                 was_read = self._tails[followed.path].named_again(followed) or self._opened <= self._taken_over
                 if not was_read:
                     self._notes.append(
-                        f"{followed.path} was begun again before it was read: what it held is in no span"
+                        f"{followed.path} was started anew before it had been read: what it held is missing here"
                     )
             else:
                 self._tails[followed.path] = Timeline(followed, self._draw)
