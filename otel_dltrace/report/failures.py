@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.stops.failures import WORKER, Failure, Failures, Missing
 from otel_dltrace.model.semconv import RANK_STEP
-from otel_dltrace.report.words import ms, plain
+from otel_dltrace.report.words import ms, plain, short
 
 _MOST = 4
 _S = 1_000_000_000
@@ -53,5 +53,5 @@ def _members(role: str, ranks: Sequence[int]) -> str:
 
 def _where(one: Failure) -> str:
     step = "outside any step" if one.step is None else f"of step {one.step}"
-    where = f"in step {one.step}" if one.operation == RANK_STEP else f"in {plain(one.operation)} {step}"
+    where = f"in step {one.step}" if one.operation == RANK_STEP else f"in {short(one.operation)} {step}"
     return f"{where}, {one.count:,} times in all" if one.count > len(one.ranks) else where

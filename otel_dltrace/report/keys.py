@@ -11,7 +11,7 @@ from otel_dltrace.analysis.push_pulls.server_keys import ServerKey
 from otel_dltrace.analysis.push_pulls.worker_keys import WorkerKey
 from otel_dltrace.model.plan import FINEST
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
-from otel_dltrace.report.words import ms, plain
+from otel_dltrace.report.words import ms, short
 
 _NOTHING = "This run has no push_pull: --by key reports on the tensors of a parameter server."
 
@@ -65,7 +65,7 @@ def sentences(keys: Keys) -> list[str]:
         key, stage = keys.workers[0], keys.workers[0].longest
         out.append(
             f"The key that takes longest is {_name(key.key, key.tensor)}: {ms(key.time.p50)} ms (p50), "
-            f"longest in {plain(stage.name)} ({ms(stage.wait.p50)} ms queued, {ms(stage.time.p50)} ms in it)."
+            f"longest in {short(stage.name)} ({ms(stage.wait.p50)} ms queued, {ms(stage.time.p50)} ms in it)."
         )
     return out
 
@@ -91,7 +91,7 @@ def _who_is_last(seen_by: str, ranks: Sequence[Last | None], local_size: int = 1
 
 
 def _name(key: int, tensor: str) -> str:
-    return " ".join(filter(None, (str(key) if key >= 0 else "", plain(tensor))))
+    return " ".join(filter(None, (str(key) if key >= 0 else "", short(tensor))))
 
 
 def _ranks(ranks: Sequence[RankArrivals]) -> list[RenderableType]:
@@ -115,8 +115,8 @@ def _workers(keys: Sequence[WorkerKey]) -> list[RenderableType]:
         stage = key.longest
         table.add_row(
             str(key.key) if key.key >= 0 else "",
-            Text(plain(key.tensor)),
-            Text(plain(stage.name)) if stage else "",
+            Text(short(key.tensor)),
+            Text(short(stage.name)) if stage else "",
             f"{key.time.count:,}",
             ms(key.time.p50),
             ms(key.time.p95),
@@ -145,7 +145,7 @@ def _servers(keys: Sequence[ServerKey]) -> list[RenderableType]:
         table.add_row(
             str(key.server),
             str(key.key),
-            Text(" ".join(filter(None, (plain(key.tensor), f"[{key.partition}]" if key.partition else "")))),
+            Text(" ".join(filter(None, (short(key.tensor), f"[{key.partition}]" if key.partition else "")))),
             f"{key.push.count:,}",
             ms(key.push.p50),
             gather,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.stops.left_open import Elsewhere, LeftOpen, Standing
-from otel_dltrace.report.words import plain
+from otel_dltrace.report.words import short
 
 _MOST = 6
 
@@ -30,7 +30,7 @@ def _alike(standing: Sequence[Standing]) -> Iterator[tuple[Standing, int]]:
 
 
 def _standing(one: Standing, more: int) -> str:
-    what = " ".join(dict.fromkeys(filter(None, (plain(one.operation), plain(one.tensor)))))
+    what = " ".join(dict.fromkeys(filter(None, (short(one.operation), short(one.tensor)))))
     if one.peer >= 0:
         what += f" with rank {one.peer}"
     what += _facts(one)
@@ -52,13 +52,13 @@ def _facts(one: Standing) -> str:
     facts = [f"number {one.number}"] if one.number > 0 else []
     where = " ".join(filter(None, (one.backend, one.group)))
     if where:
-        facts.append(f"of {plain(where)}")
+        facts.append(f"of {short(where)}")
     return f" ({', '.join(facts)})" if facts else ""
 
 
 def _elsewhere(one: Elsewhere) -> str:
     step = "no step" if one.step is None else f"step {one.step}"
-    after = f"; what ended last was {plain(one.last)}" if one.last else ""
+    after = f"; what ended last was {short(one.last)}" if one.last else ""
     return f"{_is_in(one.ranks, one.lasts, step)}{after}."
 
 

@@ -11,7 +11,7 @@ from otel_dltrace.analysis.select import spell
 from otel_dltrace.analysis.steps.own import IN_WORDS
 from otel_dltrace.analysis.utilisation import UtilisationRow
 from otel_dltrace.report.tables import new_table, section
-from otel_dltrace.report.words import ms, plain, size
+from otel_dltrace.report.words import ms, plain, short, size
 
 MOST_STAGES = 8
 MOST_ROWS = 40
@@ -75,7 +75,7 @@ def meanwhile(found: SlowStageSigns) -> str:
 
 
 def _slow(slow: SlowStage) -> str:
-    subject = f"Rank {slow.rank}'s {IN_WORDS.get(slow.stage, plain(slow.stage))} took {ms(slow.own)} ms"
+    subject = f"Rank {slow.rank}'s {IN_WORDS.get(slow.stage, short(slow.stage))} took {ms(slow.own)} ms"
     by = "longer than the others'" if slow.against == "others" else "longer than its median"
     named = f"step{'s' * (len(slow.steps) > 1)} {spell(slow.steps)}"
     steps = named if len(slow.steps) <= FEW_STEPS else f"{len(slow.steps)} of {slow.of} steps"

@@ -15,7 +15,7 @@ from otel_dltrace.analysis.push_pulls.last_comers import later_by_far
 from otel_dltrace.model.activities import BACKEND
 from otel_dltrace.model.semconv import MPI
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
-from otel_dltrace.report.words import ms, plain
+from otel_dltrace.report.words import ms, short
 
 _NOTHING = "This run has no operation of Horovod or MPI that ranks share: --by negotiation reports on those."
 _TICKS = (
@@ -178,8 +178,8 @@ def _tensors(found: Negotiations) -> list[RenderableType]:
     for tensor in found.tensors[:MOST_ROWS]:
         last = f"rank {tensor.last}: {tensor.last_times:,} of {tensor.ticked:,}, {ms(tensor.late)} ms"
         table.add_row(
-            Text(plain(tensor.tensor)),
-            Text(plain(tensor.operation)),
+            Text(short(tensor.tensor)),
+            Text(short(tensor.operation)),
             # Each rank has its own bar of an operation, but where Horovod tells them.
             f"{max(tensor.negotiation.count, tensor.bar.count if found.coordinated else 0):,}",
             *(ms(figure) for time in (tensor.negotiation, tensor.bar) for figure in (time.p50, time.p95)),
@@ -202,7 +202,7 @@ def _libraries(libraries: Sequence[Activity], backend: str) -> list[RenderableTy
 def _activities(rows: Sequence[Activity], backend: str) -> list[RenderableType]:
     table = new_table(["activity", "library"], ["bars", "p50\nms", "p95\nms", "any of them\nms"])
     for activity in rows[:MOST_ROWS]:
-        table.add_row(Text(plain(activity.name)), activity.library, *_bars(activity))
+        table.add_row(Text(short(activity.name)), activity.library, *_bars(activity))
     return section(_OF[backend], table, left_over(rows, "activities"))
 
 

@@ -21,7 +21,7 @@ from otel_dltrace.report.left_open import left_open
 from otel_dltrace.report.machine import saturation_parts, utilisation_parts
 from otel_dltrace.report.tables import MOST_ROWS, left_over, new_table, section, show
 from otel_dltrace.report.timings import rates, timing_parts
-from otel_dltrace.report.words import ms, plain, size
+from otel_dltrace.report.words import ms, short, size
 
 _STYLES = {"straggler": "bold red", "none": "bold green", "cannot tell": "bold yellow"}
 _ENDS = {
@@ -94,7 +94,7 @@ def _stages(
 ) -> list[RenderableType]:
     has_operations = any(r.operations for r in ranks)
     names = (*b.stages, *([OPERATIONS] if has_operations else []), RESIDUAL, BETWEEN)
-    table = new_table(["rank"], [plain(name).replace("_", "_\n").replace(" ", "\n") for name in names])
+    table = new_table(["rank"], [short(name).replace("_", "_\n").replace(" ", "\n") for name in names])
     shown, hidden = _shown([r.rank for r in ranks], named)
     for r in (r for r in ranks if r.rank in shown and r.step.count):
         outside = [r.operations or Spread()] if has_operations else []
@@ -117,7 +117,7 @@ def _phases(rows: Sequence[PhaseRow]) -> list[RenderableType]:
         per_step, most = ms(high.per_step) if high.per_step else "", ""
         if high.per_step > low:
             per_step, most = f"{ms(low)}..{ms(high.per_step)}", str(high.rank)
-        table.add_row(Text(plain(row.name)), _range(row.count), ms(row.time.mean), ms(row.time.p95), per_step, most)
+        table.add_row(Text(short(row.name)), _range(row.count), ms(row.time.mean), ms(row.time.p95), per_step, most)
     return section("Phases that the program marks", table, left_over(rows, "phases"))
 
 
@@ -129,7 +129,7 @@ def _operations(rows: Sequence[OperationRow]) -> list[RenderableType]:
         low, high = map(size, row.bytes)
         moved = low if low == high else f"{low}..{high}"
         times = (ms(row.time.total), ms(row.time.mean), ms(row.time.p95), ms(row.skew.p50) if row.skew.count else "")
-        table.add_row(*(Text(plain(name.strip())) for name in names), _range(row.count), moved, *times, row.source)
+        table.add_row(*(Text(short(name.strip())) for name in names), _range(row.count), moved, *times, row.source)
     notes = [_ENDS[source] for source in sorted({row.source for row in rows}) if source in _ENDS]
     notes.append(left_over(rows, "kinds"))
     if any(row.operation == PUSH_PULL for row in rows):

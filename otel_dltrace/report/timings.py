@@ -8,7 +8,7 @@ from rich.text import Text
 from otel_dltrace.analysis.steps.throughput import Rates
 from otel_dltrace.analysis.steps.timings import GRAD_SYNC, TRAIN_BATCH, StageTimings, Timing, Timings
 from otel_dltrace.report.tables import new_table, section
-from otel_dltrace.report.words import ms, plain, rate
+from otel_dltrace.report.words import ms, rate, short
 
 MOST_RANKS = 4
 """Ranks that a part shows: the ones that spend most on it."""
@@ -22,7 +22,7 @@ def timing_parts(timings: Timings, since: int) -> list[RenderableType]:
     table.add_column("slowest", no_wrap=True)
     for stage in timings.stages:
         for row, timing in enumerate(_shown(stage.ranks)):
-            name, slowest = (plain(stage.name), _slowest(stage)) if row == 0 else ("", Text())
+            name, slowest = (short(stage.name), _slowest(stage)) if row == 0 else ("", Text())
             table.add_row(Text(name), str(timing.rank), *_figures(timing), slowest)
     hidden = max((len(stage.ranks) for stage in timings.stages), default=0) - MOST_RANKS
     more = f"the {MOST_RANKS} ranks that spend most on a stage: --json has all" if hidden > 0 else ""

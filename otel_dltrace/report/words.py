@@ -13,6 +13,7 @@ _SUBJECTS = {BETWEEN: "the time between its steps is", RESIDUAL: "the part of it
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _KIB = 1024
 _MANY = 100
+_LONGEST_NAME = 160
 _PARTS = 10
 """An uncertainty of less than one part in so many of a time is not told."""
 _MOST_DAMAGE = 3
@@ -48,6 +49,12 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def short(name: str) -> str:
+    """Return *name*, of a tensor, a phase or an operation, as `plain` has it; a long one without its middle."""
+    half = _LONGEST_NAME // 2
+    return plain(name if len(name) <= _LONGEST_NAME else f"{name[:half]}...{name[-half:]}")
+
+
 def verdict(s: Stragglers) -> list[str]:
     """Return the answer to "who makes the others wait", one sentence each, the main one first."""
     if s.verdict == "cannot tell":
@@ -71,8 +78,8 @@ def verdict(s: Stragglers) -> list[str]:
 def _cause(s: Straggler, steps: int, unsure: int) -> str:
     if not s.stage:
         return f"{_arrival(s, unsure)}, though no stage of its own stands out"
-    subject = _SUBJECTS.get(s.stage, f"its {plain(s.stage)} takes")
-    phase = f", {ms(s.of_phase)} ms of it in its phase {plain(s.phase)}" if s.phase else ""
+    subject = _SUBJECTS.get(s.stage, f"its {short(s.stage)} takes")
+    phase = f", {ms(s.of_phase)} ms of it in its phase {short(s.phase)}" if s.phase else ""
     return f"{subject} {ms(s.own)} ms, {ms(s.excess)} ms longer than the others' (in {s.slow} of {steps} steps){phase}"
 
 
@@ -107,7 +114,7 @@ def where_the_step_goes(s: Stragglers) -> str:
 
 def _where(stage: FrontierStage) -> str:
     # Not "residual": what is blocked in communication there is in it, and in the tables it is not.
-    return "outside any stage" if stage.name == RESIDUAL else plain(stage.name)
+    return "outside any stage" if stage.name == RESIDUAL else short(stage.name)
 
 
 def _leader(stage: FrontierStage) -> str:

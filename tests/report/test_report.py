@@ -196,6 +196,14 @@ def test_names_cannot_write_to_the_terminal():
     assert plain("a\x07\u202e") == "a??"
 
 
+def test_a_very_long_name_is_shown_without_its_middle():
+    """A tensor may be called by a page of text; JSON has all of it."""
+    name = "a" * 2048 + "b" * 2048
+    found = analyse([Rank().collective(0, 0, 1, 1, name="all_reduce", tensor=name).batch()])
+    assert "".join(rendered(found).split()).count("a" * 60 + "..." + "b" * 80) == 1
+    assert len(rendered(found)) < 4096 < len(to_json(found))
+
+
 def test_a_rank_that_came_later_has_no_first_steps():
     """Nor times of 0 there, which would be the shortest."""
     early, late = ddp(2, steps=12)
