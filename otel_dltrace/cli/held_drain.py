@@ -9,10 +9,8 @@ from pathlib import Path
 
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.configure.drains import drain_for, may_print
+from otel_dltrace.configure.drains import check_outlets, may_print
 from otel_dltrace.configure.outcome import read_summary, short_path
-from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.otlp.transport import check_certificates
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record import guard
 from otel_dltrace.record.launch import DrainStarter
@@ -68,9 +66,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
         RingError: The folder for rings cannot be.
         DltraceError: No process can be started.
     """
-    drain_for(config, config.home)  # says at once what is wrong with an OTLP variable
-    if settings := OtlpSettings.from_env(os.environ):
-        check_certificates(settings)  # a drain would go on without a collector; who asked for us can mend it
+    check_outlets()  # a drain would go on without a collector; who asked for us can mend it
     make_ring_folder(config.rings)
     held = HeldDrain(
         DrainStarter(

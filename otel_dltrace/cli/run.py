@@ -17,7 +17,6 @@ from pathlib import Path
 from otel_dltrace.cli.held_drain import hold_drain
 from otel_dltrace.cli.printing import print_no_more, tell
 from otel_dltrace.cli.relay import Relay
-from otel_dltrace.cli.report import print_reports
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.settings.config import VARIABLES, Config
 from otel_dltrace.settings.paths import BEGAN_IN
@@ -77,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
 def _report(roots: Sequence[Path]) -> None:
     """Print the reports; whatever comes between, the exit code is the program's."""
     try:
+        # Here, since all that a report takes would be loaded before the program is started, and stay beside it.
+        from otel_dltrace.cli.report import print_reports
+
         try:
             print_reports(roots)
         finally:

@@ -59,6 +59,24 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     return Drain(serving, outlets_of(others, settings), metering)
 
 
+def check_outlets() -> None:
+    """Say at once what is wrong with the variables by which `drain_for` chooses where spans and metrics go.
+
+    Nothing of the drain is loaded for it: what is to be traced waits for us.
+
+    Raises:
+        ConfigError: One that is for spans cannot be used.
+    """
+    from otel_dltrace.export.otlp.settings import OtlpSettings
+    from otel_dltrace.export.otlp.transport import check_certificates
+
+    exporters(os.environ)
+    if settings := OtlpSettings.from_env(os.environ):
+        check_certificates(settings)
+    delay()
+    metric_settings()
+
+
 def drain_in_thread(config: Config) -> Callable[[RingWriter], DrainThread | None]:
     """Return what begins to drain a ring of our own in a thread, as *config* says."""
 

@@ -470,6 +470,26 @@ def test_a_drain_needs_neither_standard_input_nor_output(redirected, tmp_path):
         assert (done.returncode, done.stderr, list(place.rings.iterdir())) == (0, "", [])
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["run", "--no-report", "--", "true"], id="run"),
+        pytest.param(["pushpull", "launch", "--servers", "0", "--", "true"], id="pushpull"),
+    ],
+)
+def test_what_starts_a_program_loads_neither_report_nor_drain(place, command):
+    """The program starts at once, and what waits for it is small."""
+    text = f"""
+        import sys
+        from otel_dltrace.cli.main import main
+        code = main({command})
+        print(code, [name for name in ("numpy", "pyarrow", "rich", "requests", "grpc") if name in sys.modules])
+    """
+    done = place.run(text, OTEL_DLTRACE="1", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+
+    assert (done.stdout, done.stderr) == ("0 []\n", "otel-dltrace: nothing was traced\n")
+
+
 def test_progress_is_shown_to_a_terminal_with_a_count():
     """What a path says is shown as it is, were it markup."""
     theirs, ours = pty.openpty()

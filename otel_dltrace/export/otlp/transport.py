@@ -1,19 +1,19 @@
 """The way to a collector: one attempt to hand it an encoded request."""
 
 import ssl
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from otel_dltrace.export.otlp.grpc_transport import GrpcTransport
-from otel_dltrace.export.otlp.http_transport import HttpTransport
-from otel_dltrace.export.otlp.outcome import Outcome
 from otel_dltrace.export.otlp.settings import GRPC, OtlpSettings
 from otel_dltrace.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from otel_dltrace.export.otlp.outcome import Outcome
 
 
 class Transport(Protocol):
     """A way to a collector."""
 
-    def send(self, body: bytes, deadline_s: float) -> Outcome:
+    def send(self, body: bytes, deadline_s: float) -> "Outcome":
         """Make one attempt to send *body*, an encoded request, within *deadline_s* and the settings' timeout."""
 
     def close(self) -> None:
@@ -27,7 +27,13 @@ def connect(settings: OtlpSettings) -> Transport:
         ConfigError: A certificate or key cannot be used.
     """
     check_certificates(settings)
-    return GrpcTransport(settings) if settings.protocol == GRPC else HttpTransport(settings)
+    if settings.protocol == GRPC:
+        from otel_dltrace.export.otlp.grpc_transport import GrpcTransport
+
+        return GrpcTransport(settings)
+    from otel_dltrace.export.otlp.http_transport import HttpTransport
+
+    return HttpTransport(settings)
 
 
 def check_certificates(settings: OtlpSettings) -> None:
