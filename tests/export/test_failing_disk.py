@@ -16,6 +16,7 @@ from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.files import read_object
 from otel_dltrace.export.rings import folder as ring_folder
 from otel_dltrace.export.rings.folder import RingFolder
+from otel_dltrace.export.rings.source import RingSource
 from otel_dltrace.export.rundir.writer import RunWriter
 from otel_dltrace.export.serving import Serving
 
@@ -50,6 +51,7 @@ def steps_in(place) -> list[int]:
         pytest.param(RunWriter, "know", id="as the run directory is made"),
         pytest.param(drains, "Unbound", id="as the ring is taken up"),
         pytest.param(ring_folder, "take_for_reading", id="as it is had for oneself"),
+        pytest.param(RingSource, "_mapped", id="as it is opened"),
     ],
 )
 def test_what_fails_for_a_moment_is_tried_again_also_when_the_program_has_ended(place, monkeypatch, owner, name):

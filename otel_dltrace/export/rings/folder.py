@@ -21,8 +21,8 @@ from otel_dltrace.record.ring_file import open_for_reading, take_for_reading, ve
 UNBORN_S = 60.0
 LOG_S = 86_400.0
 """How long what a drain complained of stays in the folder after its end."""
-_PASSING = (*TOO_MANY_FILES, errno.ENOMEM)
-"""What is wrong with this process or its host for a while, and not with a ring."""
+_PASSING = (*TOO_MANY_FILES, errno.ENOMEM, errno.EIO, errno.ESTALE)
+"""What is wrong with this process, its host or a disk for a while, and not with a ring."""
 
 
 class RingFolder:
