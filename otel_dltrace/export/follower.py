@@ -33,6 +33,7 @@ class Follower:
 
     Attributes:
         filled: How much of its ring the writer fills in a second, as far as the last scan tells.
+        is_over: Whether the writer is gone, as far as the last scan tells.
         is_dirty: Whether the cursor lags behind what was passed on.
         comes_back: Whether spans that waited for a name are still to be passed on.
 
@@ -55,7 +56,7 @@ class Follower:
         self._coming: Iterator[Column] | None = None
         self._since = 0.0
         self._scanned_at = -LEAST_S
-        self.is_dirty = self._is_stuck = self._is_left = False
+        self.is_dirty = self._is_stuck = self.is_over = False
         self._told: Told | None = None
         self._knows_timelines = False
 
@@ -67,8 +68,8 @@ class Follower:
         """
         source = self.source
         alive = writer_is_alive(source.fd) if alive is None else alive
+        self.is_over = not alive
         if self.comes_back:
-            self._is_left = not alive
             return True  # what is new stays in the ring, behind what is older
         much = min(MOST_AT_ONCE, source.reader.records // 4)
         if not (is_due or not alive or source.reader.is_past(much // RECORDS)):
@@ -242,11 +243,6 @@ class Follower:
         """Whether the writer is gone and all it wrote has been passed on."""
         is_passed_on = not (self._count or self.comes_back)
         return self.source.ended and is_passed_on and (self._told is None or self._told.is_over)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the writer is gone, as far as was read."""
-        return self.source.ended or (self._is_stuck and self._is_left)
 
     @property
     def is_coming_back(self) -> bool:

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,19 @@ def test_what_fails_for_a_moment_is_tried_again_also_when_the_program_has_ended(
     assert (steps_in(place), list(place.rings.iterdir())) == ([0, 1, 2], [])
 
 
-def test_what_fails_for_longer_is_given_up_in_one_sentence(place, monkeypatch, capfd):
-    """The ring stays for `recover`."""
+@pytest.mark.parametrize(
+    ("owner", "name", "succeeds"),
+    [
+        pytest.param(RunWriter, "append", 0, id="the run directory"),
+        pytest.param(RingSource, "read_names", 1, id="the ring, once it is opened"),
+    ],
+)
+def test_what_fails_for_longer_is_given_up_in_one_sentence(place, monkeypatch, capfd, owner, name, succeeds):
+    """The ring stays for `recover`, and the drain ends."""
     place.run(RECORDS, OTEL_DLTRACE_DRAIN="off")
     (ring,) = place.rings.glob("*.ring")
-    monkeypatch.setattr(RunWriter, "append", failing(RunWriter.append, iter([errno.EIO] * 1000)))
+    errors = chain([0] * succeeds, repeat(errno.EIO, 1000))
+    monkeypatch.setattr(owner, name, failing(getattr(owner, name), errors))
     Drain(Serving(place.rings, place.folder, linger=0.0)).run()
 
     assert ring.exists()
