@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_dltrace.analysis.intervals import Intervals, merged
 from otel_dltrace.analysis.once import once
-from otel_dltrace.analysis.steps.table import StepTable
+from otel_dltrace.analysis.steps.table import NEVER_ENDED, StepTable
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column, latest
 from otel_dltrace.model.buckets import backwards, bucket_number, first_calls, is_hooked
@@ -123,7 +123,7 @@ def _last_launches(t: StepTable) -> tuple[Column, Column, Column, Column]:
     # Where steps have several backwards, bounds tell where each of them ends, and buckets that are seen to be done.
     tells = (buckets["source"] == s.Source.BOUND) & ~t.device[row, stage]
     until = np.where(tells, end, t.last[row, stage])
-    done, unseen = np.zeros_like(t.last), np.zeros(t.last.shape, bool)
+    done, unseen = np.full_like(t.last, NEVER_ENDED), np.zeros(t.last.shape, bool)
     np.maximum.at(done, (row, stage), end)
     unseen[row[~is_seen], stage[~is_seen]] = True
     seen = ~(unseen | t.device)[row, stage]

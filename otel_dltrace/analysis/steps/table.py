@@ -18,6 +18,10 @@ RESIDUAL = "residual"
 BETWEEN = "between steps"
 _FAR = 1 << 60
 """Longer than any extent, ns."""
+NEVER_BEGUN, NEVER_ENDED = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+"""When a stage that is not there begins and ends; not 0, before which all is that a rank did on another host, before
+the one whose clock counts had booted.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class StepTable:
     """One rank's n steps that it has done, ascending, and S stages; times in ns of the host's monotonic clock.
 
     *total*, *pieces*, *first*, *last* and *device* have the shape (n, S); a stage that did not happen has 0
-    pieces, and what a *device* was at has its times, which may be in a later step of the host's. *part* says which of
-    the rank's processes, that went on one after the other, closed the step.
+    pieces, `NEVER_BEGUN` and `NEVER_ENDED`, and what a *device* was at has its times, which may be in a later step of
+    the host's. *part* says which of the rank's processes, that went on one after the other, closed the step.
     """
 
     batch: SpanBatch
@@ -207,7 +211,7 @@ def _table(parts: Sequence[SpanBatch], names: tuple[str, ...]) -> StepTable:
     cell = (np.searchsorted(steps, piece["step"]), stage)
     shape = (len(steps), len(names))
     total, pieces = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    first, last = np.full(shape, np.iinfo(np.int64).max), np.zeros(shape, np.int64)
+    first, last = np.full(shape, NEVER_BEGUN), np.full(shape, NEVER_ENDED)
     np.add.at(total, cell, piece["size"].astype(np.int64))
     np.add.at(pieces, cell, np.maximum(piece["a"], 1).astype(np.int64))
     np.minimum.at(first, cell, piece["start"])

@@ -15,7 +15,7 @@ import numpy as np
 
 from otel_dltrace.analysis.steps.blocked import blocked
 from otel_dltrace.analysis.steps.breakdown import outside_stages, stands_out
-from otel_dltrace.analysis.steps.table import RESIDUAL, StepTable
+from otel_dltrace.analysis.steps.table import NEVER_BEGUN, NEVER_ENDED, RESIDUAL, StepTable
 from otel_dltrace.analysis.steps.untold import steps_with_operations
 from otel_dltrace.model import semconv as s
 from otel_dltrace.model.arrays import Column
@@ -26,7 +26,6 @@ GRAD_SYNC = "grad_sync"
 OVERLAPPING = (TRAIN_BATCH, GRAD_SYNC)
 _BATCH_STAGES = (s.TO_DEVICE, s.PREPARE_BATCH, s.FORWARD, s.BACKWARD, s.OPTIMIZER)
 _SYNC_STAGES = (s.BACKWARD, s.OPTIMIZER)
-_NEVER = np.iinfo(np.int64).max
 Times = tuple[Column, Column]
 """Of each step: the ns, and how many pieces there were, or whether there was one."""
 
@@ -90,24 +89,25 @@ def train_batch(t: StepTable) -> Column:
     """Return how long the batches of each step were worked on, shape (n,)."""
     columns = [t.stages.index(name) for name in _BATCH_STAGES if name in t.stages]
     there = t.pieces[:, columns] > 0
-    first = np.where(there, t.first[:, columns], _NEVER).min(axis=1, initial=_NEVER)
-    last = np.where(there, t.last[:, columns], 0).max(axis=1, initial=0)
+    first = t.first[:, columns].min(axis=1, initial=NEVER_BEGUN)
+    last = t.last[:, columns].max(axis=1, initial=NEVER_ENDED)
     further = np.zeros(len(t.steps), np.int64)
     if s.DATALOADER_NEXT in t.stages:
         fetch = t.stages.index(s.DATALOADER_NEXT)
         pieces = np.maximum(t.pieces[:, fetch], 1)
         further = t.total[:, fetch] * (pieces - 1) // pieces
     # While the device is behind, the host fetches beside it.
-    behind = np.maximum(_device_is_free(t) - first, 0)
+    free = _device_is_free(t)
+    behind = np.where(free > first, free - first, 0)
     time: Column = np.maximum(last - first - np.maximum(further, behind), 0)
     return np.where(there.any(axis=1), time, 0)
 
 
 def _device_is_free(t: StepTable) -> Column:
-    """Return when the device was done with the step before each, shape (n,); 0 where it has told neither's times."""
-    done: Column = np.where(t.device, t.last, 0).max(axis=1, initial=0)
-    free: Column = np.zeros_like(done)
-    follows = np.flatnonzero((np.diff(t.steps) == 1) & (np.diff(t.part) == 0) & (done[1:] > 0)) + 1
+    """Return when the device was done with the step before each, shape (n,); `NEVER_ENDED` if it has told neither's."""
+    done: Column = np.where(t.device, t.last, NEVER_ENDED).max(axis=1, initial=NEVER_ENDED)
+    free: Column = np.full_like(done, NEVER_ENDED)
+    follows = np.flatnonzero((np.diff(t.steps) == 1) & (np.diff(t.part) == 0) & (done[1:] > NEVER_ENDED)) + 1
     free[follows] = done[follows - 1]
     return free
 
