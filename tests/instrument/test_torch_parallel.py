@@ -331,20 +331,27 @@ def test_a_hook_that_fails_leaves_a_failed_span(trained: Trained) -> None:
 
 
 @at_both_levels
-@pytest.mark.parametrize(
-    ("scenario", "expected"),
-    [
-        pytest.param("late_hook", ["all_reduce", "comm_hook"], id="late"),
-        pytest.param("built_in_hooks", ["comm_hook", "all_reduce", "comm_hook"], id="built in"),
-    ],
-)
-def test_a_hook_is_known_from_the_step_on_that_has_it(
-    trained: Trained, level: int, scenario: str, expected: list[str]
-) -> None:
+def test_a_hook_is_known_from_the_step_on_that_has_it(trained: Trained, level: int) -> None:
     """Before it the buckets are DDP's own all-reduces, after it they are the hook's."""
     for recorded in trained[level]:
-        names = [s.name for s in spans_of_buckets(recorded, scenario)]
-        assert [name for name, _ in groupby(names)] == expected
+        names = [s.name for s in spans_of_buckets(recorded, "late_hook")]
+        assert [name for name, _ in groupby(names)] == ["all_reduce", "comm_hook"]
+
+
+@pytest.mark.parametrize(
+    ("level", "last"),
+    [
+        pytest.param(PHASE, ("all_reduce", "float16", True), id="phase"),
+        pytest.param(PARTITION, ("comm_hook", "float32", False), id="partition, where ours calls torch's in Python"),
+    ],
+)
+def test_a_bucket_of_a_hook_in_c_is_one_all_reduce(trained: Trained, level: int, last: tuple[str, str, bool]) -> None:
+    """It has a number as without a hook, and the type that travels."""
+    plain = ("all_reduce", "float32", True)
+    for recorded in trained[level]:
+        spans = spans_of_buckets(recorded, "built_in_hooks")
+        told = [(s.name, s.descriptor.dtype, s.seq > 0) for s in spans]
+        assert [one for one, _ in groupby(told)] == [plain, last]
 
 
 def test_every_patched_function_of_torch_is_put_back() -> None:

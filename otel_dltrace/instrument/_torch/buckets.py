@@ -39,6 +39,10 @@ class Layout:
         return len(self.buckets) + self.tells_usage
 
 
+_FP16 = "BuiltinCommHookType.FP16_COMPRESS"
+_ALONE = frozenset(("", "BuiltinCommHookType.ALLREDUCE", _FP16))
+"""What DDP says of its hook where each bucket is one all-reduce: its own hooks in C++ call nothing else."""
+
 hooks_told = 0
 """How often the program was seen to give a model a hook: what was known of its buckets is then no more so."""
 
@@ -63,7 +67,7 @@ def layout_of(recorder: Recorder, model: Any, count: int, rebuilt: bool) -> Layo
     all_members = sorted(chain.from_iterable(members))
     if len(parameters) != count or len(sizes) != len(members) or all_members != list(range(count)):
         return None
-    return _describe(recorder, model, parameters, list(zip(members, sizes, strict=True)), "comm_hook" not in texts)
+    return _describe(recorder, model, parameters, list(zip(members, sizes, strict=True)), texts.get("comm_hook", ""))
 
 
 def said_by(model: Any) -> dict[str, str]:
@@ -73,13 +77,17 @@ def said_by(model: Any) -> dict[str, str]:
 
 
 def _describe(
-    recorder: Recorder, model: Any, parameters: list[Any], buckets: list[tuple[list[int], int]], plain: bool
+    recorder: Recorder, model: Any, parameters: list[Any], buckets: list[tuple[list[int], int]], hook: str
 ) -> Layout:
+    plain = hook in _ALONE
     group, backend = model.process_group, backend_of(model.process_group, parameters[0].device)
     described = []
     for k, (members, size) in enumerate(buckets):
-        number = describe(recorder, group, backend, k, parameters[members[0]].dtype, plain)
-        described.append(Bucket(tuple(members), size, number))
+        parameter = parameters[members[0]]
+        width = parameter.element_size()
+        dtype, sent = ("float16", 2) if hook == _FP16 else (parameter.dtype, width)
+        number = describe(recorder, group, backend, k, dtype, plain)
+        described.append(Bucket(tuple(members), size // width * sent, number))
     # On a device the end of backward is no bound: the transfer may go on after it.
     source = int(Source.BOUND if backend in HOST_BACKENDS else Source.HOST_ISSUE)
     tells_usage = model.find_unused_parameters and not model.static_graph
