@@ -149,5 +149,16 @@ def test_what_no_drain_writes_any_more_was_cut_off(standing):
     standing.tick(11.0)
     for path in standing.files():
         os.utime(path, (time.time() - 121, time.time() - 121))
+        # As if it were gone: this process would lose its lock by closing any descriptor of it.
+        (path.parent / ".lock").replace(path.parent / ".not-the-lock")
     cut = int(Flag.TRUNCATED)
     assert standing.spans() == [("exchange", 1, cut), ("rank.step", 1, cut)]
+
+
+def test_what_a_drain_of_this_host_writes_stands_whatever_the_time(standing):
+    """A file server's clock says when it was written, or ours has been set: the drain's lock tells that it lives."""
+    standing.tick()
+    standing.tick(11.0)
+    for path in standing.files():
+        os.utime(path, (time.time() - 300, time.time() - 300))
+    assert standing.spans() == [("exchange", 1, STANDS), ("rank.step", 1, STANDS)]

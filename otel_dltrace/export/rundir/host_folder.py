@@ -82,6 +82,19 @@ class HostFolder:
             self._lock = -1
 
 
+def is_locked_here(folder: Path) -> bool:
+    """Return whether a process that we can see, of this host, keeps *folder* for itself.
+
+    The kernel's list tells. To ask the lock we would have to open it; and who closes it again gives up its own.
+    """
+    try:
+        lock = (folder / ".lock").stat()
+        held = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return f" {os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino} " in held
+
+
 def lock_folder(folder: Path) -> int | None:
     """Make *folder*; return the descriptor that keeps it for this process alone, None if it is another's."""
     folder.mkdir(parents=True, exist_ok=True)

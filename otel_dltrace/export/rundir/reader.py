@@ -18,6 +18,7 @@ from otel_dltrace.export.rundir.arrow_files import read_stream
 from otel_dltrace.export.rundir.authors import authors
 from otel_dltrace.export.rundir.drain_json import entries_of, read_drain, read_process
 from otel_dltrace.export.rundir.host_copies import copies_among
+from otel_dltrace.export.rundir.host_folder import is_locked_here
 from otel_dltrace.export.rundir.span_files import NAMES, OPEN, SpanFile, held_files, may_hold
 from otel_dltrace.export.rundir.span_tables import read_pieces, read_table
 from otel_dltrace.model.descriptors import Descriptors
@@ -28,7 +29,8 @@ from otel_dltrace.model.semconv import COLLECTIVE, Flag
 from otel_dltrace.model.spans import Process, SpanBatch, concatenate, empty_rows
 
 FRESH_S = 120.0
-"""What processes have open is written each ten seconds, or its drain is gone; hosts' clocks may differ."""
+"""What processes have open is written each ten seconds, or its drain is gone. Hosts' clocks may differ: by more only
+where the drain is on another one."""
 _MOST_NAMES = 8
 
 
@@ -234,7 +236,8 @@ def _read_open(folder: Path) -> Iterator[SpanBatch]:
     if files := sorted(folder.glob(OPEN)):
         host = Host(folder)
         for path in files:
-            yield from (batch if _is_fresh(path) else _cut_off(batch) for batch in host.read(SpanFile(path, None)))
+            is_fresh = _is_fresh(path) or is_locked_here(folder)
+            yield from (batch if is_fresh else _cut_off(batch) for batch in host.read(SpanFile(path, None)))
 
 
 def _is_fresh(path: Path) -> bool:
