@@ -85,6 +85,16 @@ def _is_drained(told: list[dict[str, Any]], ranks: int) -> bool:
     return ended >= max(ranks, known)
 
 
+def is_first_here(run: Path, rank: int) -> bool:
+    """Return whether no worker of this host has a lower *rank*, as far as its drains know.
+
+    Where nobody has set LOCAL_RANK each is the host's first by the environment.
+    """
+    binds = [one.get("bind") for told in _told(run, _here()) for one in told["processes"] if isinstance(one, dict)]
+    known = [bind for bind in binds if isinstance(bind, dict) and bind.get("role") == "worker"]
+    return all(not isinstance(bind.get("rank"), int) or bind["rank"] >= rank for bind in known)
+
+
 def how_to_read(run: Path) -> str:
     """Return how to read the spans of *run*, to be pasted into a shell."""
     from shlex import quote  # not at the start of every traced process

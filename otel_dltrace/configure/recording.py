@@ -13,7 +13,7 @@ from typing import Any
 
 from otel_dltrace.configure.children import after_fork, end_in_children
 from otel_dltrace.configure.drains import delay, drain_in_thread, may_print
-from otel_dltrace.configure.outcome import host_is_drained, say_where
+from otel_dltrace.configure.outcome import host_is_drained, is_first_here, say_where
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.model.errors import ConfigError, FieldError
 from otel_dltrace.model.identity import bind_from_home, run_directory_name
@@ -242,7 +242,8 @@ def end_recording() -> None:
     if bind is not None and (bind.role, bind.local_rank) == ("worker", 0) and not os.environ.get(UNDER_RUN):
         run = Path(directory) / run_directory_name(bind)
         whole = drained and host_is_drained(run, bind.local_world_size, deadline)
-        say_where(run, drained, tracer.starter, is_over=whole)
+        if is_first_here(run, bind.rank):
+            say_where(run, drained, tracer.starter, is_over=whole)
 
 
 def _stop_at_exit() -> None:

@@ -440,6 +440,34 @@ def test_a_process_waits_two_seconds_at_its_end_in_all(place):
     assert (done.returncode, done.stdout) == (0, "True\n")
 
 
+def test_of_ranks_that_are_started_by_hand_the_first_one_of_the_host_tells(place):
+    """Without LOCAL_RANK each takes itself for that one; the drain knows all."""
+    code = """
+        import os, time
+        import otel_dltrace
+        for _ in range(3):  # who it is is settled by then
+            with otel_dltrace.step():
+                pass
+        while not os.path.exists(f"end {os.environ['RANK']}"):
+            time.sleep(0.05)
+        """
+    env = {"OTEL_DLTRACE": "1", "OTEL_DLTRACE_RUN": "one", "WORLD_SIZE": "2"}
+    ranks = [place.start(code, RANK=str(rank), **env) for rank in range(2)]
+    told = place.folder.glob
+    servers.wait_until(
+        lambda: any(path.read_text().count('"pid"') == 2 for path in told("dltrace-*/hosts/*/drain.json")),
+        what="both ranks in the drain's figures",
+    )
+    said = []
+    for rank in (1, 0):
+        (place.folder / f"end {rank}").touch()
+        said.append(place.finish(ranks[rank]).stderr)
+    (run,) = place.runs()
+
+    read = f"read them with: otel-dltrace report {run.name}"
+    assert said == ["", f"otel_dltrace: 6 spans recorded, none lost; in {run.name}; {read}\n"]
+
+
 def test_a_host_waits_for_its_own_processes(tmp_path):
     """Another whose name only begins like its own is another."""
     host = host_folder_name(os.uname().nodename, boot_id().hex())
