@@ -17,10 +17,7 @@ from otel_dltrace.configure.outcome import short_path
 from otel_dltrace.export.choice import names_otlp
 from otel_dltrace.export.drain import Drain
 from otel_dltrace.export.metrics.settings import MetricSettings
-from otel_dltrace.export.otlp.resend import resend
 from otel_dltrace.export.otlp.settings import OtlpSettings
-from otel_dltrace.export.otlp.transport import connect
-from otel_dltrace.export.outgoing.outlet import as_told
 from otel_dltrace.export.rundir.delivered import add_delivered
 from otel_dltrace.export.rundir.drain_json import end_if_read, left_elsewhere
 from otel_dltrace.export.rundir.host_folder import lock_folder
@@ -158,6 +155,11 @@ def _send_waiting(spill: Path) -> bool:
 
 
 def _send(settings: OtlpSettings, folder: Path) -> None:
+    # Here, since most often nothing waits.
+    from otel_dltrace.export.otlp.resend import resend
+    from otel_dltrace.export.otlp.transport import connect
+    from otel_dltrace.export.outgoing.outlet import as_told
+
     with progress(f"sending {short_path(folder)}") as count:
         delivery = resend(connect(settings), folder, progress=lambda figures: count(figures.accepted))
     told = as_told(settings, delivery)

@@ -490,6 +490,17 @@ def test_what_starts_a_program_loads_neither_report_nor_drain(place, command):
     assert (done.stdout, done.stderr) == ("0 []\n", "otel-dltrace: nothing was traced\n")
 
 
+def test_where_nothing_waits_recover_loads_nothing_that_sends(place):
+    """Most often no collector was away."""
+    text = """
+        import sys
+        from otel_dltrace.cli.main import main
+        code = main(["recover"])
+        print(code, [name for name in ("requests", "grpc", "opentelemetry") if name in sys.modules])
+    """
+    assert place.run(text).stdout.splitlines()[-1] == "0 []"
+
+
 def test_progress_is_shown_to_a_terminal_with_a_count():
     """What a path says is shown as it is, were it markup."""
     theirs, ours = pty.openpty()
