@@ -72,7 +72,7 @@ def _check_job(args: argparse.Namespace) -> None:
         raise ConfigError("--only-worker needs --root HOST:PORT: where is server 0?")
     if args.only_worker is not None and not 0 <= args.only_worker < args.workers:
         raise ConfigError(
-            f"--only-worker {args.only_worker}: the last of --workers {args.workers} is {args.workers - 1}"
+            f"--only-worker {args.only_worker}: with --workers {args.workers} the last one is {args.workers - 1}"
         )
     host, _, port = args.root.rpartition(":")
     if args.root and not (host.strip() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 1 << 16):

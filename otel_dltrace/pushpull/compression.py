@@ -105,7 +105,9 @@ def unpack(request: Request, payload: bytes | memoryview) -> Values:
     dtype = "float16" if request.packing == FP16 else request.dtype
     expected = request.count * np.dtype(dtype).itemsize
     if len(payload) != expected or request.packing not in {NONE, FP16}:
-        raise MismatchError(f"key {request.key}: {len(payload)} bytes came, packing {request.packing} has {expected}")
+        raise MismatchError(
+            f"key {request.key}: got {len(payload)} bytes, but packing {request.packing} has {expected}"
+        )
     values: Values = np.frombuffer(payload, dtype)
     return values.astype(request.dtype, copy=False)
 

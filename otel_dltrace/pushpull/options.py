@@ -124,7 +124,7 @@ def _check(layout: Layout, env: Env) -> None:
     )
     for name, value, limit in limits:
         if value >= limit:
-            raise ConfigError(f"{name}={value} is one of {limit}: the highest is {limit - 1}")
+            raise ConfigError(f"{name}={value} is too high: with {limit} in all, the highest is {limit - 1}")
     if layout.distributed and not layout.num_servers:
         found = "=0" if env.get("DMLC_NUM_SERVER", "").strip() else " is not set"
         why = "several workers need" if layout.num_workers > 1 else "BYTEPS_FORCE_DISTRIBUTED=1 needs"

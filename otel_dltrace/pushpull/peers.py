@@ -207,4 +207,4 @@ def make_private(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror}; set PUSHPULL_DIR to one that can be") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not a folder of ours alone; set PUSHPULL_DIR to one")
+        raise ConfigError(f"{folder} is not a folder that only you can use; set PUSHPULL_DIR to one that is")

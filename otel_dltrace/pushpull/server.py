@@ -127,10 +127,10 @@ class Server:
     def _allowed(self, number: int) -> int:
         """Return *number* if a server of that number may come, or come again."""
         if not 0 < number < self.num_servers:
-            raise MismatchError(f"server {number} came, server 0's job has {self.num_servers}")
+            raise MismatchError(f"server {number} came, but server 0's job has {self.num_servers}")
         self.store.check_job()  # no worker would ever come to it
         if self.store.joined:
-            raise MismatchError(f"server {number} came after workers had: they look for it where it was before")
+            raise MismatchError(f"server {number} came after the workers, which know another address for it")
         return number
 
     async def _servers(self, _body: bytes, _metadata: Metadata) -> bytes:

@@ -63,7 +63,7 @@ class Store:
             MismatchError: It is wrong, or is here already.
         """
         if num_workers != self.num_workers or not self.knows(worker):
-            raise MismatchError(f"worker {worker} of {num_workers} came, the server's job has {self.num_workers}")
+            raise MismatchError(f"worker {worker} of {num_workers} came, but the server's job has {self.num_workers}")
         if worker in self.joined:
             raise MismatchError(f"worker {worker} is here already; does each have its own DMLC_WORKER_ID?")
         for name, value in agreed.items():

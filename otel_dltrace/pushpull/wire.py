@@ -49,7 +49,7 @@ def name_bytes(name: str) -> bytes:
     try:
         found = name.encode()
     except UnicodeEncodeError:  # bytes that were decoded with surrogateescape
-        raise MismatchError(f"a tensor cannot be called {shown(name)}: there is half a character in it") from None
+        raise MismatchError(f"a tensor cannot be called {shown(name)}: it cannot be written as UTF-8") from None
     if len(found) > _MAX_NAME:
         raise MismatchError(f"a tensor's name of {len(found)} bytes is too long: the longest has {_MAX_NAME}")
     return found

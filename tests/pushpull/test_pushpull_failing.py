@@ -351,7 +351,7 @@ def test_a_name_that_is_no_text_is_refused_by_itself(tmp_path):
     """
     done = run_job(tmp_path, program, (2, 1, 1))
     assert done.code == 0, done.stderr
-    said = "a tensor cannot be called 'a\\udc80': there is half a character in it"
+    said = "a tensor cannot be called 'a\\udc80': it cannot be written as UTF-8"
     assert set(done.each("message").values()) == {said}
     assert list(done.each("sum").values()) == [[2.0] * 4] * 2
 

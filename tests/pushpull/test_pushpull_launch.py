@@ -380,7 +380,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind(tmp_path):
         pytest.param(["launch", "--only-worker", "1", "--", "x"], "--only-worker needs --root", id="no root"),
         pytest.param(
             ["launch", "--workers", "2", "--only-worker", "2", "--root", "h:1", "--", "x"],
-            "--only-worker 2: the last of --workers 2 is 1",
+            "--only-worker 2: with --workers 2 the last one is 1",
             id="no such worker",
         ),
         pytest.param(["launch", "--root", "ps0", "--", "x"], "--root 'ps0' is not HOST:PORT", id="no port"),

@@ -156,7 +156,7 @@ def test_a_server_that_comes_after_workers_is_refused(job):
     assert worker.stdout.readline() == "joined\n"
     server.kill()
     code, said = end_of(job.serve(1))
-    assert (code, "server 1 came after workers had" in said) == (2, True)
+    assert (code, "server 1 came after the workers" in said) == (2, True)
 
 
 def test_a_server_that_nobody_asks_is_not_blamed_for_its_end(job):

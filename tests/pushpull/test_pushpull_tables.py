@@ -229,7 +229,9 @@ def test_an_address_of_ipv6_is_told_from_its_port(host):
             id="more than a message holds",
         ),
         pytest.param({"DMLC_WORKER_ID": "9" * 5000}, "is not a whole number from 0 to 2147483647", id="digits"),
-        pytest.param({"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK=2 is one of 2: the highest is 1", id="rank"),
+        pytest.param(
+            {"BYTEPS_LOCAL_SIZE": "2"}, "BYTEPS_LOCAL_RANK=2 is too high: with 2 in all, the highest is 1", id="rank"
+        ),
         pytest.param(
             {"DMLC_NUM_SERVER": ""}, "DMLC_NUM_SERVER is not set: several workers need one server", id="no server"
         ),
