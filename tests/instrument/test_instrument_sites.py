@@ -455,6 +455,7 @@ assert gone() is None
 """,
     "a compiled function": """
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+unused = torch.optim.SGD(model.parameters(), lr=0.1)  # without any each backward would be a step
 call = torch.compile(lambda x: model(x) * 2, fullgraph=True, backend="aot_eager")
 call(torch.ones(2, 4)).sum().backward()
 train(model)
