@@ -9,7 +9,7 @@ from pathlib import Path
 
 from otel_dltrace.cli.printing import tell
 from otel_dltrace.cli.progress import progress
-from otel_dltrace.configure.drains import check_outlets, may_print
+from otel_dltrace.configure.drains import check_outlets
 from otel_dltrace.configure.outcome import read_summary, short_path
 from otel_dltrace.model.errors import DltraceError
 from otel_dltrace.record import guard
@@ -66,7 +66,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
         RingError: The folder for rings cannot be.
         DltraceError: No process can be started.
     """
-    check_outlets()  # a drain would go on without a collector; who asked for us can mend it
+    prints = check_outlets(certificates=True)  # a drain would go on without a collector; who asked for us can mend it
     make_ring_folder(config.rings)
     held = HeldDrain(
         DrainStarter(
@@ -75,7 +75,7 @@ def hold_drain(config: Config) -> Iterator[HeldDrain]:
             "auto",
             config.to_env(),
             lambda _ring: None,
-            prints=may_print(),
+            prints=prints,
         )
     )
     try:

@@ -59,22 +59,29 @@ def drain_for(config: Config, home: str | None, orphans_only: bool = False, in_t
     return Drain(serving, outlets_of(others, settings), metering)
 
 
-def check_outlets() -> None:
-    """Say at once what is wrong with the variables by which `drain_for` chooses where spans and metrics go.
+def check_outlets(*, certificates: bool = False) -> bool:
+    """Return whether an exporter is asked for, of spans or of metrics, that may print where the program does.
 
     Nothing of the drain is loaded for it: what is to be traced waits for us.
 
-    Raises:
-        ConfigError: One that is for spans cannot be used.
-    """
-    from otel_dltrace.export.otlp.settings import OtlpSettings
-    from otel_dltrace.export.otlp.transport import check_certificates
+    Args:
+        certificates: Look at those for OTLP, too, which takes somewhat longer.
 
-    exporters(os.environ)
-    if settings := OtlpSettings.from_env(os.environ):
-        check_certificates(settings)
+    Raises:
+        ConfigError: A variable that is for spans cannot be used: the drain would stumble unseen.
+    """
+    others = exporters(os.environ)
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+        from otel_dltrace.export.otlp.settings import OtlpSettings
+
+        settings = OtlpSettings.from_env(os.environ)
+        if certificates and settings is not None:
+            from otel_dltrace.export.otlp.transport import check_certificates
+
+            check_certificates(settings)
     delay()
-    metric_settings()
+    metrics = metric_settings()
+    return bool(others or (metrics and metrics.exporters))
 
 
 def drain_in_thread(config: Config) -> Callable[[RingWriter], DrainThread | None]:
@@ -112,9 +119,3 @@ def metric_settings() -> MetricSettings | None:
     except ConfigError as error:
         guard.say(f"{error}; no metrics are sent")
         return None
-
-
-def may_print() -> bool:
-    """Return whether an exporter is asked for, of spans or of metrics, that may print where the program does."""
-    metrics = metric_settings()
-    return bool(exporters(os.environ) or (metrics and metrics.exporters))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_dltrace.configure.children import after_fork, end_in_children
-from otel_dltrace.configure.drains import delay, drain_in_thread, may_print
+from otel_dltrace.configure.drains import check_outlets, drain_in_thread
 from otel_dltrace.configure.outcome import host_is_drained, is_first_here, say_where
 from otel_dltrace.instrument._launcher import launcher_bind
 from otel_dltrace.model.errors import ConfigError, FieldError
@@ -65,7 +65,7 @@ def start(config: Config | None = None, **fields: Any) -> None:
     try:
         config = _config(config, fields)
         config.check_writable(told=told)
-        prints = _check_outlets()
+        prints = check_outlets()
     except ConfigError as error:
         if isinstance(error, FieldError) and error.name in told:
             raise
@@ -130,16 +130,6 @@ def _begun(starter: DrainStarter, recorder: Recorder) -> None:
     if not _is_looked_at:
         _is_looked_at = True
         atexit.register(_note_what_ended_the_program)
-
-
-def _check_outlets() -> bool:
-    """Return whether an exporter is asked for that may print; raise where the drain would stumble unseen."""
-    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
-        from otel_dltrace.export.otlp.settings import OtlpSettings
-
-        OtlpSettings.from_env(os.environ)
-    delay()
-    return may_print()
 
 
 def _home(config: Config, world: World, job_name: str) -> dict[str, Any]:
